@@ -332,8 +332,6 @@ class Checkpoints(Checked):
         keep_best: number of further checkpoints to keep: those that eval, or
             --eval_steps, scored highest; with the latter, one is saved at each
             evaluation
-        keep_every_hours: hours of training after which one checkpoint is kept for good
-            (default: none)
         eval_steps: steps between two evaluations by the training itself, on the test
             set, whose results are written as by eval (default: none)
         stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
@@ -349,7 +347,6 @@ class Checkpoints(Checked):
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
     keep_best: Annotated[CountOrZero, WORKER] = 0
-    keep_every_hours: Annotated[_AboveZero | None, WORKER] = None
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"

@@ -5,12 +5,13 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, printable, reason
+from cifar10.process import files
 
 _LOCK = ".lock"
 
@@ -39,7 +40,12 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Deletes the lock's file, and the directory if nothing else is in it."""
+        """Lets other trainings in; where no run has begun, the lock's file goes."""
+        with contextlib.suppress(OSError):
+            if not (self._path / layout.CONFIG).exists():
+                (self._path / _LOCK).unlink()
+                if self._is_new:
+                    self._path.rmdir()
         self._held.close()
 
     def move_aside(self, target: Path) -> None:
@@ -52,26 +58,16 @@ class RunLock:
         path = self._path
         with contextlib.ExitStack() as held, explaining_errors(path):
             holds_run(path)  # Nothing is written where another thing than a run is.
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(parents=True)
-                held.callback(_delete, os.rmdir, path)  # If nothing is in it.
-            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            held.callback(os.close, directory)
-            while True:
-                how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-                file = os.open(_LOCK, how, 0o666, dir_fd=directory)
-                held.callback(os.close, file)
-                _lock(file, path)
-                if _is_lock(file, directory):
-                    break  # Else its holder has just deleted it.
-            if os.fstat(file).st_nlink > 1:  # It is truncated below.
+            self._is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            lock = files.opened(path / _LOCK, "a+b", buffering=0)
+            _lock(held.enter_context(lock).fileno(), path)
+            if os.fstat(lock.fileno()).st_nlink > 1:  # It is truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a link")
-            # While the file is locked, and wherever the directory has been moved.
-            held.callback(_delete, _delete_lock, file, directory)
             with contextlib.suppress(PermissionError):  # It is another user's.
-                os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
-            os.ftruncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                os.fchmod(lock.fileno(), 0o666)  # Who may write here may lock it.
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             self._held = held.pop_all()
 
 
@@ -141,21 +137,3 @@ def _lock(file: int, path: Path) -> None:
             f"--train_dir {path} is in use by another training: {printable(holder)}. "
             "Wait for its end, stop it, or choose another --train_dir."
         ) from error
-
-
-def _is_lock(file: int, directory: int) -> bool:
-    """Returns whether an open file is still the file at the lock's path."""
-    with contextlib.suppress(FileNotFoundError):
-        there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
-        return os.path.samestat(there, os.fstat(file))
-    return False
-
-
-def _delete(how: Callable[..., None], *what: object) -> None:
-    with contextlib.suppress(OSError):
-        how(*what)
-
-
-def _delete_lock(file: int, directory: int) -> None:
-    if _is_lock(file, directory):
-        os.unlink(_LOCK, dir_fd=directory)

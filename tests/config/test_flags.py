@@ -9,7 +9,7 @@ TRAINING = """
     deterministic distortions epochs_per_decay eval_steps freeze fresh
     global_batch_size hang_timeout help_all image_size initial_weights input_device
     keep_best keep_checkpoints
-    keep_every_hours label_smoothing learning_rate log_device_placement
+    label_smoothing learning_rate log_device_placement
     log_frequency max_bad_images
     max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
     on_save_error optimizer precision profile recipe report_bottleneck resume

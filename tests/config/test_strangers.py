@@ -10,7 +10,6 @@ import pytest
 import runs
 from cifar10.config import run_config
 from cifar10.config.config import Config
-from cifar10.config.fields import Checkpoints
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download
@@ -18,7 +17,7 @@ from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.process import files
-from cifar10.run_directory import checkpoints, logs, retention, scores, starting
+from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
@@ -280,13 +279,6 @@ def test_a_link_of_the_temporary_name_is_replaced(tmp_path, victim):
 def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
     (run_dir / "checkpoints" / "step-00000030").symlink_to(tmp_path)
     assert checkpoints.steps(run_dir / "checkpoints") == [10]
-    keep = checkpoints.folder(run_dir / "checkpoints", 10) / retention.KEEP
-    keep.symlink_to(tmp_path / "nowhere")
-    save(run_dir, 20)
-    rules = Checkpoints(keep_checkpoints=1, keep_every_hours=1.0)
-    with pytest.raises(UsageError, match="link"):
-        retention.delete_old(run_dir, rules, 20)
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):

@@ -95,7 +95,8 @@ def said(done):
 
 
 def contents(folder):
-    files = (path for path in folder.rglob("*.*") if "damaged" not in path.parts)
+    changing = {"damaged", ".lock"}
+    files = (path for path in folder.rglob("*.*") if not changing & {*path.parts})
     return {path: path.stat().st_mtime_ns for path in files}
 
 

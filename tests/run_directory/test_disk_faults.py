@@ -206,10 +206,3 @@ def test_damaged_checkpoint_is_passed_over_and_strays_stay(
     assert final_state(train_dir) == final_state(undisturbed)
     assert [line["step"] for line in runs.logged(train_dir)] == STEPS
     assert in_event_files(train_dir) == {*STEPS}
-
-
-def test_one_checkpoint_every_some_hours_is_kept_for_good(tmp_path):
-    for step in (2, 4, 6):
-        rules = {"keep_checkpoints": 1, "keep_every_hours": 10}
-        progress(tmp_path, step, **rules).save(last=False)
-    assert kept(tmp_path) == published(2, 6)

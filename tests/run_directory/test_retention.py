@@ -11,10 +11,7 @@ import tensorflow as tf
 import runs
 from cifar10.config.fields import Checkpoints
 from cifar10.errors import DiskError
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, retention, scores
-
-BEGIN = 1_700_000_000
 
 
 @pytest.fixture
@@ -24,14 +21,9 @@ def run_dir(tmp_path):
 
 
 def save(run_dir, *steps):
-    """Saves checkpoints; step N is written N minutes after the begin."""
     for step in steps:
         variable = {"weights": tf.Variable(float(step))}
-        folder = checkpoints.save(
-            run_dir / "checkpoints", variable, step=step, facts={}
-        )
-        written = BEGIN + 60 * step
-        os.utime(folder / checkpoints.MANIFEST, (written, written))
+        checkpoints.save(run_dir / "checkpoints", variable, step=step, facts={})
 
 
 def folder_of(run_dir, step):
@@ -43,9 +35,9 @@ def score(run_dir, precisions):
         scores.append(run_dir / "eval", step, {"precision @ 1": precision}, 100)
 
 
-def keep(run_dir, newest=1, best=0, hours=None, step=10**9):
+def keep(run_dir, newest=1, best=0, step=10**9):
     """Applies rules; returns the steps that are left."""
-    rules = Checkpoints(keep_checkpoints=newest, keep_best=best, keep_every_hours=hours)
+    rules = Checkpoints(keep_checkpoints=newest, keep_best=best)
     retention.delete_old(run_dir, rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
 
@@ -121,51 +113,14 @@ def test_scores_that_cannot_be_read_delete_nothing(run_dir):
     assert keep(run_dir, best=0) == [2], "the scores are not needed"
 
 
-# One every some hours, for good.
+# What a user has marked.
 
 
-def test_the_same_ones_stay_whenever_it_is_decided(run_dir, tmp_path):
-    at_once = tmp_path / "at-once"
-    at_once.mkdir()
-    for step in range(10, 211, 25):  # 10, 35, 60, 85, 110, 135, 160, 185, 210 minutes
-        save(run_dir, step)
-        kept = keep(run_dir, newest=1, hours=1)
-        save(at_once, step)
-
-    assert kept == [10, 85, 160, 210]
-    assert keep(at_once, newest=1, hours=1) == kept
-    files = [runs.files(folder_of(one, 210)) for one in (run_dir, at_once)]
-    assert files[0] == files[1], "the newest has no mark yet"
-
-
-def test_what_was_kept_for_good_stays_without_the_rule_and_with_other_times(run_dir):
-    save(run_dir, 10, 85, 160)
-    keep(run_dir, newest=1, hours=1)
-    for manifest in (run_dir / "checkpoints").glob("*/manifest.json"):
-        os.utime(manifest, (BEGIN, BEGIN))
-    assert keep(run_dir, newest=1) == [10, 85, 160]
-
-    save(run_dir, 170, 180)
-    (folder_of(run_dir, 170) / retention.KEEP).touch()  # By hand.
-    assert keep(run_dir, newest=1, hours=100) == [10, 85, 170, 180]
-    assert checkpoints.verify(run_dir / "checkpoints", 170).step == 170
-
-
-def test_a_clock_that_was_set_back_costs_no_checkpoint(run_dir):
-    save(run_dir, 10, 85, 160, 235)
-    years_ahead = BEGIN + 10**8
-    manifest = folder_of(run_dir, 10) / checkpoints.MANIFEST
-    os.utime(manifest, (years_ahead, years_ahead))
-
-    assert keep(run_dir, newest=1, hours=1) == [10, 85, 160, 235]
-
-
-def test_a_mark_that_cannot_be_made_deletes_nothing(run_dir, monkeypatch):
+def test_what_a_user_has_marked_stays_and_is_intact(run_dir):
     save(run_dir, 1, 2, 3)
-    monkeypatch.setattr(files, "opened", failing(errno.ENOSPC))
-    with pytest.raises(DiskError, match="keep"):
-        keep(run_dir, hours=1)
-    assert checkpoints.steps(run_dir / "checkpoints") == [1, 2, 3]
+    (folder_of(run_dir, 2) / retention.KEEP).touch()
+    assert keep(run_dir) == [2, 3]
+    assert checkpoints.verify(run_dir / "checkpoints", 2).step == 2
 
 
 # What somebody is reading.

@@ -33,15 +33,15 @@ def read_config(path):
 
 
 def names(path):
-    return sorted(entry.name for entry in path.iterdir())
+    return sorted(entry.name for entry in path.iterdir() if entry.name != ".lock")
 
 
 def everything(path):
-    """All files below a folder with their content."""
+    """All files below a folder but locks, with their content."""
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in path.rglob("*")
-        if file.is_file()
+        if file.is_file() and file.name != ".lock"
     }
 
 
