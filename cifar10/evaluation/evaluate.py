@@ -105,7 +105,7 @@ class _Evaluator(FollowedRun):
         period = self._trained.settings.get("eval_steps")
         if not period or step % period:
             return False
-        own = self.directory / layout.EVALUATION_EVENTS
+        own = scores.deciding_folder(self.directory)
         found = scores.read(own, self._scored.count)
         return self._scored.events == own and step in found
 

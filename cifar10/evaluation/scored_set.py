@@ -142,6 +142,7 @@ class ScoredSet:
 
     Attributes:
         count: Number of images.
+        part: The part of the data set that they are.
         subject: Which images and which values of the variables are scored, in words.
     """
 
@@ -169,6 +170,7 @@ class ScoredSet:
                 f"{dataset.description}: there is no val part; the test part decided "
                 "in its place. Score that."
             )
+        self.part = options.split
         images, labels = dataset.read(options.split)
         self.count = options.num_examples or len(images)
         if self.count > len(images):
@@ -226,7 +228,9 @@ class ScoredSet:
         with writing(self.events, _FIX):
             if step >= newest:
                 self._write_events(writer, step, result)
-            scores.append(self.events, step, result.scalars, result.sums.count)
+            scores.append(
+                self.events, step, result.scalars, result.sums.count, self.part
+            )
         self._writer = writer
         return self.line(step, result, {at: found[at] for at in found if at < step})
 
@@ -234,7 +238,8 @@ class ScoredSet:
         """Returns a line about a result, compared with scores of earlier steps."""
         classes = len(self.dataset.class_names)
         compared = metrics.headline(result.scalars["precision @ 1"], classes, earlier)
-        return f"{datetime.now().astimezone():%H:%M:%S} step {step}: {compared}"
+        on = f" on {self.part}" if "val" in self.dataset.parts else ""
+        return f"{datetime.now().astimezone():%H:%M:%S} step {step}{on}: {compared}"
 
     def _write_events(
         self, writer: tf.summary.SummaryWriter, step: int, result: Result

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Dataset:
         return WITHOUT_VAL
 
     @property
-    def validation_split(self) -> Split:
+    def validation_split(self) -> Literal["val", "test"]:
         """The part on which a training decides: `val`, or `test` if there is none."""
         return "val" if "val" in self.parts else "test"
 

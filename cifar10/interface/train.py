@@ -41,8 +41,8 @@ class Record:
         ended: Why: `max_steps`, or `no_gain` by `stop_after_no_gain`.
         seconds: Wall time of this call of `train`; earlier sessions do not count.
         history: Metrics by step, every `log_frequency` steps, of all sessions.
-        scores: Precision @ 1 on the test set by step, of the run's own evaluations
-            (`eval_steps`) and those of `eval.py`.
+        scores: Precision @ 1 by step, of the run's own evaluations (`eval_steps`) and
+            those of `eval.py`: on the part val, or without one on the test part.
         config: The configuration of the training.
     """
 
@@ -144,7 +144,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
             # A line that a kill has torn has no step.
             if isinstance(line, dict) and isinstance(line.get("step"), int)
         },
-        scores=scores.read(train_dir / layout.EVALUATION_EVENTS),
+        scores=scores.read(scores.deciding_folder(train_dir)),
         config=config,
     )
 

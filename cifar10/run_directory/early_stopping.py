@@ -76,7 +76,8 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     if not found:
         return ""
     best = scores.ranked(found)[0]
-    named = f"precision @ 1 = {found[best]:.3f} at step {best}"
+    part = scores.deciding_part(run)
+    named = f"precision @ 1 = {found[best]:.3f} at step {best} on {part}"
     kept = checkpoints.steps(run / layout.CHECKPOINTS)
     usable = best if best in kept else None
     if usable is None:
@@ -104,7 +105,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
 def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
     """Returns all scores of a run that are known, by step."""
     with contextlib.suppress(DiskError):
-        return {**record.scores, **scores.read(run / layout.EVALUATION_EVENTS)}
+        return {**record.scores, **scores.read(scores.deciding_folder(run))}
     return record.scores
 
 

@@ -46,7 +46,7 @@ def candidates(directory: Path, wanted: Wanted) -> list[int]:
     """
     steps = checkpoints.steps(directory)
     if wanted == BEST:
-        return scores.best(directory.parent / layout.EVALUATION_EVENTS, steps)
+        return scores.best(scores.deciding_folder(directory.parent), steps)
     return [step for step in steps if wanted is None or str(step) == str(wanted)]
 
 
@@ -81,7 +81,8 @@ def why_none(
     return (
         f"--step {BEST}: no checkpoint has a score. {others} Score one:\n"
         f"    {invocation.command('eval')} --step {steps[-1]} --train_dir "
-        f"{shlex.quote(str(directory.parent))}"
+        f"{shlex.quote(str(directory.parent))} "
+        f"--eval_data {scores.deciding_part(directory.parent)}"
     )
 
 
@@ -90,7 +91,7 @@ def say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
 
     Its checkpoint is gone.
     """
-    found = scores.read(directory.parent / layout.EVALUATION_EVENTS)
+    found = scores.read(scores.deciding_folder(directory.parent))
     best = next(iter(scores.ranked(found)), step)
     if wanted == BEST and best != step and step in found:
         say(

@@ -1,14 +1,17 @@
 """The scores of checkpoints, and which of them is the best.
 
-`eval.py` and `--eval_steps` write them.
+`eval.py` and `--eval_steps` write them. Those on the part `val` decide, or those on the
+test part if the run has no `val`.
 """
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout
+from cifar10.config import layout, run_config
+from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
 # The metric by which one checkpoint is better than another.
@@ -16,11 +19,28 @@ _RANKED_BY = "precision @ 1"
 _COUNT = "num_examples"
 
 
+def deciding_part(run: Path) -> str:
+    """Returns the part of a run's data whose scores decide: `val` or `test`."""
+    kept: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # The run goes on if its file is damaged.
+        kept = run_config.recorded_division(run, fresh=False)
+    return "val" if "val" in kept.get("data_parts", ()) else "test"
+
+
+def deciding_folder(run: Path) -> Path:
+    """Returns the folder of the scores of a run that decide."""
+    return run / layout.evaluation_events(deciding_part(run))
+
+
 def append(
-    directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
+    directory: Path,
+    step: int,
+    scalars: Mapping[str, float],
+    num_examples: int,
+    part: str = "test",
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl` in a folder."""
-    entry = {"step": step, **scalars, _COUNT: num_examples}
+    entry = {"step": step, **scalars, _COUNT: num_examples, "part": part}
     logs.append_line(directory / layout.METRICS, entry)
 
 

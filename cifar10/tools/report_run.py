@@ -59,11 +59,13 @@ class Run:
     name: str  # Unique in the report.
     settings: dict[str, Any]
     logged: list[dict[str, float]]  # The numbers of `metrics.jsonl`.
-    scored: list[dict[str, float]]  # Evaluations of equally many images.
+    scored: list[dict[str, float]]  # Evaluations of equally many images, of `part`.
     saved: list[SavedCheckpoint]
     seconds: dict[str, float]  # Of each part of its time; empty if not logged.
     notes: list[str]  # What is missing or unusual.
+    part: str  # `val`, whose scores decide on the run, or without it `test`.
     scores: Scores | None = None  # Of this report.
+    tested: dict[str, float] = dataclasses.field(default_factory=dict)  # As a line.
 
     @property
     def step(self) -> int:
@@ -106,8 +108,10 @@ class Run:
         self.scores = Scores(
             step, scored.subject, dataset.class_names, sums, _hardest(dataset, outcomes)
         )
-        line = {"step": step, "num_examples": sums.count, **scalars}
-        self.scored = [*scores.comparable([*self.scored, line], sums.count).values()]
+        self.tested = {"step": step, "num_examples": sums.count, **scalars}
+        if self.part == "test":
+            lines = [*self.scored, self.tested]
+            self.scored = [*scores.comparable(lines, sums.count).values()]
 
 
 def _hardest(dataset: datasets.Dataset, outcomes: Outcomes) -> list[dict[str, Any]]:
@@ -142,7 +146,7 @@ def _read_run(path: Path, name: str) -> Run:
     logged = _lines(path / layout.METRICS, notes)
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
-    scored = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
+    scored = _lines(scores.deciding_folder(path) / layout.METRICS, notes)
     times = timing.read_seconds(path / layout.METRICS)
     return Run(
         path,
@@ -153,6 +157,7 @@ def _read_run(path: Path, name: str) -> Run:
         saved=_checkpoints(path / layout.CHECKPOINTS, notes),
         seconds=times[-1][1] if times else {},
         notes=notes,
+        part=scores.deciding_part(path),
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -115,24 +115,40 @@ class Validation:
         self._directory = training.train_dir
         self._scored: ScoredSet | None = None
         if self._period and training.workers.is_chief:
-            events = training.train_dir / layout.EVALUATION_EVENTS
-            layout.refuse_link(events)
-            self._scored = ScoredSet(
-                training.towers.state.model,
-                training.settings,
-                training.dataset,
-                events,
-                Options(
-                    batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
-                ),
-            )
+            self._scored = self._set_of(training.dataset.validation_split)
+
+    def _set_of(self, part: Literal["val", "test"]) -> ScoredSet:
+        training = self._loop.training
+        events = training.train_dir / layout.evaluation_events(part)
+        layout.refuse_link(events)
+        return ScoredSet(
+            training.towers.state.model,
+            training.settings,
+            training.dataset,
+            events,
+            Options(
+                batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
+                eval_data=part,
+            ),
+        )
 
     @property
     def first_line(self) -> str:
-        """A line on the images scored and the period; empty without `--eval_steps`."""
+        """A line on the images scored and the period; empty without `--eval_steps`.
+
+        It says so if the test part decides, whose last score is too good then.
+        """
         if not self._scored:
             return ""
-        return f"Scores: every {self._period:,} steps, {self._scored.subject}"
+        line = f"Scores: every {self._period:,} steps, {self._scored.subject}"
+        checkpoints = self._loop.training.config.checkpoints
+        decides = checkpoints.stop_after_no_gain or checkpoints.keep_best
+        if decides and self._scored.part == "test":
+            line += (
+                " They decide the stop or the best, so the last score is a little too "
+                "good; --val_fraction 0.1 holds out a part for that."
+            )
+        return line
 
     def on_start(self, run: Run) -> None:
         """Drops the scores of later steps, which are computed again."""
@@ -157,6 +173,13 @@ class Validation:
             )
             loop.hooks.notify("on_evaluation", step, metrics)
 
+    def on_end(self, step: int, why: str) -> None:
+        """Scores the last step on the test part if it was `val` that decided."""
+        of_val = self._scored and self._scored.part == "val"
+        if why == "finished" and of_val and "test" in self._loop.training.dataset.parts:
+            with self._loop.apart("evaluation"):
+                self._score(self._set_of("test"), step)
+
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
@@ -167,10 +190,11 @@ class Validation:
             line = scored.record(step, result)
 
         self._logs.attempt(record)
-        sums = result.sums
-        progress.early_stopping = progress.early_stopping.updated(
-            step, sums.correct, sums.count
-        )
+        if scored is self._scored:
+            sums = result.sums
+            progress.early_stopping = progress.early_stopping.updated(
+                step, sums.correct, sums.count
+            )
         self._loop.say(line)
         return result.scalars
 

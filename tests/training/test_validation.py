@@ -228,6 +228,48 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
 
 
+def test_val_decides_and_the_last_score_is_that_on_test(
+    tmp_path, stand_in_dir, correct, capsys
+):
+    correct.update(RISING_AND_FALLING)
+    run = tmp_path / "run"
+    options = {**SIMPLE, "val_fraction": 0.1, "keep_best": 1}
+    assert train(run, stand_in_dir, **options) == 24
+    lines = {part: scored(run, part) for part in ("eval_val", "eval")}
+    assert [line["step"] for line in lines["eval_val"]] == list(range(3, 25, 3))
+    assert [line["step"] for line in lines["eval"]] == [24]
+    parts = {name: {line["part"] for line in of} for name, of in lines.items()}
+    assert parts == {"eval_val": {"val"}, "eval": {"test"}}
+    assert tags(run / "eval")["precision @ 1"] == [24]
+    # Scores on test decide nothing, however good.
+    scores.append(run / "eval", 20, {"precision @ 1": 1.0}, IMAGES)
+    assert 15 in saved(run)
+    assert restoring.candidates(run / "checkpoints", "best") == [15]
+    assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
+    assert "0.300 at step 15 on val" in " ".join(capsys.readouterr().out.split())
+
+
+def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
+    run = tmp_path / "run"
+    options = {"max_steps": 4, "eval_steps": 4, "model": runs.SMALL, "num_gpus": 1}
+    train(run, stand_in_dir, **options, val_fraction=0.2)
+    for part, folder in (("val", "eval_val"), ("test", "eval")):
+        flags = runs.flags(train_dir=run, batch_size=8, eval_data=part)
+        done = runs.call(
+            "eval.py", "--run_once", *flags, f"--eval_dir={tmp_path}/{part}"
+        )
+        assert done.returncode == 0, done.stderr
+        assert f" {part} images" in done.stdout
+        assert scored(tmp_path, part) == scored(run, folder)
+    assert scored(run, "eval_val") != scored(run, "eval")
+    # A run without val has none to score.
+    train(tmp_path / "two", stand_in_dir, **options)
+    flags = runs.flags(train_dir=tmp_path / "two", eval_data="val")
+    done = runs.call("eval.py", "--run_once", *flags)
+    assert done.returncode == 2
+    assert "val" in done.stderr
+
+
 @pytest.mark.slow
 def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
     """Neither the scores of eval.py there, nor that they are lost."""
