@@ -30,7 +30,8 @@ EVAL_STEPS = $(shell echo $$((($(STEPS) + 2) / 3)))
 REPORT := $(TRAIN_DIR)/report.html
 IS_DONE := $(wildcard $(REPORT))
 
-.PHONY: help train test test-all test-gpu mutants golden golden-write lint format soak clean
+.PHONY: help train test test-all test-gpu mutants golden golden-write lint format docs \
+  linkcheck soak clean
 
 help:
 	@echo "make train     installs, trains for a minute on whatever the machine has, shows"
@@ -43,6 +44,8 @@ help:
 	@echo "make golden-write  writes that anew; the commit says why"
 	@echo "make lint      checks style, types and which folder imports which"
 	@echo "make format    mends the style"
+	@echo "make docs      builds the documentation site and says where it is"
+	@echo "make linkcheck asks the network about every link of the site"
 	@echo "make soak      kills, full memory, networks that are cut, SLURM: 90 minutes, as root"
 	@echo "make clean     removes .venv and caches, not runs/"
 	@echo
@@ -106,6 +109,16 @@ lint: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+
+docs: .venv/installed
+	$(SPHINX)
+	@echo "The site is build/docs/index.html. Open it in a browser, or serve it:"
+	@echo "  $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8080"
+
+linkcheck: .venv/installed
+	$(SPHINX) -b linkcheck
 
 # SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. Memory against its plan,
 # which only an idle machine shows. As root networks that are cut (ip, iptables), and SLURM

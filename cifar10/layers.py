@@ -28,7 +28,7 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     and the window sum, over the last and smallest dimension, is a product with a banded
     matrix of ones. Both directions then run on the matrix units, in less than half the
-    time of TensorFlow's kernels (`docs/lab-notes.md`).
+    time of TensorFlow's kernels (`docs/archive/lab-notes.md`).
 
     Args:
         depth_radius: Channels on each side that belong to a channel's window.
@@ -108,7 +108,7 @@ class QuickGelu(keras.layers.Layer):
 
     The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). In
     training on CPUs XLA makes one pass over memory of each direction, which cuts a step
-    of airbench in bfloat16 to three quarters of its time (`docs/lab-notes.md`). On GPUs
+    of airbench in bfloat16 to three quarters of its time (lab notes). On GPUs
     each operation is a pass over memory, and without conversions there are eight.
     """
 
@@ -231,7 +231,7 @@ class WideConv2D(keras.layers.Conv2D):
     CPUs oneDNN takes twice as long for the gradient of the filters as for the forward
     pass, which has as many operations. Here three matrix products compute it, in two
     thirds of the time from 256 channels; from 64, or in float32, they would be slower
-    (`docs/lab-notes.md`).
+    (`docs/archive/lab-notes.md`).
 
     Args:
         filters: Number of output channels.

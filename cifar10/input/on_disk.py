@@ -2,7 +2,7 @@
 
 Reading takes a third of the time of mapping the files into memory: mapped pages come
 one fault at a time, and count as the process's memory until they are unmapped
-(`docs/lab-notes.md`).
+(`docs/archive/lab-notes.md`).
 """
 
 import contextlib

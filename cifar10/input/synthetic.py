@@ -10,7 +10,7 @@ five, and a faint figure in another colour is hard to see for any model. So, as 
 photographs, something can be learned from the first steps on and something is left for
 the last. And some training images have a wrong label, so that certainty never pays.
 Without the former, the tutorial's recipe learns nothing for hundreds of steps and then
-everything at once; without the latter its loss jumps (`docs/lab-notes.md`).
+everything at once; without the latter its loss jumps (`docs/archive/lab-notes.md`).
 
 The bytes are the same on every machine: everything is integer arithmetic on the stream
 of `numpy.random.RandomState`, which NumPy promises never to change.

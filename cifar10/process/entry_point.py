@@ -104,7 +104,7 @@ def import_tensorflow(
 
     With `deterministic` it computes without oneDNN, whose kernels sum in an order that
     depends on the shapes: the rounding of a gradient then depends several times less on
-    how a batch is split among towers (`docs/lab-notes.md`). Otherwise, on GPUs, batch
+    how a batch is split among towers (lab notes). Otherwise, on GPUs, batch
     norm uses cuDNN's kernels for TensorFlow's own order of dimensions; they may
     overflow on activations far from 1, but the others need two transpositions each.
 

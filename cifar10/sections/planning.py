@@ -21,7 +21,7 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (`docs/lab-notes.md`): the program of a convolution; the kernels'
+# Measured on CPUs (lab notes): the program of a convolution; the kernels'
 # workspace, a copy of what the gradient of the largest convolution with respect to its
 # input reads and writes, with channels that oneDNN pads; and copies of the trainable
 # variables: oneDNN's, and new values beside the old ones.

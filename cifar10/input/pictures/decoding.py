@@ -41,7 +41,7 @@ _MAX_TILES = 20_000
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
 # size, before it is resized. Compared with resizing the full picture, photographs at
-# 64 x 64 differ by 37 dB, as much as with torchvision's filter (`docs/lab-notes.md`).
+# 64 x 64 differ by 37 dB, as much as with torchvision's filter (lab notes).
 _DRAFT = 1.25
 
 # The first bytes of each kind of file, and the class of Pillow that reads it.

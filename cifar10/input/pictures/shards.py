@@ -50,7 +50,7 @@ IN_MEMORY_BYTES = 2**30
 
 _DECODED_TOGETHER = 128  # Pictures whose files are in memory at a time.
 # One for each core, and one for when another waits for the disk. More only wait for
-# Python's lock: four were a sixth slower (`docs/lab-notes.md`).
+# Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"

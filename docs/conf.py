@@ -1,0 +1,224 @@
+"""The documentation site: `make docs` builds it with Sphinx.
+
+Pages are the Markdown files of this folder. Those of the repository's root, such as
+the README, are included by pages here, and links between the files are mended so that
+they lead to pages both in a checkout and on the site.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+# To describe the use of a GPU takes none.
+os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+from cifar10 import __main__ as program
+from cifar10.config import fields
+from cifar10.config.config import read_recipe
+from cifar10.config.options import RESULT, Option, Range, options
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Sphinx.
+project = "cifar10-multi-gpu"
+author = "the authors of cifar10-multi-gpu"
+release = version = PROJECT["version"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "archive", "images"]
+smartquotes = False  # Two hyphens begin a flag.
+default_role = "code"  # A docstring's `name`, as in Markdown.
+nitpicky = True
+# Types of other projects, whose documentation a build without a network cannot ask.
+nitpick_ignore_regex = [("py:.*", r"(?!cifar10\.).*")]
+nitpick_ignore = [("py:class", "cifar10.towers.update.TrainState")]
+suppress_warnings = ["config.cache"]
+
+# Markdown, with the anchors that GitHub gives to headings.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "attrs_inline"]
+
+# Docstrings.
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_display_short_literal_types = True
+python_maximum_signature_line_length = 72
+
+# The look.
+html_theme = "furo"
+html_title = f"{project} {version}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+# `make linkcheck`, the one thing here that asks the network.
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_anchors = False
+linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1)"]
+
+# Which page of the site shows a file or folder of the repository.
+PAGES = {
+    DOCS: "index",
+    DOCS / "decisions": "decisions/index",
+    ROOT / "README.md": "tutorials/start",
+    ROOT / "CHANGELOG.md": "project/changelog",
+    ROOT / "CONTRIBUTING.md": "project/contributing",
+    ROOT / "SECURITY.md": "project/security",
+    ROOT / "examples": "tutorials/python",
+    ROOT / "examples/README.md": "tutorials/python",
+}
+_LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+
+
+def mended(text, folder, page):
+    """Returns the text of a file of `folder` with links as the page has to write them.
+
+    A page of the site becomes a page; a file that is none stays a file, to download;
+    of a folder only the name is left.
+    """
+    here = (DOCS / page).parent
+
+    def mend(match):
+        target, anchor = match[1], match[2] or ""
+        path = (folder / target).resolve()
+        if re.match(r"[a-z]+:", target) or not path.exists():
+            return match[0]  # What does not exist, Sphinx reports.
+        if DOCS / "archive" in path.parents:
+            return f"path:{os.path.relpath(path, here)}"  # To download.
+        name = PAGES.get(path)
+        return os.path.relpath(f"{DOCS / name}.md" if name else path, here) + anchor
+
+    parts = _CODE.split(text)
+    parts[::2] = [_LINK.sub(mend, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def mend_page(_, page, content):
+    """Mends the links of a page that Sphinx reads, and writes what is generated."""
+    for mark, write in (("flags", flag_reference), ("commands", command_reference)):
+        if f"<!-- {mark} -->" in content[0]:
+            content[0] = content[0].replace(f"<!-- {mark} -->", write())
+    content[0] = mended(content[0], (DOCS / page).parent, page)
+
+
+def mend_included(app, path, _, content):
+    """Mends the links of a file that a page includes."""
+    page = app.env.current_document.docname  # MyST gives the last part alone.
+    if path.suffix == ".md":
+        content[0] = mended(content[0], (DOCS / path).resolve().parent, page)
+
+
+def mark_code(_, __, ___, ____, _____, lines):
+    """Marks as code what a docstring indents after a blank line."""
+    marked, before, is_code = [], "", False
+    for line in lines:
+        is_indented = line.startswith("    ")
+        if is_indented and not is_code and not before:
+            marked += [".. code-block:: python", ""]
+            is_code = True
+        is_code = is_code and (is_indented or not line)
+        marked.append(line)
+        before = line
+    lines[:] = marked
+
+
+def flag_reference():
+    """Returns the flags of a training, section by section, as Markdown."""
+    recipes = sorted((ROOT / "cifar10/config/recipes").glob("*.toml"))
+    values = {path.stem: read_recipe(path.stem) for path in recipes}
+    parts = []
+    for section in fields.ALL:
+        title = section.__doc__.partition("\n")[0].rstrip(".")
+        parts.append(f"## {title}\n")
+        parts += [described(one, values) for one in options(section).values()]
+        if section is fields.Run:
+            parts.append(described(fields.RESUME, {}))
+    return "\n".join(parts)
+
+
+def described(one: Option, recipes):
+    """Returns one flag, or one setting of recipes, as Markdown."""
+    kinds = [
+        kind for kind in get_args(one.type) or (one.type,) if kind is not type(None)
+    ]
+    kind = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+    if one.type is bool:
+        signature = f"--{one.name}, --no-{one.name}"
+    elif one.in_flags:
+        signature = f"--{one.name} {kind.upper()}"
+    else:
+        signature = one.name
+    facts = []
+    if one.choices:
+        facts.append("one of " + ", ".join(f"`{choice}`" for choice in one.choices))
+    facts += [
+        f"from {limit.minimum:,g}"
+        + (f" to {limit.maximum:,g}" if limit.maximum < 1e9 else "")
+        for limit in one.limits
+        if isinstance(limit, Range)
+    ]
+    text = one.help[:1].upper() + one.help[1:]
+    if one.default is not None:
+        facts.append(f"default: `{shown(one.default)}`")
+    changed = [
+        f"{name}: `{shown(values[one.name])}`"
+        for name, values in recipes.items()
+        if one.name in values and values[one.name] != one.default
+    ]
+    if changed:
+        facts.append("recipes: " + ", ".join(changed))
+    if not one.in_flags:
+        facts.append("in recipes and in Python only")
+    elif not one.in_recipes:
+        facts.append("not in recipes")
+    if one.scope is RESULT:
+        facts.append("fixed for a run")
+    elif one.result_if:
+        facts.append(f"fixed for a run with some values of `{one.result_if.field}`")
+    end = f"\n\n*{'; '.join(facts)}*" if facts else ""
+    text = re.sub(r"(?<![`\w])(--[a-z]\w*)", r"`\1`", text).replace("*", r"\*")
+    return f":::{{option}} {signature}\n{text}.{end}\n:::\n"
+
+
+def shown(value):
+    """Returns a value as TOML writes it, or what a long one is."""
+    if isinstance(value, dict | list):
+        return "a table"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command_reference():
+    """Returns what each command says of itself, as Markdown."""
+    parts = []
+    for name in program._COMMANDS:  # noqa: SLF001 - their order is that of the help.
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-m", "cifar10", name, "--help"],
+            cwd=ROOT,
+            env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        parts.append(f"## {name}\n\n```text\n{done.stdout.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def setup(app):
+    """Connects the functions above to Sphinx's events."""
+    app.connect("source-read", mend_page)
+    app.connect("include-read", mend_included)
+    app.connect("autodoc-process-docstring", mark_code, priority=600)  # After napoleon.
