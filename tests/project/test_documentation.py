@@ -14,7 +14,7 @@ READING_LIST_LINES = 1550
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
 # Notes and decisions describe the state of their day.
-HISTORY = {ROOT / "docs/archive/lab-notes.md"}
+HISTORY = {*(ROOT / "docs/archive").glob("*.md")}
 DOCUMENTS = [
     README,
     ROOT / "CONTRIBUTING.md",
