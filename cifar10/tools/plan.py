@@ -5,11 +5,9 @@ import bisect
 import dataclasses
 import json
 import math
-import multiprocessing
 import shlex
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +34,7 @@ memory of their own, which is not known here. Without a GPU, what one tower's
 step takes is what its GPU would have to hold beside the variables. It says
 which --sections fit into --memory_limit, or into 85 % of what is free; exit
 code 1 if none does. With --find_batch it says which --batch_size is the largest
-that fits there, and on GPUs tries a step of it in a process of its own.
+that fits there by these figures.
 """
 
 # The flags of a training on which the memory of a step depends.
@@ -48,11 +46,6 @@ _FLAGS = {
 }
 # Of CIFAR, whose files a plan does not read.
 _EXAMPLES = 50_000
-# After a step that failed on a GPU, the next one has this part of its batch.
-_SMALLER = 0.9
-_MOST_TRIES = 8
-# A step that is compiled for a new GPU takes minutes.
-_SECONDS = 600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +53,7 @@ class Options(Checked):
     """What to plan.
 
     Attributes:
-        find_batch: find the largest --batch_size that fits; on GPUs a step of it is
-            tried
+        find_batch: find the largest --batch_size that fits, by estimate
         json: print the plan as JSON, in bytes
     """
 
@@ -96,8 +88,7 @@ def plan_step(
 
     Returns:
         The plan, with sizes in bytes. `most` is the largest batch that the data allows,
-        `failed` are batches whose step failed on a GPU, `next` is the command that
-        trains with the batch that was found.
+        `next` is the command that trains with the batch that was found.
     """
     from cifar10.sections.memory import memory_limit
 
@@ -110,14 +101,14 @@ def plan_step(
     found: dict[str, Any] = {}
     if find_batch:
         most = len(training.images) * size // config.global_batch_size
-        size, failed = _largest_batch(requested, planner, most, limit)
+        size = _largest_batch(sections, planner, most, limit)
         planner = _with_batch(planner, max(1, size))
         # A training takes a limit only for --sections auto.
         flags = {**given, "batch_size": size}
         flags.pop("memory_limit", None)
         words = shlex.join(f"--{name}={value}" for name, value in flags.items())
         command = f"{invocation.command('train')} {words}" if size else None
-        found = {"most": most, "failed": failed, "next": command}
+        found = {"most": most, "next": command}
     plans = [planner.choose(None if sections == "auto" else sections)]
     if plans[0].cuts:
         plans.insert(0, planner.plain)
@@ -174,12 +165,9 @@ def _with_batch(planner: "Planner", size: int) -> "Planner":
 
 
 def _largest_batch(
-    config: Config, planner: "Planner", most: int, limit: float
-) -> tuple[int, list[int]]:
-    """Returns the largest batch of a tower that fits, 0 if none; and those that failed.
-
-    On GPUs a step of it is tried.
-    """
+    sections: str | None, planner: "Planner", most: int, limit: float
+) -> int:
+    """Returns the largest batch of a tower that fits; 0 if none does."""
     if math.isinf(limit):
         raise UsageError(
             "--find_batch: the free memory of this device is unknown. Give "
@@ -187,16 +175,9 @@ def _largest_batch(
         )
 
     def total_bytes(size: int) -> int:
-        return _with_batch(planner, size).choose(config.memory.sections).total_bytes
+        return _with_batch(planner, size).choose(sections).total_bytes
 
-    size = bisect.bisect_right(range(1, most + 1), limit, key=total_bytes)
-    failed: list[int] = []
-    while size and planner.devices[0].startswith("/gpu"):
-        if is_possible(config.replace(batch_size=size, global_batch_size=None)):
-            break
-        failed.append(size)
-        size = int(_SMALLER * size) if len(failed) < _MOST_TRIES else 0
-    return size, failed
+    return bisect.bisect_right(range(1, most + 1), limit, key=total_bytes)
 
 
 def _check_search(config: Config, given: Mapping[str, Any]) -> None:
@@ -215,9 +196,6 @@ def _check_search(config: Config, given: Mapping[str, Any]) -> None:
 def _text(found: Mapping[str, Any]) -> str:
     where = "on each GPU" if found["on_gpus"] else "in all"
     lines = [
-        f"--batch_size {size}: its step failed." for size in found.get("failed", ())
-    ]
-    lines += [
         f"{found['model']}, {found['parameters']:,} parameters, {found['precision']}",
         f"Images of a batch: {found['batch_size'] or 1:,}",
         f"Towers: {found['towers']}",
@@ -248,36 +226,6 @@ def _text(found: Mapping[str, Any]) -> str:
         cuts = ",".join(fitting[0])
         advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={cuts}"
     return "\n".join([*lines, "", advice])
-
-
-def is_possible(config: Config, run: Callable[[Mapping], None] | None = None) -> bool:
-    """Returns whether two steps run in a process of their own, which may die of it."""
-    say(f"Trying a step with --batch_size {config.batch.batch_size} ...")
-    process = multiprocessing.get_context("spawn").Process(
-        target=run or run_two_steps, args=(config.values,)
-    )
-    process.start()
-    process.join(_SECONDS)
-    if process.is_alive():
-        say(f"No answer within {_SECONDS:g} s.")
-        process.kill()
-        process.join()
-    return process.exitcode == 0
-
-
-def run_two_steps(values: Mapping[str, Any]) -> None:
-    """Runs two steps of a training, of which the first chooses how to compute."""
-    import tensorflow as tf
-
-    from cifar10.training.assembly import assemble
-
-    training = assemble(Config.from_values(values))
-    try:
-        with training.open_batches(0, 0) as batches:
-            for _ in range(2):
-                training.towers.step(batches.get()).tower_losses.numpy()
-    except tf.errors.ResourceExhaustedError as error:
-        sys.exit(error.message.splitlines()[0])
 
 
 def _megabytes(count: float) -> str:

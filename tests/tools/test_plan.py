@@ -1,17 +1,12 @@
 """`python -m cifar10 plan`: which sections and which batch fit."""
 
 import json
-import os
-import sys
 
 import keras
-import pytest
 
 import runs
-from cifar10.config.config import Config
 from cifar10.sections import memory
 from cifar10.tools import plan
-from cifar10.towers import devices
 
 PROGRAM = "cifar10/__main__.py"
 SMALL = {"model": runs.SMALL, "num_gpus": 1, "precision": "float32"}
@@ -79,27 +74,6 @@ def test_flags_that_contradict_the_search_are_refused(monkeypatch):
     assert "--memory_limit" in done.stderr
 
 
-def test_a_batch_whose_step_fails_on_a_gpu_is_made_smaller(monkeypatch):
-    sizes = []
-
-    def fails(config):
-        sizes.append(config.batch.batch_size)
-        return len(sizes) == 3
-
-    def on_gpu(*_):
-        return devices.Placement(("/gpu:0",), simulated=False, description="")
-
-    monkeypatch.setattr(devices, "place_towers", on_gpu)
-    monkeypatch.setattr(devices, "variable_device", lambda *_, **__: "/cpu:0")
-    monkeypatch.setattr(memory, "memory_limit", lambda *_: 1e8)
-    monkeypatch.setattr(plan, "is_possible", fails)
-    found = plan.plan_step(Config(**SMALL), {}, find_batch=True)
-    assert found["failed"] == sizes[:2]
-    assert found["batch_size"] == sizes[2] == int(0.9 * sizes[1])
-    monkeypatch.setattr(plan, "is_possible", lambda _: False)
-    assert not plan.plan_step(Config(**SMALL), {}, find_batch=True)["fits"]
-
-
 def test_a_model_larger_than_the_memory_is_refused_unbuilt():
     for width in (100_000, 10**12):
         flags = runs.flags(model="resnet", width=width)
@@ -108,22 +82,3 @@ def test_a_model_larger_than_the_memory_is_refused_unbuilt():
         assert f"--width {width}" in found.stderr
     with keras.StatelessScope():  # Its end gives values to variables that wait.
         pass
-
-
-def killed(_):
-    os.kill(os.getpid(), 9)
-
-
-def failed(_):
-    sys.exit("OOM when allocating")
-
-
-@pytest.mark.slow
-def test_a_step_is_tried_in_a_process_that_may_die(stand_in_dir, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", f"{runs.ROOT}:{runs.ROOT / 'tests' / 'helpers'}")
-    data = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 2}
-    config = Config(**SMALL, **data, accumulate=2)
-    assert plan.is_possible(config)
-    assert not plan.is_possible(config, killed)
-    assert not plan.is_possible(config, failed)
-    assert "OOM" in capfd.readouterr().err
