@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from cifar10.config import flags
-from cifar10.distributed import cluster, ports
+from cifar10.distributed import cluster
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_TRY_AGAIN,
@@ -36,8 +36,6 @@ from cifar10.process.signals import stop_signals
 _FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_TRY_AGAIN, 128 + signal.SIGKILL}
-# A network of its own, which no other user can enter.
-_ALONE = """unshare --map-root-user --net sh -c 'ip link set lo up && exec "$0" "$@"'"""
 # The other workers need this long to detect a lost one, and to end.
 _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -55,13 +53,6 @@ def launch(
         raise UsageError(
             "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
             "one of them."
-        )
-    if workers and workers > 1 and ports.has_other_users():
-        say(
-            "WARNING: other users of this machine can reach the workers' ports, and "
-            "run\nTensorFlow's operations with your rights. On Linux a network of its "
-            "own keeps them\nout, and the internet too, so fetch the data set before:\n"
-            f"    {_ALONE} {invocation.to_paste(command)}"
         )
     resuming = invocation.to_paste(flags.without(command, "fresh"))
     command = flags.without(command, "local_workers", "max_restarts")

@@ -18,9 +18,6 @@ from cifar10.errors import UsageError, reason
 # An interrupted connection lasts so long: like a worker without heartbeats.
 SECONDS_OF_SILENCE = 25
 _SECONDS_BETWEEN_QUESTIONS = 5
-# The system's users are below the first person; systemd makes up more, 65534 is nobody.
-_FIRST_PERSON, _MADE_UP = 1000, range(61_184, 65_536)
-_OF_MACHINE = 0xEFFFFFFC  # Its namespace of processes, as in linux/proc_ns.h.
 _LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
 
 
@@ -95,24 +92,3 @@ def _open_sockets() -> Iterator[socket.socket]:
             if opened.is_socket():
                 with socket.socket(fileno=os.dup(int(opened.name))) as one:
                     yield one
-
-
-def has_other_users() -> bool:
-    """Returns whether people other than this process's user may reach its ports.
-
-    They may where they have processes, and where their processes would be hidden; not
-    in a network namespace that was made for a command.
-    """
-    proc = Path("/proc")
-    is_whole = (proc / "self/ns/pid").exists() and (proc / "1").exists()
-    sees_machine = is_whole and (proc / "self/ns/pid").stat().st_ino == _OF_MACHINE
-    # Of all network namespaces, only the machine's own has this setting.
-    is_on_machine = (proc / "sys/net/core/dev_weight").exists() or not is_whole
-    if sees_machine and not is_on_machine:
-        return False
-    users = set()
-    for process in proc.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile.
-            users.add(process.stat().st_uid)
-    people = {uid for uid in users if uid >= _FIRST_PERSON and uid not in _MADE_UP}
-    return bool(people - {os.geteuid()}) or (is_on_machine and not sees_machine)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import textwrap
 import time
@@ -74,23 +73,6 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
     assert "2 of 2" in said
     assert "[worker 1] worker 1 ends" in said
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
-    tmp_path, launch, monkeypatch, capsys, others
-):
-    monkeypatch.setattr(launcher.ports, "has_other_users", lambda: others)
-    words = ["--local_workers", "2", "--data", "my photos"]
-    launch([[0, 0]], *words, workers=2, restarts=5)
-    assert len(starts(tmp_path)) == 1, "there is nothing to start again"
-    said = capsys.readouterr().err
-    assert ("unshare" in said) is others
-    if others:
-        (pasted,) = [line for line in said.splitlines() if "unshare" in line]
-        alone, inside = shlex.split(pasted)[:3], shlex.split(pasted)[-6:]
-        assert alone == ["unshare", "--map-root-user", "--net"]
-        assert inside == ["python", str(tmp_path / "script.py"), *words]
 
 
 @pytest.mark.parametrize(("ends", "code"), [([2, 75], 2), ([75, 138], 138)], ids=str)

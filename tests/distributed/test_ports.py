@@ -1,9 +1,6 @@
 """What listens for workers of this machine alone is reached from it alone."""
 
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -48,36 +45,6 @@ def test_open_port_is_confined_and_no_other(everywhere):
             assert ports.confine(port_of(everywhere))
             caller.sendall(b"still connected")
             assert called.recv(100) == b"still connected"
-
-
-PROC = pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")
-ASK = "from cifar10.distributed import ports; print(ports.has_other_users())"
-SOMEBODY = 54_321
-
-
-def answer(*before):
-    """Asks in a process of its own, in which the words before it may change much."""
-    command = [*before, sys.executable, "-c", ASK]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and before:  # As in a container.
-        pytest.skip(f"{before[0]} cannot do this here: {done.stderr}")
-    return done.stdout.strip()
-
-
-@PROC
-def test_other_users_are_seen_but_from_a_separate_network():
-    try:
-        other = subprocess.Popen(["/bin/sleep", "60"], user=SOMEBODY)
-    except PermissionError:
-        pytest.skip("only root starts processes of other users")
-    with other:
-        assert answer() == "True"
-        assert answer("unshare", "--map-root-user", "--net") == "False"
-        other.kill()
-    # Where users are hidden, some may be there.
-    hidden = ["unshare", "--pid", "--fork", "--mount-proc"]
-    assert answer(*hidden) == "True"
-    assert answer(*hidden, "--net") == "False"
 
 
 def test_port_that_stays_open_to_the_network_is_told(monkeypatch, capsys):
