@@ -32,7 +32,7 @@ author = "the authors of cifar10-multi-gpu"
 release = version = PROJECT["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "archive", "images"]
-smartquotes = False  # Two hyphens begin a flag.
+smartquotes_action = "D"  # Dashes, and not quotation marks, which people paste.
 default_role = "code"  # A docstring's `name`, as in Markdown.
 nitpicky = True
 # Types of other projects, whose documentation a build without a network cannot ask.
@@ -123,7 +123,7 @@ def mend_included(app, path, _, content):
 
 
 def mark_code(_, __, ___, ____, _____, lines):
-    """Marks as code what a docstring indents after a blank line."""
+    """Marks as code what a docstring indents after a blank line, and flags."""
     marked, before, is_code = [], "", False
     for line in lines:
         is_indented = line.startswith("    ")
@@ -131,7 +131,9 @@ def mark_code(_, __, ___, ____, _____, lines):
             marked += [".. code-block:: python", ""]
             is_code = True
         is_code = is_code and (is_indented or not line)
-        marked.append(line)
+        # A flag, or Sphinx makes a dash of its hyphens.
+        flag = r"(?<![`\w-])--[a-z]\w*"
+        marked.append(line if is_code else re.sub(flag, r"`\g<0>`", line))
         before = line
     lines[:] = marked
 
