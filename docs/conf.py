@@ -16,13 +16,13 @@ from typing import get_args
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
-# To describe the use of a GPU takes none.
-os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # To describe the use of a GPU takes none.
 
 from cifar10 import __main__ as program
 from cifar10.config import fields
 from cifar10.config.config import read_recipe
 from cifar10.config.options import RESULT, Option, Range, options
+from cifar10.process import entry_point
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -109,6 +109,8 @@ def mended(text, folder, page):
 
 def mend_page(_, page, content):
     """Mends the links of a page that Sphinx reads, and writes what is generated."""
+    if page == "reference/python":
+        entry_point.import_tensorflow()  # Without its messages.
     for mark, write in (("flags", flag_reference), ("commands", command_reference)):
         if f"<!-- {mark} -->" in content[0]:
             content[0] = content[0].replace(f"<!-- {mark} -->", write())
