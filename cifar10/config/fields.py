@@ -370,8 +370,6 @@ class Output(Checked):
         log_frequency: steps between two lines on the console and in metrics.jsonl
         summary_steps: steps between two sets of histograms and images in TensorBoard;
             more where sets would take over 5 % of the time
-        report_bottleneck: at the end, divide a step's time into input, towers,
-            averaging, update
         log_device_placement: have TensorFlow print the device of each operation when it
             first runs; the names of a tower's begin with it, as
             tower_0/tutorial/conv1/convolution
@@ -381,7 +379,6 @@ class Output(Checked):
 
     log_frequency: Count = 10
     summary_steps: Count = 100
-    report_bottleneck: bool = False
     log_device_placement: bool = False
     profile: _Steps | None = None
 

@@ -26,7 +26,6 @@ from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
 from cifar10.training.timing import (
     HOUR,
-    divide_step_time,
     format_duration,
     format_number,
 )
@@ -200,14 +199,10 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
 
 
 def last_lines(loop: Loop) -> list[str]:
-    """Returns the bottleneck, the division of the time, and the next commands."""
+    """Returns the bottleneck, where the time went, and the next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     best = early_stopping.best_kept(training.train_dir, record)
-    timed = loop.throughput.timed()
-    lines = [timed.bottleneck()]
-    if config.output.report_bottleneck:
-        lines.append(divide_step_time(timed, training.towers, loop.newest_batches))
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = shown.relative_to(Path.cwd())
@@ -219,7 +214,7 @@ def last_lines(loop: Loop) -> list[str]:
     )
     watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
     return [
-        *lines,
+        loop.throughput.timed().bottleneck(),
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",

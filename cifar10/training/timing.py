@@ -2,17 +2,13 @@
 
 import contextlib
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
-
-if TYPE_CHECKING:
-    from cifar10.towers.towers import Batch, TowerBuilder, TowerResult
 
 # Time spent on steps and what belongs to them, and lost with them.
 _WORK = ("training", "input", "following", "summaries", "evaluation")
@@ -23,7 +19,6 @@ _LONGEST = 1e10  # Three centuries.
 # Below this part of the time, waiting for images is not worth a change.
 _MUCH_WAITING = 0.1
 HOUR = 3600.0
-_REPEATS = 5  # Of what is measured after the run.
 
 
 class Goodput:
@@ -187,70 +182,6 @@ class Throughput:
     def _window(self) -> TimedSteps:
         (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
         return TimedSteps(self._counted, seconds - began, waiting - before)
-
-
-def divide_step_time(
-    timed: TimedSteps, towers: "TowerBuilder", batches: "Sequence[Batch]"
-) -> str:
-    """Measures the parts of a step, and returns how its time divides, a line for each.
-
-    `timed` says how long the steps of the run took. Nothing is updated. Towers and
-    averaging are timed separately, without the overlap that they have within a step.
-    If they take longer than a step without its wait for images, their times are scaled
-    down to that.
-    """
-    if not timed.steps:
-        return "No step was timed, so its time cannot be divided."
-    # A report reads a log's times without TensorFlow.
-    import tensorflow as tf
-
-    from cifar10.towers import graphs
-    from cifar10.towers.towers import average_gradients, average_statistics
-
-    results = towers.results(batches)
-
-    @graphs.traced
-    def average(results: "list[TowerResult]") -> tuple:
-        names = [variable.path for variable in towers.state.model.trainable_variables]
-        with tf.device(towers.state.device):
-            return (
-                average_gradients([result.gradients for result in results], names),
-                average_statistics([result.statistics for result in results]),
-            )
-
-    computing = median_seconds(lambda: towers.results(batches))
-    # The gradients of a single tower are passed on as they are.
-    averaging = median_seconds(lambda: average(results)) if len(results) > 1 else 0.0
-    step, waiting = timed.seconds / timed.steps, timed.waiting / timed.steps
-    rest = max(0.0, step - waiting - computing - averaging)
-    scale = (step - waiting - rest) / (computing + averaging)
-    parts = {
-        "input: waiting for images": waiting,
-        "towers: forward and backward": scale * computing,
-        "averaging": scale * averaging,
-        "update, Python and the rest": rest,
-    }
-    lines = [f"A step took {format_number(step * 1e3)} ms:"]
-    for name, seconds in parts.items():
-        took = f"{format_number(seconds * 1e3):>9} ms{seconds / step:5.0%}"
-        lines.append(f"  {name:<30}{took}")
-    return "\n".join(lines)
-
-
-def median_seconds(action: Callable[[], object]) -> float:
-    """Returns how long an action takes: the median of a few times.
-
-    The first time, which may compile something, is not counted.
-    """
-    import tensorflow as tf
-
-    measured = []
-    for _ in range(1 + _REPEATS):
-        began = time.perf_counter()
-        action()
-        tf.test.experimental.sync_devices()
-        measured.append(time.perf_counter() - began)
-    return statistics.median(measured[1:])
 
 
 def format_duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ TRAINING = """
     label_smoothing learning_rate log_device_placement
     log_frequency max_bad_images
     max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
-    on_save_error optimizer precision profile recipe report_bottleneck resume
+    on_save_error optimizer precision profile recipe resume
     schedule sections seed steps_per_call stop_after_no_gain
     summary_steps train_dir val_fraction validation_fraction variable_device
     warmup_epochs width

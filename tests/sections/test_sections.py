@@ -400,7 +400,7 @@ def test_subclassed_model_cannot_be_cut_but_accumulates():
 
 @pytest.mark.slow
 def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
-    """With summaries, several steps a call, a bottleneck report."""
+    """With summaries and several steps a call."""
     ways = {
         "plain": {"num_gpus": 2, "sections": "auto"},
         "sectioned": {
@@ -408,7 +408,6 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
             "accumulate": 2,
             "sections": "softmax_linear",
             "steps_per_call": 2,
-            "report_bottleneck": True,
         },
     }
     averages, printed = {}, {}
@@ -434,4 +433,3 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     assert "Sections: none" in printed["plain"]
     assert "Sections: 2" in printed["sectioned"]
     assert "1 x 2 before" in printed["sectioned"]
-    assert "backward" in printed["sectioned"]
