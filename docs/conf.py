@@ -143,12 +143,12 @@ def mark_code(_, __, ___, ____, _____, lines):
 def flag_reference():
     """Returns the flags of a training, section by section, as Markdown."""
     recipes = sorted((ROOT / "cifar10/config/recipes").glob("*.toml"))
-    values = {path.stem: read_recipe(path.stem) for path in recipes}
+    settings = {path.stem: read_recipe(path.stem) for path in recipes}
     parts = []
     for section in fields.ALL:
         title = section.__doc__.partition("\n")[0].rstrip(".")
         parts.append(f"## {title}\n")
-        parts += [described(one, values) for one in options(section).values()]
+        parts += [described(one, settings) for one in options(section).values()]
         if section is fields.Run:
             parts.append(described(fields.RESUME, {}))
     return "\n".join(parts)
@@ -160,42 +160,53 @@ def described(one: Option, recipes):
         kind for kind in get_args(one.type) or (one.type,) if kind is not type(None)
     ]
     kind = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+    signature = f"--{one.name} {kind.upper()}" if one.in_flags else one.name
     if one.type is bool:
         signature = f"--{one.name}, --no-{one.name}"
-    elif one.in_flags:
-        signature = f"--{one.name} {kind.upper()}"
-    else:
-        signature = one.name
-    facts = []
-    if one.choices:
-        facts.append("one of " + ", ".join(f"`{choice}`" for choice in one.choices))
-    facts += [
-        f"from {limit.minimum:,g}"
-        + (f" to {limit.maximum:,g}" if limit.maximum < 1e9 else "")
-        for limit in one.limits
-        if isinstance(limit, Range)
-    ]
     text = one.help[:1].upper() + one.help[1:]
-    if one.default is not None:
-        facts.append(f"default: `{shown(one.default)}`")
+    text = re.sub(r"(?<![`\w])(--[a-z]\w*)", r"`\1`", text).replace("*", r"\*")
+    facts = "; ".join([*validity(one), *values(one, recipes), *scopes(one)])
+    end = f"\n\n*{facts}*" if facts else ""
+    return f":::{{option}} {signature}\n{text}.{end}\n:::\n"
+
+
+def validity(one):
+    """Returns which values are valid."""
+    if one.choices:
+        yield "one of " + ", ".join(f"`{choice}`" for choice in one.choices)
+    for limit in one.limits:
+        if isinstance(limit, Range):
+            most = f" to {limit.maximum:,.10g}" if limit.maximum < 1e9 else ""
+            yield f"from {limit.minimum:g}{most or ' on'}"
+
+
+def values(one, recipes):
+    """Returns the default, and the recipes with another value."""
+    if one.default is not None and "default:" not in one.help:
+        yield f"default: `{shown(one.default)}`"
     changed = [
-        f"{name}: `{shown(values[one.name])}`"
-        for name, values in recipes.items()
-        if one.name in values and values[one.name] != one.default
+        f"{name}: `{shown(recipe[one.name])}`"
+        for name, recipe in recipes.items()
+        if recipe.get(one.name, one.default) != one.default
     ]
     if changed:
-        facts.append("recipes: " + ", ".join(changed))
+        yield "recipes: " + ", ".join(changed)
+
+
+def scopes(one):
+    """Returns where a value may be given, and when it may change."""
     if not one.in_flags:
-        facts.append("in recipes and in Python only")
+        yield "in recipes and in Python only"
     elif not one.in_recipes:
-        facts.append("not in recipes")
+        yield "not in recipes"
     if one.scope is RESULT:
-        facts.append("fixed for a run")
+        yield "fixed for a run"
     elif one.result_if:
-        facts.append(f"fixed for a run with some values of `{one.result_if.field}`")
-    end = f"\n\n*{'; '.join(facts)}*" if facts else ""
-    text = re.sub(r"(?<![`\w])(--[a-z]\w*)", r"`\1`", text).replace("*", r"\*")
-    return f":::{{option}} {signature}\n{text}.{end}\n:::\n"
+        field, held = one.result_if
+        which = "of a model with batch norm or dropout"
+        if field in options(fields.ALL):
+            which = f"if `{field}` is " + ", ".join(f"`{shown(each)}`" for each in held)
+        yield f"fixed for a run {which}"
 
 
 def shown(value):
