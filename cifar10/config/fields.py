@@ -170,6 +170,8 @@ class Dataset(Checked):
             (default: none, so the test part decides)
         max_bad_images: fraction of your pictures that may be damaged, and is left out;
             more stop it
+        corrections: CSV of training pictures to leave out or to move to other classes,
+            as `data --train_dir` writes it (default: none)
     """
 
     data: Annotated[str, RESULT] = "auto"
@@ -179,6 +181,8 @@ class Dataset(Checked):
     validation_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.1
     val_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.0
     max_bad_images: Annotated[Fraction, WORKER] = 0.01
+    # What it changes is in the fingerprint of the data.
+    corrections: Annotated[str | None, WORKER, FLAG_ONLY] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ DEBUG_CHECKPOINTS = "debug"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
+CORRECTIONS = "corrections.csv"  # By `data`; a page beside it shows the pictures.
 
 
 def evaluation_events(split: str) -> str:

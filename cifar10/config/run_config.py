@@ -44,7 +44,7 @@ _FACTS = {
 }
 # What a run of an older version does not record.
 WITHOUT_VAL = {"data_parts": ["train", "test"]}
-_PLACES = ("data_dir", "data_url")  # A stranger's run decides neither.
+_PLACES = ("data_dir", "data_url", "corrections")  # A stranger's run decides neither.
 
 
 def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:

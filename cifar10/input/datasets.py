@@ -96,13 +96,17 @@ def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
     )
     for note in getattr(dataset, "notes", ()) if say_notes else ():
         say(f"Note: {note}.")
+    if corrections := settings.get("corrections"):
+        from cifar10.input.corrections import corrected
+
+        return corrected(dataset, corrections)
     return dataset
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
     """Finds the data set of a run, in `data_dir` or else where it was."""
     _check_findable(settings["data"])
-    recorded = settings["data_dir"]
+    recorded, corrections = settings["data_dir"], None
     # Not `Path.exists`: it fails where this user may not look.
     if data_dir is None and recorded is None:  # By `config/run_config.py`.
         if settings["data"].startswith(TFDS):
@@ -113,10 +117,13 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
             )
         say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
-        data_dir = recorded
+        data_dir, file = recorded, settings.get("corrections")
+        # Without the file the test part is the same.
+        corrections = file if file and os.path.exists(file) else None  # noqa: PTH110
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
-    dataset = find_for({**WITHOUT_VAL, **settings, "data_dir": data_dir})
+    found = {"data_dir": data_dir, "corrections": corrections}
+    dataset = find_for({**WITHOUT_VAL, **settings, **found})
     described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     # CIFAR's classes are fixed, whatever an older version called them.
     if settings["data"] not in cifar.FORMATS:

@@ -96,7 +96,9 @@ def evaluate(
         dataset = datasets.find_again(settings)
     elif dataset is None:
         named = data_flag.located({"data": str(data)})
-        dataset = datasets.find_for({**settings, "data_dir": None, **named})
+        dataset = datasets.find_for(
+            {**settings, "data_dir": None, "corrections": None, **named}
+        )
     scored = ScoredSet(
         trained.model,
         settings,

@@ -6,17 +6,19 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import fields, flags, layout
+from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
 from cifar10.config.data_flag import KINDS, TFDS
 from cifar10.config.options import Checked, defaults, names
-from cifar10.errors import counted, printable
+from cifar10.errors import UsageError, counted, printable
 from cifar10.process import entry_point, files, invocation
+from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
     from cifar10.input.dataset_base import Dataset
@@ -28,18 +30,18 @@ DESCRIPTION = """Prepares pictures as a training would, and shows what is in the
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
 Prints how many pictures each class has for training and for testing, how large
-they are, which were left out and why, and which are equal pixel for pixel: a
-test picture that is also trained on makes scores too good, and a picture in two
+they are, which were left out and why, and which are equal or nearly so: a test
+picture that is also trained on makes scores too good, and a picture in two
 classes cannot be learned. It draws some of each class on a contact sheet, and
 prints the command that trains on them, with --max_bad_images if a training
 would refuse so many bad pictures. A training with the same flags finds the
-pictures prepared. Exit code 0: shown; 2: a mistake that you can fix.
+pictures prepared. With --train_dir it writes which training pictures' labels a
+run contradicts, as corrections.csv and corrections.html in the run's directory.
+Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_PREPARATION = {
-    *("image_size", "validation_fraction", "val_fraction", "max_bad_images"),
-    "data_dir",
-}
+_DIVISION = ("image_size", "validation_fraction", "val_fraction")  # As of a run.
+_PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
 
 _SHEET = "contact_sheet.png"
 _CLASSES = 30  # Of more, those with the fewest pictures are printed.
@@ -54,10 +56,15 @@ class Options(Checked):
     Attributes:
         contact_sheet: PNG of some pictures of each class (default: one in the cache)
         json: print all that was found as JSON
+        train_dir: directory of a run: list the labels that it contradicts, there
+        trust_model: model to trust, as module:function, in a run not yours (default:
+            none)
     """
 
     contact_sheet: str | None = None
     json: bool = False
+    train_dir: str | None = None
+    trust_model: str | None = None
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -68,27 +75,34 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _PREPARATION)
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
+    if options.train_dir:
+        invocation.require_packages("report", "jinja2")
+        restoring.check_usable(options.train_dir, None, options.trust_model)
+        run = layout.locate_run(options.train_dir)
+        if os.path.lexists(file := run / layout.CORRECTIONS):
+            raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
+        settings = run_config.read_run_config(run)
+        kept = {name: settings.get(name) for name in _DIVISION}
+        given = {**{name: kept[name] for name in kept if kept[name]}, **given}
     config = Config(**given)
-    if given["data"].startswith(TFDS):
+    if options.train_dir or given["data"].startswith(TFDS):
         entry_point.import_tensorflow()
-    show(config, given, options.contact_sheet, as_json=options.json)
+    show(config, given, options)
     return 0
 
 
-def show(
-    config: Config, given: Mapping[str, Any], sheet: str | None, *, as_json: bool
-) -> None:
+def show(config: Config, given: Mapping[str, Any], options: Options) -> None:
     """Prepares a data set, draws a contact sheet of it, and prints what was found.
 
     Args:
         config: How a training would prepare it.
         given: The flags with which that training finds it.
-        sheet: Where to write the contact sheet; None for the cache.
-        as_json: Whether to print everything as JSON, in place of lines to read.
+        options: What to show and how.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents
 
+    sheet = options.contact_sheet
     place = layout.absolute_path(sheet) if sheet else None
     if place:
         files.check_replaceable(
@@ -97,7 +111,7 @@ def show(
     # However many are bad: the list of them says which to repair.
     settings = {**config.values, "max_bad_images": 1.0}
     dataset = datasets.find_for(settings, say_notes=False)
-    if not as_json:
+    if not options.json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = {part: dataset.read(part) for part in dataset.parts}
     drawn = data_contents.draw_sheet(
@@ -108,13 +122,19 @@ def show(
     else:
         place = _keep_in_cache(drawn, dataset)
     found = data_contents.look_at(dataset, parts)
+    if options.train_dir:
+        from cifar10.tools.label_issues import list_issues
+
+        run = layout.locate_run(options.train_dir)
+        found["labels"] = list_issues(dataset, run, options.trust_model)
+        given = {**given, "corrections": found["labels"]["corrections"]}
     bad, good = len(found["left_out"]), sum(len(labels) for _, labels in parts.values())
     share = math.ceil(100 * bad / (bad + good)) / 100
     if share > config.dataset.max_bad_images:
         given = {**given, "max_bad_images": share}
     command = _training(given, dataset, len(parts["train"][1]))
     found |= {"contact_sheet": str(place), "next": command}
-    print(json.dumps(found) if as_json else "\n".join(_lines(found)))
+    print(json.dumps(found) if options.json else "\n".join(_lines(found)))
 
 
 def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
@@ -156,6 +176,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "Left out": _on_left_out(found["left_out"]),
         "Notes": found["notes"],
         "The same": _on_duplicates(**found["duplicates"]),
+        "Labels": _on_labels(**found["labels"]) if "labels" in found else [],
         "Sheet": [found["contact_sheet"]],
         "Next": [found["next"]],
     }
@@ -205,9 +226,14 @@ def _on_duplicates(
     repeated: int,
     in_both_parts: int,
     in_several_classes: int,
+    nearly: Sequence[Sequence[str]],
 ) -> Iterator[str]:
+    if nearly:
+        tested = counted(len(nearly), "test picture is", "test pictures are")
+        yield f"{tested} nearly the same as one that is trained on:"
+        yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
-        yield "no two pictures"
+        yield "no two pictures pixel for pixel"
         return
     repeating = counted(repeated, "picture repeats", "pictures repeat")
     yield f"{repeating} another one, pixel for pixel as prepared"
@@ -222,3 +248,13 @@ def _on_duplicates(
         yield " = ".join(group[:_SHOWN]) + more
     if groups[_SHOWN:]:
         yield f"and {len(groups) - _SHOWN:,} more"
+
+
+def _on_labels(
+    agreement: float, issues: Sequence[Any], corrections: str
+) -> Iterator[str]:
+    yield f"the run agrees with {agreement:.1%} of the training pictures' labels"
+    yield from ("{picture}: {label}, or {class}?".format(**i) for i in issues[:_SHOWN])
+    page = Path(corrections).with_suffix(".html")
+    yield f"{len(issues):,} are suspicious: look at {page},"
+    yield f"and edit {corrections}"

@@ -18,10 +18,12 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from cifar10.config.data_flag import FOLDER
+from cifar10.input.corrections import names_of
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import decoding
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
+from cifar10.tools.near_duplicates import difference_hash, find_pairs
 
 # Images and labels of the training part, and then of the other parts.
 Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
@@ -117,18 +119,16 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         for _, labels in parts.values()
     ]
     names = [
-        f"{part} picture {number}"
+        name
         for part, (_, labels) in parts.items()
-        for number in range(len(labels))
+        for name in names_of(dataset, part, len(labels))
     ]
     sizes, notes = None, [*_notes_on_balance(counts[0])]
     left_out: Mapping[str, str] = {}
     if isinstance(dataset, PictureDataset):
         left_out, notes = dataset.left_out, [*dataset.notes, *notes]
-    if isinstance(dataset, PictureDataset) and dataset.paths:
-        names = [path for part in parts for path in dataset.paths[part]]
-        if dataset.name == FOLDER and dataset.directory:
-            sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
+    if dataset.name == FOLDER and dataset.directory:
+        sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
     return {
         "data": dataset.name,
         "data_dir": str(dataset.directory),
@@ -157,11 +157,19 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     Returns:
         `groups`, the names of equal pictures; the number of pictures that are
         `repeated`, beyond the first of each group; of pictures of other parts that are
-        trained on too, `in_both_parts`; and of groups that are `in_several_classes`.
+        trained on too, `in_both_parts`; of groups that are `in_several_classes`; and
+        pairs of a training picture and one of another part that are `nearly` equal.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])
-    digests = np.concatenate([_digests(images) for images, _ in parts.values()])
+    images = [images for images, _ in parts.values()]
+    hashes, looks = zip(*map(_hashes, images), strict=True)
+    digests = np.concatenate(hashes)
+    pairs, first = [], trained
+    for some, of_some in zip(images[1:], looks[1:], strict=True):
+        found = find_pairs(images[0], some, looks[0], of_some)
+        pairs += [(one, first + other) for one, other in found]
+        first += len(some)
     _, content, times = np.unique(digests, return_inverse=True, return_counts=True)
     by_content = defaultdict(list)
     for place in np.flatnonzero(times[content] > 1).tolist():
@@ -179,17 +187,24 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         "in_several_classes": sum(
             len(np.unique(labels[group])) > 1 for group in groups
         ),
+        "nearly": [
+            [names[one], names[other]]
+            for one, other in pairs
+            if content[one] != content[other]
+        ],
     }
 
 
-def _digests(images: Images) -> np.ndarray:
-    """Returns a hash of each image, bytes [count]."""
+def _hashes(images: Images) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a hash of each image, bytes [count], and of its looks, uint64."""
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
-    digests = bytearray()
+    digests, looks = bytearray(), []
     for start in range(0, len(images), step):
         for image in np.ascontiguousarray(images[start : start + step]):
             digests += hashlib.blake2b(image, digest_size=_DIGEST_BYTES).digest()
-    return np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
+            looks.append(difference_hash(image))
+    digest = np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
+    return digest, np.array(looks, np.uint64)
 
 
 def _sizes(directory: Path, paths: Sequence[str], side: int) -> dict[str, Any]:

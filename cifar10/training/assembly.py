@@ -30,6 +30,7 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
+from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
 from cifar10.models.registry import (
@@ -163,6 +164,8 @@ def assemble(
             kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
             with stop.at_once():
                 dataset = datasets.find_for({**config.values, **kept})
+        elif config.dataset.corrections:
+            dataset = corrected(dataset, config.dataset.corrections)
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
@@ -439,10 +442,12 @@ def describe_training(
     states: list[TrainState],
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: settings, data, devices, versions."""
+    corrections = config.dataset.corrections
     return {
         **config.values,
         "data": dataset.name,
         "data_dir": dataset.directory and str(dataset.directory.absolute()),
+        "corrections": corrections and str(layout.absolute_path(corrections)),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
         # Only of pictures that this package has divided into parts.

@@ -5,8 +5,8 @@ import re
 import runs
 
 TRAINING = """
-    accumulate batch_size checkpoint_steps clip_norm data data_dir data_url depth
-    deterministic distortions epochs_per_decay eval_steps freeze fresh
+    accumulate batch_size checkpoint_steps clip_norm corrections data data_dir data_url
+    depth deterministic distortions epochs_per_decay eval_steps freeze fresh
     global_batch_size hang_timeout help_all image_size initial_weights input_device
     keep_best keep_checkpoints
     label_smoothing learning_rate log_device_placement
@@ -30,7 +30,8 @@ FLAGS = {
     "cifar10/__main__.py train --help_all": TRAINING + OF_SEVERAL_TOWERS,
     "cifar10/__main__.py eval --help": EVALUATION,
     "cifar10/__main__.py data --help": """
-        contact_sheet data_dir image_size json max_bad_images val_fraction
+        contact_sheet data_dir image_size json max_bad_images train_dir trust_model
+        val_fraction
         validation_fraction
     """,
     "cifar10/__main__.py doctor --help": "data_dir json train_dir",

@@ -174,7 +174,8 @@ PLACE = {"data_dir": "/etc", "data_url": "http://192.0.2.1/"}
 def test_only_ones_own_run_says_where_its_data_is(
     run_dir, tmp_path, monkeypatch, capsys, is_own
 ):
-    describe(run_dir, model="tutorial", parameters=1, **PLACE)
+    corrections = {"corrections": "/nowhere.csv"}
+    describe(run_dir, model="tutorial", parameters=1, **PLACE, **corrections)
     path = run_dir / "config.json"
     if is_own:
         run_config.mark_as_own(path.read_bytes())
@@ -201,6 +202,7 @@ def test_only_ones_own_run_says_where_its_data_is(
     done = runs.call("train.py", "--resume", run_dir)
     assert done.returncode == 0, done.stderr
     assert (resumed[0].dataset.data_dir, resumed[0].dataset.data_url) == expected
+    assert resumed[0].dataset.corrections == ("/nowhere.csv" if is_own else None)
 
 
 # ---- Links

@@ -101,6 +101,7 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     duplicates = found(photos, "--image_size", 8)["duplicates"]
     first = ["train/cat/0.png", "test/cat/0.png", "test/cat/1.png"]
     assert duplicates.pop("groups") == [first, ["train/cat/1.png", "train/dog/2.png"]]
+    assert duplicates.pop("nearly") == []
     assert [*duplicates.values()] == [3, 2, 1]
 
 
@@ -113,9 +114,35 @@ def test_duplicates_of_images_that_are_not_in_memory_are_found():
     parts = {"train": (on_disk, labels[:6]), "test": (images[[6, 7, 6]], labels[:3])}
     duplicates = find_duplicates(parts, "abcdefxyz")
     assert duplicates.pop("groups") == [["x", "z"]]
-    assert [*duplicates.values()] == [1, 0, 0]
-    assert (on_disk.count() == 1).all()
-    assert len(on_disk.chosen) == 6, "read in parts"
+    assert [*duplicates.values()][:3] == [1, 0, 0]
+    assert (on_disk.count()[:6] >= 1).all()
+    assert all(len(images[:6][some]) <= 1 for some in on_disk.chosen), "not in parts"
+
+
+def test_a_test_picture_that_is_nearly_trained_on_is_found(tmp_path):
+    """Saved again with losses, brighter, and a little cropped; not another picture."""
+    random, folder = np.random.default_rng(0), tmp_path / "scenes"
+    for part, count in (("train", 30), ("test", 6)):
+        for number in range(count):
+            (folder / part / "cat").mkdir(parents=True, exist_ok=True)
+            blurred = Image.fromarray(random.integers(0, 200, (6, 6, 3), np.uint8))
+            scene = blurred.resize((64, 64), Image.Resampling.BICUBIC)
+            scene.save(folder / part / "cat" / f"{number}.png")
+    for part in ("train", "test"):
+        write(folder, *numbered(1, f"{part}/dog"), size=64)
+    write(folder, "test/dog/0.png", "test/dog/1.png", size=64)
+    with Image.open(folder / "train/cat/3.png") as scene:
+        brighter = scene.point(lambda value: value + 40)
+        brighter.save(folder / "test/cat/0.jpg", quality=60)
+        scene.crop((1, 1, 64, 64)).save(folder / "test/dog/2.png")
+        scene.save(folder / "test/cat/6.png")
+    duplicates = found(folder)["duplicates"]
+    nearly = [
+        ["train/cat/3.png", f"test/{name}"] for name in ("cat/0.jpg", "dog/2.png")
+    ]
+    assert duplicates["nearly"] == nearly
+    assert ["train/cat/3.png", "test/cat/6.png"] in duplicates["groups"]
+    assert "2 test pictures are nearly" in section(shown(folder), "The same")[0]
 
 
 def test_sheet_shows_pictures_of_each_class(photos, tmp_path, cache):

@@ -1,0 +1,187 @@
+"""Corrections of labels: what a file leaves out and moves, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+import runs
+import small_sets
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.input import cifar, datasets, records
+from cifar10.input.corrections import corrected
+from cifar10.input.pictures import shards
+from cifar10.interface.data import as_dataset
+from small_folders import everything, find, numbered, packed, pixels, write
+
+NAMES = numbered(6, "train/cat", "train/dog") + numbered(2, "test/cat", "test/dog")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write(tmp_path / "photos", *NAMES)
+
+
+def listed(tmp_path, *rows, head="picture,class"):
+    """Returns the name of a file with these lines."""
+    file = tmp_path / "corrections.csv"
+    file.write_text("\n".join((head, *rows)) + "\n")
+    return str(file)
+
+
+ROWS = ("train/cat/1.png,dog", "train/dog/0.png,", "train/dog/5.png,dog")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_pictures_are_left_out_and_moved(tmp_path, photos, monkeypatch, in_memory):
+    plain = find(photos, tmp_path / "cache")
+    before, _ = everything(plain)
+    if not in_memory:
+        monkeypatch.setattr(shards, "IN_MEMORY_BYTES", 0)
+    found = corrected(plain, listed(tmp_path, *ROWS))
+    (images, labels), (tests, test_labels) = map(found.read, ("train", "test"))
+    of_pictures = dict(zip(found.paths["train"], labels.tolist(), strict=True))
+    assert of_pictures.pop("train/cat/1.png") == 1
+    assert "train/dog/0.png" not in of_pictures
+    assert len(of_pictures) == len(labels) - 1 == len(images) - 1 == 10
+    assert all(label == ("dog" in path) for path, label in of_pictures.items())
+    for path, image in zip(found.paths["train"], images[:], strict=True):
+        np.testing.assert_array_equal(image, before[path])
+    np.testing.assert_array_equal(tests[:], plain.read("test")[0][:])
+    np.testing.assert_array_equal(test_labels, plain.read("test")[1])
+
+
+def test_leaving_a_picture_out_is_deleting_it(tmp_path, photos):
+    plain = find(photos, tmp_path / "cache")
+    found = corrected(plain, listed(tmp_path, "train/dog/2.png,")).read("train")
+    (photos / "train/dog/2.png").unlink()
+    fewer = find(photos, tmp_path / "cache").read("train")
+    for one, other in zip(found, fewer, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_division_into_parts_stays(tmp_path):
+    plain = find(write(tmp_path / "a", *numbered(8, "b", "c")), tmp_path / "cache")
+    rows = (f"{path}," for path in plain.paths["train"][1:-1])
+    found = corrected(plain, listed(tmp_path, *rows))
+    assert found.paths["test"] == plain.paths["test"]
+    assert found.division == plain.division
+
+
+def test_cifar_and_arrays_are_corrected_by_number(tmp_path, monkeypatch):
+    small = small_sets.SMALL["cifar10"]
+    monkeypatch.setitem(cifar.FORMATS, "cifar10", small)
+    monkeypatch.setattr(records, "CIFAR10", small)
+    small_sets.write_files(tmp_path / "binary", "cifar10")
+    settings = Config(data="cifar10", data_dir=str(tmp_path / "binary")).values
+    plain = datasets.find_for(settings)
+    file = listed(tmp_path, "train picture 0,", "train picture 7,ship")
+    found = datasets.find_for({**settings, "corrections": file})
+    before, (images, labels) = plain.read("train"), found.read("train")
+    np.testing.assert_array_equal(images, before[0][1:])
+    assert labels[6] == small.class_names.index("ship")
+    assert found.fingerprint
+    assert plain.fingerprint is None
+    x = np.stack([pixels(n) for n in range(6)])
+    arrays = as_dataset(((x, np.arange(6) % 2), (x[:2], np.arange(2))))
+    moved = corrected(arrays, listed(tmp_path, "train picture 2,class 1"))
+    assert moved.read("train")[1].tolist() == [0, 1, 1, 1, 0, 1]
+
+
+def test_fingerprint_is_of_what_is_corrected_and_not_of_the_file(tmp_path, photos):
+    plain = find(photos, tmp_path / "cache")
+
+    def fingerprint(*rows, **how):
+        return corrected(plain, listed(tmp_path, *rows, **how)).fingerprint
+
+    assert fingerprint("train/cat/0.png,cat") == plain.fingerprint == fingerprint()
+    left_out, moved = fingerprint(ROWS[1]), fingerprint("train/dog/0.png,cat")
+    assert len({plain.fingerprint, left_out, moved}) == 3
+    # What a spreadsheet makes of the file.
+    again = fingerprint("x;train/dog/0.png;cat", head="\ufeffnote;picture;class")
+    assert again == moved
+
+
+def test_names_that_are_not_utf_8_are_found(tmp_path, photos):
+    name = "train/cat/\udce4,\n.png"
+    (photos / name).write_bytes(packed(pixels(99)))
+    plain = find(photos, tmp_path / "cache")
+    file = tmp_path / "corrections.csv"
+    rows = f'picture,class\n"{name}",\n'
+    file.write_bytes(rows.encode(errors="surrogateescape"))
+    assert len(corrected(plain, str(file)).read("train")[1]) == 12
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        (["train/cat/9.png,dog"], "train/cat/9.png"),
+        (["test/cat/0.png,"], "test/cat/0.png"),
+        (["train/cat/0.png,dgo"], "dog"),
+        (["train/cat/0.png,dog,dog"], "train/cat/0.png"),
+        ([f"train/cat/{n}.png,dog" for n in range(6)], "cat"),
+        (['"train/cat/0.png,dog'], "corrections.csv"),
+    ],
+)
+def test_mistakes_are_refused(tmp_path, photos, rows, named):
+    plain = find(photos, tmp_path / "cache")
+    with pytest.raises(UsageError, match=named):
+        corrected(plain, listed(tmp_path, *rows, head="picture,class,label"))
+
+
+def test_what_is_no_such_file_is_refused(tmp_path, photos):
+    plain = find(photos, tmp_path / "cache")
+    for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
+        with pytest.raises(UsageError, match="--corrections"):
+            corrected(plain, str(file))
+
+
+def test_a_run_keeps_its_corrections_and_resumes_with_no_others(tmp_path, photos):
+    file = listed(tmp_path, *ROWS)
+    flags = {"data": photos, "image_size": 8, "distortions": "none", "batch_size": 4}
+    flags |= {"model": runs.SMALL, "train_dir": tmp_path / "run", "max_steps": 1}
+
+    def train(**more):
+        return runs.call("train.py", *runs.flags(**flags, **more))
+
+    done = train(corrections=file)
+    assert done.returncode == 0, done.stderr
+    assert "11 training images" in done.stdout
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["corrections"] == file
+    resume = ("--resume", tmp_path / "run", "--max_steps")
+    assert runs.call("train.py", *resume, 2).returncode == 0
+    score = ("eval.py", "--run_once", "--train_dir", tmp_path / "run", "--json")
+    trained_on = (*score, "--eval_data", "train_eval")
+    assert json.loads(runs.call(*trained_on).stdout)["num_examples"] == 11
+    # Without the file, or with another, it is not the same data.
+    assert train().returncode == 2
+    listed(tmp_path, ROWS[0])
+    assert runs.call("train.py", *resume, 3).returncode == 2
+    (tmp_path / "corrections.csv").unlink()
+    assert runs.call("train.py", *resume, 3).returncode == 2
+    # The test part needs none.
+    assert json.loads(runs.call(*score).stdout)["num_examples"] == 4
+
+
+def test_a_program_corrects_its_arrays(tmp_path):
+    import cifar10
+
+    images = np.stack([pixels(n, 24) for n in range(12)])
+    config = cifar10.Config(
+        data=((images, np.arange(12) % 2), (images, np.arange(12) % 2)),
+        corrections=listed(tmp_path, "train picture 3,", "train picture 4,class 1"),
+        model=runs.SMALL,
+        batch_size=4,
+        max_steps=1,
+        train_dir=tmp_path / "run",
+    )
+    cifar10.train(config)
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert "leaves out 1 and moves 1" in settings["data_description"]

@@ -1,0 +1,121 @@
+"""Labels that a run contradicts, from its outcomes to the corrected data."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+import runs
+from cifar10.evaluation.metrics import Outcomes
+from cifar10.tools.label_issues import find_issues
+
+WRONG = {5: "class 1", 30: "class 0"}
+
+
+def outcomes(labels, probabilities):
+    """Returns the outcomes of images, from the probabilities of all classes."""
+    labels, found = np.array(labels), np.array(probabilities)
+    own = found[np.arange(len(labels)), labels]
+    ranks = (found > own[:, None]).sum(axis=1)
+    return Outcomes(labels, -np.log(own), found.argmax(1), ranks, found.max(1))
+
+
+def test_the_mean_of_the_checkpoints_decides_and_the_least_probable_comes_first():
+    labels = [0, 0, 0, 1] + [2] * 96
+    right = [[0.02, 0.02, 0.96]] * 96
+    # The newest has learned the first two labels by heart.
+    early = [[0.1, 0.8, 0.1], [0.03, 0.07, 0.9], [0.6, 0.3, 0.1], [0.5, 0.4, 0.1]]
+    late = [[0.5, 0.3, 0.2], [0.5, 0.1, 0.4], [0.9, 0.05, 0.05], [0.3, 0.6, 0.1]]
+    found = [outcomes(labels, some + right) for some in (early, late)]
+    places, instead, own = find_issues(found)
+    assert places.tolist() == [1, 0]
+    assert instead[places].tolist() == [2, 1]
+    np.testing.assert_allclose(own[places], [0.265, 0.3])
+
+
+def test_a_weak_run_lists_a_twentieth_of_the_pictures():
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(4), 200)
+    places, _, own = find_issues([outcomes(np.arange(200) % 4, probabilities)])
+    assert len(places) == 10
+    assert (np.diff(own[places]) >= 0).all()
+
+
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory):
+    """Dark and bright images, two of which have the other label, and a run on them."""
+    folder = tmp_path_factory.mktemp("shades")
+    labels = np.arange(40) % 2
+    random = np.random.default_rng(0)
+    images = (
+        random.integers(0, 100, (40, 24, 24, 3)) + 155 * labels[:, None, None, None]
+    )
+    images = images.astype(np.uint8)
+    given = labels.copy()
+    given[[*WRONG]] ^= 1
+    np.savez(
+        folder / "shades.npz",
+        x_train=images,
+        y_train=given,
+        x_test=images,
+        y_test=labels,
+    )
+    flags = {"data": folder / "shades.npz", "model": runs.SMALL, "batch_size": 20}
+    flags |= {"train_dir": folder / "run", "max_steps": 30, "learning_rate": 0.01}
+    flags |= {"checkpoint_steps": 15, "distortions": "none"}
+    done = runs.call("train.py", *runs.flags(**flags))
+    assert done.returncode == 0, done.stderr
+    return folder, flags
+
+
+def call(folder, *words, data="shades.npz"):
+    words = (folder / data, "--train_dir", folder / "run", *words)
+    return runs.call("cifar10/__main__.py", "data", *words)
+
+
+def test_wrong_labels_are_listed_shown_and_corrected(shades):
+    folder, flags = shades
+    file = folder / "run" / "corrections.csv"
+    found = json.loads(call(folder, "--json").stdout)
+    assert found["labels"]["agreement"] == 0.95
+    rows = [*csv.DictReader(io.StringIO(file.read_text()))]
+    assert {row["picture"]: row["class"] for row in rows} == {
+        f"train picture {place}": name for place, name in WRONG.items()
+    }
+    page = (folder / "run" / "corrections.html").read_text()
+    assert len(re.findall("<img", page)) == 2
+    assert f"--corrections={file}" in found["next"]
+    flags = {**flags, "train_dir": folder / "corrected", "corrections": file}
+    done = runs.call("train.py", *runs.flags(**flags))
+    assert "leaves out 0 and moves 2" in " ".join(done.stdout.split())
+    # The user's changes are not overwritten.
+    file.write_text(f"{file.read_text()}train picture 0,\n")
+    again = call(folder)
+    assert again.returncode == 2
+    assert str(file) in again.stderr
+    assert "train picture 0" in file.read_text()
+    file.unlink()
+
+
+def test_other_data_than_the_runs_is_refused(shades):
+    folder, _ = shades
+    x, y = np.zeros((9, 24, 24, 3), np.uint8), np.arange(9) % 3
+    other = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez(folder / "other.npz", **other)
+    done = call(folder, data="other.npz")
+    assert done.returncode == 2
+    assert not (folder / "run" / "corrections.csv").exists()
+
+
+def test_text_on_the_page_is_escaped(shades, monkeypatch):
+    folder, _ = shades
+    from cifar10.input import corrections
+
+    monkeypatch.setattr(corrections, "names_of", lambda *_: ["<script>&"] * 40)
+    assert call(folder).returncode == 0
+    page = (folder / "run" / "corrections.html").read_text()
+    (folder / "run" / "corrections.csv").unlink()
+    assert "&lt;script&gt;&amp;" in page
+    assert "<script" not in page
