@@ -26,10 +26,26 @@ README_WORDS = 1100
 
 def links(path):
     """Returns where a document's links and pictures lead, outside code."""
+    return [target for target, _ in links_with_anchors(path)]
+
+
+def links_with_anchors(path):
+    """Returns the same, each with the heading that it names, if it names one."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
-    relative = [each for each in targets if not re.match(r"[a-z]+:|#", each)]
-    return [(path.parent / target.partition("#")[0]).resolve() for target in relative]
+    split = [each.partition("#") for each in targets if not re.match(r"[a-z]+:", each)]
+    return [
+        ((path.parent / file).resolve() if file else path, anchor)
+        for file, _, anchor in split
+    ]
+
+
+def anchors(path):
+    """Returns the anchors that GitHub and the site give to a document's headings."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
 
 
 def test_readme_is_one_page_and_links_every_document():
@@ -37,10 +53,19 @@ def test_readme_is_one_page_and_links_every_document():
     assert {*links(README)} >= {ROOT / "docs/decisions", *(ROOT / "docs").glob("*.md")}
 
 
-def test_links_lead_to_files():
-    for path in (*DOCUMENTS, *HISTORY):
-        missing = [target for target in links(path) if not target.exists()]
-        assert not missing, path.name
+def test_links_lead_to_files_and_headings():
+    decisions = (ROOT / "docs/decisions").glob("*.md")
+    others = (ROOT / name for name in ("CHANGELOG.md", "SECURITY.md"))
+    for path in (
+        *DOCUMENTS,
+        *HISTORY,
+        *decisions,
+        *others,
+        ROOT / "examples/README.md",
+    ):
+        for target, anchor in links_with_anchors(path):
+            assert target.exists(), (path.name, target)
+            assert not anchor or anchor in anchors(target), (path.name, anchor)
 
 
 @functools.cache
