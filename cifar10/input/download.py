@@ -220,8 +220,8 @@ def _md5_of(path: Path) -> str:
 
 def _append(url: str, part: Path, size: int, patience: Patience) -> None:
     """Downloads the rest of a file over one connection, and appends it to `part`."""
-    site = _Site(patience)
-    with contextlib.closing(site.request(url, _length(part))) as response:
+    opened = _request(url, _length(part), patience.timeout)
+    with contextlib.closing(opened) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
         start = done = _length(part) if partial else 0
@@ -233,10 +233,9 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
             progress(part.stem, "MB", size, start, unit_size=10**6) as report,
         ):
             file.truncate(start)
-            for chunk in _chunks(response):
+            for chunk in _chunks(response, patience):
                 file.write(chunk)
                 done += len(chunk)
-                site.received += len(chunk)
                 if done > size:
                     part.unlink()
                     raise SourceError(f"it serves more than {size} bytes")
@@ -246,80 +245,42 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
         raise NoConnectionError(problem)
 
 
-class _Site(url_request.HTTPHandler, url_request.HTTPSHandler):
-    """Opens URLs, and gives up on a server that is slower than it has to be.
-
-    It looks at the clock whenever a socket is read. The timeout of a socket starts
-    again with each byte, and so does not bound a status, header or chunk size that
-    drips.
-    """
-
-    def __init__(self, patience: Patience) -> None:
-        super().__init__()
-        self.received = 0  # Bytes of the file.
-        self._patience = patience
-        # When it began, and at how many bytes; None before anything is read, since
-        # connecting to one address of a site after another may take longer.
-        self._window: tuple[float, int] | None = None
-
-    def request(self, url: str, offset: int) -> Any:
-        """Requests the file from a byte onwards and returns the response."""
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
-        try:
-            # The URL is the user's; `parse_urls` has checked its scheme.
-            asked = url_request.Request(url, headers=headers)  # noqa: S310
-            opener = url_request.build_opener(self)
-            return opener.open(asked, timeout=self._patience.timeout)
-        except url_error.HTTPError as error:
-            error.close()
-            if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return self.request(url, 0)
-            problem = f"HTTP {error.code} {error.reason}"
-            if error.code >= http.client.INTERNAL_SERVER_ERROR:
-                raise NoConnectionError(problem) from error
-            raise SourceError(problem) from error
-        except url_error.URLError as error:
-            raise UnreachableError(str(error.reason)) from error
-        except OSError as error:
-            raise NoConnectionError(str(error)) from error
-        except (http.client.HTTPException, ValueError) as error:
-            raise SourceError(f"{type(error).__name__}: {error}") from error
-
-    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
-        """Sends a request, as the handlers of URLs do."""
-        check_pace = self._check_pace
-
-        class Response(http.client.HTTPResponse):
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                super().__init__(*arguments, **options)
-                raw: Any = self.fp.raw
-                read = raw.readinto
-
-                def readinto(buffer: Any) -> int | None:
-                    check_pace()
-                    return read(buffer)
-
-                raw.readinto = readinto
-
-        paced: Any = type("Paced", (http_class,), {"response_class": Response})
-        return super().do_open(paced, req, **http_conn_args)
-
-    def _check_pace(self) -> None:
-        now = time.monotonic()
-        began, before = self._window = self._window or (now, self.received)
-        seconds, received = now - began, self.received - before
-        if seconds >= self._patience.window:
-            self._window = now, self.received
-            if received < self._patience.least_rate * seconds:
-                problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
-                raise TimeoutError(problem)
+def _request(url: str, offset: int, timeout: float) -> Any:
+    """Requests a file from a byte onwards and returns the response."""
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    try:
+        # The URL is the user's; `parse_urls` has checked its scheme.
+        asked = url_request.Request(url, headers=headers)  # noqa: S310
+        return url_request.urlopen(asked, timeout=timeout)  # noqa: S310
+    except url_error.HTTPError as error:
+        error.close()
+        if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return _request(url, 0, timeout)
+        problem = f"HTTP {error.code} {error.reason}"
+        if error.code >= http.client.INTERNAL_SERVER_ERROR:
+            raise NoConnectionError(problem) from error
+        raise SourceError(problem) from error
+    except url_error.URLError as error:
+        raise UnreachableError(str(error.reason)) from error
+    except OSError as error:
+        raise NoConnectionError(str(error)) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise SourceError(f"{type(error).__name__}: {error}") from error
 
 
-def _chunks(response: Any) -> Iterator[bytes]:
-    """Yields the body of a response as it arrives."""
+def _chunks(response: Any, patience: Patience) -> Iterator[bytes]:
+    """Yields the body of a response as it arrives, unless it comes too slowly."""
+    began, received = time.monotonic(), 0
     try:
         # Not `read`, which would wait for a whole chunk however slowly it comes.
         while chunk := response.read1(_CHUNK_BYTES):
             yield chunk
+            received += len(chunk)
+            seconds = time.monotonic() - began
+            if seconds >= patience.window:
+                if received < patience.least_rate * seconds:
+                    problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
+                    raise NoConnectionError(problem)
+                began, received = time.monotonic(), 0
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise NoConnectionError(str(error) or type(error).__name__) from error
