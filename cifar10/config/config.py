@@ -16,6 +16,7 @@ from cifar10.config import (
     augmentation as augmentations,
     data_flag,
     fields,
+    python_objects,
     run_config,
 )
 from cifar10.config.options import defaults, names, options
@@ -47,13 +48,19 @@ class Config(fields.Sections):
             arrays (x, y) or ((x, y), (x_test, y_test)), or an object with the
             attributes of `cifar10.input.dataset_base.Dataset`. Images are uint8
             [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
-            [count, height, width, 1]; labels are integers [count] or [count, 1].
-        **given: The other flags. `freeze` and `sections` may be lists of names,
-            `sections` a number, and `initial_weights` and `resume` a `Record`.
+            [count, height, width, 1]; labels are integers [count] or [count, 1]. A
+            finite `tf.data.Dataset` of (image, label) may take the place of (x, y).
+        **given: `loss` and `metrics`, functions from labels, integers [batch], and
+            logits, floating [batch, classes], to a value for each image, [batch], or
+            the former a `keras.losses.Loss`; and the other flags, of which `optimizer`
+            and `learning_rate` may be an optimizer and a schedule of Keras. `freeze`
+            and `sections` may be lists of names, `sections` a number, and
+            `initial_weights` and `resume` a `Record`.
 
     Attributes:
         model_function: `model` if it is a function, else None.
         data_objects: `data` unless it is a name or a path, else None.
+        objects: Loss, metrics, optimizer and schedule, if they are objects.
 
     Raises:
         UsageError: A value is invalid, or there is no such flag.
@@ -61,6 +68,7 @@ class Config(fields.Sections):
 
     model_function: Callable[..., Any] | None
     data_objects: Any
+    objects: python_objects.PythonObjects
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class Config(fields.Sections):
         data: Any = None,
         **given: Any,
     ) -> None:
+        self.objects = python_objects.take_objects(given)
         named = {name: _plain(name, value) for name, value in given.items()}
         if model is not None:
             named["model"] = _name_of_model(model)
@@ -86,13 +95,18 @@ class Config(fields.Sections):
         self.data_objects = None if isinstance(data, str | Path) else data
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
+    def from_values(
+        cls,
+        values: Mapping[str, Any],
+        objects: python_objects.PythonObjects | None = None,
+    ) -> Self:
         """Returns a configuration with values by field, and defaults for the others.
 
         No recipe is read.
         """
         config = cls.__new__(cls)
         config.model_function = config.data_objects = None
+        config.objects = objects or python_objects.PythonObjects()
         config._assign(values)  # noqa: SLF001 - of this class.
         return config
 
@@ -107,7 +121,7 @@ class Config(fields.Sections):
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy of the configuration with some values changed."""
-        config = self.from_values({**self.values, **changes})
+        config = self.from_values({**self.values, **changes}, self.objects)
         config.model_function = self.model_function
         config.data_objects = self.data_objects
         return config

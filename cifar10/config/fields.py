@@ -217,14 +217,21 @@ class Loss(Checked, scope=RESULT):
     Attributes:
         label_smoothing: fraction of each label that is spread evenly over all classes
         class_weights: weight of each class in the loss, as in towers/class_weights.py
+        loss: a program's own in place of the cross entropy: its name, or Keras's record
     """
 
     label_smoothing: Fraction = 0.0
+    loss: Annotated[str | Mapping | None, FLAG_ONLY, RECIPE_ONLY] = None
     class_weights: Annotated[str | Mapping | Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_weights(self.class_weights)
+        if self.loss and self.label_smoothing:
+            raise UsageError(
+                f"--label_smoothing {self.label_smoothing}: it is for the built-in "
+                "cross entropy, and loss is an object. Give label_smoothing=0.0."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,6 +253,7 @@ class Update(
         schedule: schedule of the learning rate; staircase: times 0.1 every
             --epochs_per_decay; linear, cosine: to zero at --max_steps; one_cycle: rises
             first, ends there
+        keras_schedule: record of a program's own, an object of Keras, in its place
         epochs_per_decay: epochs after which the staircase falls each time
         warmup_epochs: epochs in which the learning rate rises evenly from zero
         clip_norm: norm to which the averaged gradients are scaled down together if
@@ -260,6 +268,7 @@ class Update(
     momentum: Fraction = 0.0
     learning_rate: _NotNegative = 0.1
     schedule: Literal["staircase", EndingSchedule] = "staircase"
+    keras_schedule: Annotated[Mapping | None, FLAG_ONLY, RECIPE_ONLY] = None
     epochs_per_decay: _AboveZero = 350.0
     warmup_epochs: _NotNegative = 0.0
     clip_norm: Annotated[float, Range(1e-12)] | None = None

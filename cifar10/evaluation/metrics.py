@@ -35,6 +35,7 @@ class Outcomes(NamedTuple):
     # int64 [images], how many logits are larger than that of the label, or `NO_RANK`.
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
+    own: Sequence[np.ndarray] = ()  # float64 [images], each of a program's metrics.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,14 +30,20 @@ _FIX = "Make room there or make it writable, or name another place with --eval_d
 class Scorer:
     """Scores a model any number of times; it is traced once.
 
-    Its non-trainable variables are used as they are. With `test_time_augmentation` it
+    Its non-trainable variables are used as they are. A program's own `metrics` are
+    those of `model.loss`. With `test_time_augmentation` it
     averages the logits of an image's six `views`.
     """
 
     def __init__(
-        self, model: keras.Model, *, test_time_augmentation: bool = False
+        self,
+        model: keras.Model,
+        *,
+        test_time_augmentation: bool = False,
+        metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
     ) -> None:
         self._model = model
+        self._metrics = (metrics or {}).values()
         self._augment = test_time_augmentation
         self._score = traced(self._trace_score)
 
@@ -62,7 +68,9 @@ class Scorer:
                 each, weight_decay = self._score(values, images, labels)
             found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
-        return Outcomes(*columns), float(weight_decay)
+        labels, entropies, predictions, ranks, confidence, *own = columns
+        outcomes = Outcomes(labels, entropies, predictions, ranks, confidence, own)
+        return outcomes, float(weight_decay)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
@@ -80,6 +88,10 @@ class Scorer:
             tf.argmax(logits, axis=1),
             tf.where(is_finite, rank, NO_RANK),
             tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
+            *(
+                tf.cast(metric(tf.cast(labels, tf.int64), logits), tf.float64)
+                for metric in self._metrics
+            ),
         ), tf.add_n(list(penalties)) if penalties else tf.constant(0.0)
 
     def _logits(
@@ -139,6 +151,7 @@ class ScoredSet:
         dataset: The data set.
         events: The folder of the event files and of `metrics.jsonl`.
         options: Which images are scored and how, as `eval.py` takes it.
+        own_metrics: Those of a program, by name, which are means over all images.
 
     Attributes:
         count: Number of images.
@@ -153,11 +166,16 @@ class ScoredSet:
         dataset: Dataset,
         events: Path,
         options: "Options",
+        *,
+        own_metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
     ) -> None:
         self.events = events
+        self._own_names = [*(own_metrics or {})]
         self.dataset = dataset
         self._scorer = Scorer(
-            model, test_time_augmentation=options.test_time_augmentation
+            model,
+            test_time_augmentation=options.test_time_augmentation,
+            metrics=own_metrics,
         )
         self._top_k = options.ks
         if (most := max(self._top_k, default=1)) > dataset.classes:
@@ -199,7 +217,10 @@ class ScoredSet:
         """Scores the model with values for its trainable variables, on a device."""
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
-        return Result(sums, sums.scalars(weight_decay, self._top_k), outcomes)
+        scalars = sums.scalars(weight_decay, self._top_k)
+        for name, values in zip(self._own_names, outcomes.own, strict=True):
+            scalars[name] = float(values.mean())
+        return Result(sums, scalars, outcomes)
 
     def open(self) -> None:
         """Opens an event file; raises a `DiskError` if that fails."""

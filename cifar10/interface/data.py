@@ -33,6 +33,7 @@ def as_dataset(
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
+    data = _read_streams(data)
     if not isinstance(data, tuple):
         wrapped = _wrap(data)
         if val_fraction and "val" not in wrapped.parts:
@@ -54,6 +55,33 @@ def as_dataset(
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
     return array_dataset(found, _WHERE, name_of(data), None, val_fraction)
+
+
+def _read_streams(data: Any) -> Any:
+    """Reads each `tf.data.Dataset` into a pair of arrays, to be trained on as these.
+
+    So its order does not matter, and a resumed run can compare what is in it.
+    """
+    import tensorflow as tf
+
+    if isinstance(data, tuple):
+        return tuple(map(_read_streams, data))
+    if not isinstance(data, tf.data.Dataset):
+        return data
+    count, spec = int(data.cardinality()), data.element_spec
+    if count < 1 or not isinstance(spec, tuple) or len(spec) != 2:
+        what = {-1: "without end", -2: "of unknown size"}.get(count, f"of {count:,}")
+        raise UsageError(
+            f"data: a tf.data.Dataset {what} elements {spec}.\nIt has to be finite, of "
+            "(image uint8 [height, width, 3], label), without repeat() and batch(). Of "
+            "unknown size,\ntell it by .apply(tf.data.experimental.assert_cardinality("
+            "number))."
+        )
+    try:
+        parts = [*data.batch(1000).as_numpy_iterator()]
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    except Exception as error:  # Of the program's own functions, too.
+        raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ def evaluate(
     *,
     data: Any = None,
     model: Any = None,
+    metrics: Any = None,
     split: Split = "test",
     step: int | str | None = None,
     num_examples: int | None = None,
@@ -36,6 +37,8 @@ def evaluate(
             `split` that is scored. None for the data of the run.
         model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
+        metrics: Functions of your own, as `Config` takes them; None for those of the
+            record.
         split: `test`, `train`, or `val` if the data have that part.
         step: The step of the checkpoint, or `best` for the one with the best score;
             None for the newest one.
@@ -82,6 +85,12 @@ def evaluate(
         own = Config(model=model)
         trusted = own.network.model
         know_model(own)
+    if metrics is not None:
+        own_metrics = Config(metrics=metrics).objects.metrics
+    elif isinstance(run, Record):
+        own_metrics = run.config.objects.metrics
+    else:
+        own_metrics = {}
     device = _device()
     trained = TrainedModel(
         directory, device, use_averages=use_averages, trust_model=trusted
@@ -105,6 +114,7 @@ def evaluate(
         fitting(dataset, settings),
         directory / layout.EVALUATION_EVENTS,
         options,
+        own_metrics=own_metrics,
     )
     result = scored.score(trained.trainable, device)
     return {"step": found_step, **result.scalars}

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cifar10.errors import UsageError, did_you_mean
+from cifar10.models.registry import PYTHON
 
 if TYPE_CHECKING:
     import keras
@@ -46,6 +47,8 @@ _FLAGS = {
     "gradient_accumulation_steps": "--accumulate",
     "loss_scale_factor": "--precision float16",
 }
+# Those of them that an optimizer given as an object must not use.
+_NOT_IN_OBJECTS = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 _LARGEST_NUMBER = 1e30  # float32 holds it.
 # Filters and matrices have more; biases, scales and offsets are vectors.
 _LEAST_DIMENSIONS_TO_DECAY = 2
@@ -68,7 +71,7 @@ def check_optimizer(
     Raises:
         UsageError: The message names the optimizers, or the arguments of this one.
     """
-    if name not in NAMES:
+    if name not in NAMES and not name.startswith(PYTHON):
         raise UsageError(
             f"--optimizer {name}: there is no such optimizer."
             f"{did_you_mean(name, NAMES)} It is one of {', '.join(NAMES)}."
@@ -89,9 +92,12 @@ def check_optimizer(
 
 
 def _check_value(optimizer: str, argument: str, value: Any) -> None:
-    what = f"optimizer_arguments of the recipe: {argument} = {value!a}"
-    if argument in _FLAGS:
+    what = f"optimizer_arguments: {argument} = {value!a}"
+    is_object = optimizer.startswith(PYTHON)
+    if argument in _NOT_IN_OBJECTS and value if is_object else argument in _FLAGS:
         raise UsageError(f"{what}: {_FLAGS[argument]} decides it. Take it out.")
+    if is_object:
+        return
     if optimizer == _MUON:
         raise UsageError(
             f"{what}: muon has no arguments but --momentum; its constants are "
@@ -119,6 +125,7 @@ def build_optimizer(
     trained_parts: Mapping[str, float] | None = None,
     scale_loss: bool = False,
     scale_updates: bool = False,
+    own_class: type["keras.optimizers.Optimizer"] | None = None,
 ) -> "keras.optimizers.Optimizer":
     """Builds an optimizer; it has not seen its variables yet.
 
@@ -133,6 +140,7 @@ def build_optimizer(
         scale_loss: Whether to scale the loss, by a factor that adapts, and to skip
             updates that overflow, as float16 requires.
         scale_updates: Whether each variable's update has a factor, for `slow_down`.
+        own_class: That of an optimizer which a program has given as an object.
 
     Raises:
         UsageError: The optimizer has no such argument, or refuses its value.
@@ -146,8 +154,11 @@ def build_optimizer(
     if name in WITH_MOMENTUM:
         given["momentum"] = float(momentum)
     given |= arguments or {}
-    if name == _MUON:
-        kind: type[keras.optimizers.Optimizer] = optimizer_classes.Muon
+    kind: type[keras.optimizers.Optimizer]
+    if own_class:
+        kind = own_class
+    elif name == _MUON:
+        kind = optimizer_classes.Muon
         given["trained_parts"] = trained_parts
     elif name == _SGD:
         kind = optimizer_classes.SGD
@@ -160,7 +171,7 @@ def build_optimizer(
         optimizer = kind(**given)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"optimizer_arguments of the recipe: {kind.__name__} refuses them.\n{error}"
+            f"optimizer_arguments: {kind.__name__} refuses them.\n{error}"
         ) from error
     optimizer.exclude_from_weight_decay(
         [v for v in variables if len(v.shape) < _LEAST_DIMENSIONS_TO_DECAY]

@@ -26,6 +26,7 @@ from cifar10.config import (
 )
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names, result_determining
+from cifar10.config.python_objects import PythonObjects
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
@@ -48,6 +49,7 @@ from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
+from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
 # Of the calls that `default_steps_per_call` allows: a signal waits for the end of one,
@@ -152,6 +154,7 @@ def assemble(
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     with workers.sharing_refusals():
+        requested.objects.check(requested.values)
         config = resolve_config(requested, placement, workers=workers.count)
         check_initial_weights(
             config.fine_tuning, config.network.model, config.images.distortions
@@ -166,6 +169,8 @@ def assemble(
                 dataset = datasets.find_for({**config.values, **kept})
         elif config.dataset.corrections:
             dataset = corrected(dataset, config.dataset.corrections)
+        if requested.objects.loss or requested.objects.metrics:
+            own_functions.check_all(requested, dataset.classes)
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
@@ -229,7 +234,8 @@ def resolve_config(
             "global_batch_size": images,
             "towers": towers,
             "workers": workers,
-        }
+        },
+        config.objects,
     )
 
 
@@ -345,6 +351,7 @@ def build_state(
             trained_parts=find_architecture(config.network.model).trained_parts,
             scale_loss=config.network.precision == "float16",
             scale_updates=config.fine_tuning.pretrained_rate != 1.0,
+            own_class=config.objects.optimizer,
         )
     return TrainState(model, optimizer, home)
 
@@ -365,7 +372,12 @@ def build_towers(
     `class_weights` are those of the loss. Returns the towers, the planner of their
     memory, and a description of their sections if there are any.
     """
-    tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
+    tower = build_tower(
+        config.loss,
+        class_weights=class_weights,
+        objects=config.objects,
+        xla=config.speed.xla,
+    )
     update = build_update(config, len(images))
     shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
     planner = planning.Planner(
@@ -394,12 +406,21 @@ def build_towers(
 
 
 def build_tower(
-    loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
+    loss: fields.Loss,
+    *,
+    class_weights: np.ndarray | None = None,
+    objects: PythonObjects | None = None,
+    xla: bool = False,
 ) -> Tower:
     """Builds the computation of a tower."""
     compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
     if class_weights is not None:
         compute = functools.partial(compute, class_weights=class_weights)
+    if objects and objects.loss:
+        own_loss = own_functions.of_each_image(objects.loss)
+        compute = functools.partial(compute, own_loss=own_loss)
+    if objects and objects.metrics:
+        compute = functools.partial(compute, metrics=objects.metrics)
     return Tower(models.inference, compute, xla=xla)
 
 
@@ -413,6 +434,11 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     learning_rate: schedule.Schedule = schedule.ScaledCurve(
         update.learning_rate, schedule.CURVES[update.schedule], examples
     )
+    if (of_steps := config.objects.keras_schedule) is not None:
+
+        def learning_rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
+            return tf.cast(of_steps(examples_seen // images), tf.float64)
+
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
         learning_rate = schedule.Warmup(learning_rate, rising, images)

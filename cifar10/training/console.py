@@ -37,13 +37,17 @@ _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 class Console:
     """A hook that prints lines, and below them a progress bar in a terminal.
 
-    `batch_size` is the number of images in one batch of a tower.
+    `batch_size` is the number of images in one batch of a tower, and `shown` names the
+    metrics that a step's line has besides the usual.
     """
 
     waits_for = "the reader of its output"
 
-    def __init__(self, max_steps: int, batch_size: int) -> None:
+    def __init__(
+        self, max_steps: int, batch_size: int, shown: Sequence[str] = ()
+    ) -> None:
         self._batch_size = batch_size
+        self._shown = shown
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed} of {task.total}"),
@@ -69,7 +73,8 @@ class Console:
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the step's line."""
-        self.on_message(step_line(step, metrics, self._batch_size))
+        shown = [f", {name} {format_number(metrics[name], 3)}" for name in self._shown]
+        self.on_message(step_line(step, metrics, self._batch_size) + "".join(shown))
 
     def on_message(self, text: str) -> None:
         """Prints a message, above the bar if there is one."""

@@ -130,6 +130,7 @@ class Validation:
                 batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
                 eval_data=part,
             ),
+            own_metrics=training.config.objects.metrics,
         )
 
     @property
@@ -256,7 +257,11 @@ def hooks_in_order(
     if training.workers.is_chief:
         of_chief = [
             StepProfile(loop),
-            Console(training.config.run.max_steps, training.config.batch.batch_size),
+            Console(
+                training.config.run.max_steps,
+                training.config.batch.batch_size,
+                [*training.config.objects.metrics],
+            ),
             TensorBoard(training.train_dir, loop.goodput),
             *users,
             Summaries(loop),

@@ -22,9 +22,9 @@ def use_few_images(patch):
     """Scores the first images alone, here and in `eval.py` in this process."""
     build = scored_set.ScoredSet.__init__
 
-    def built(*arguments):
+    def built(*arguments, **more):
         *others, options = arguments
-        build(*others, dataclasses.replace(options, num_examples=IMAGES))
+        build(*others, dataclasses.replace(options, num_examples=IMAGES), **more)
 
     patch(scored_set.ScoredSet, "__init__", built)
 

@@ -1,0 +1,281 @@
+"""A program's own loss, metrics, optimizer, schedule and `tf.data`."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import event_readers
+import runs
+from cifar10 import Config, evaluate, train
+from cifar10.config import run_config
+from cifar10.errors import UsageError
+from cifar10.input import pipeline
+from cifar10.models.registry import build_model
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.integers(0, 256, (40, 8, 8, 3), np.uint8)
+Y = np.arange(40) % 4
+
+
+def linear(image_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
+
+
+def focal(labels, logits):
+    """The cross entropy of each image, less where it is low."""
+    entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return entropies * tf.square(1.0 - tf.exp(-entropies))
+
+
+def margin(labels, logits):
+    own = tf.gather(logits, labels, batch_dims=1)
+    return own - tf.reduce_mean(logits, axis=1)
+
+
+def top_two(labels, logits):
+    return keras.metrics.sparse_top_k_categorical_accuracy(labels, logits, k=2)
+
+
+class HalfSign(keras.optimizers.Optimizer):
+    """An optimizer that Keras does not have."""
+
+    def __init__(self, learning_rate=0.1, scale=0.5, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.scale = scale
+
+    def update_step(self, gradient, variable, learning_rate):
+        step = keras.ops.cast(learning_rate, variable.dtype) * self.scale
+        self.assign_sub(variable, step * keras.ops.sign(gradient))
+
+    def get_config(self):
+        return {**super().get_config(), "scale": self.scale}
+
+
+def stream():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def config(train_dir, **changes):
+    rate = {} if hasattr(changes.get("optimizer"), "get_config") else 0.01
+    return Config(
+        **{
+            "model": linear,
+            "data": ((X, Y), (X[:12], Y[:12])),
+            "train_dir": train_dir,
+            "num_gpus": 1,
+            "global_batch_size": len(X),
+            "max_steps": 3,
+            "log_frequency": 1,
+            "precision": "float64",
+            "distortions": "none",
+            **({"learning_rate": rate} if rate else {}),
+            **changes,
+        }
+    )
+
+
+def trained(train_dir, **given):
+    record = train(config(train_dir, **given))
+    return record, runs.variables(runs.checkpoint(train_dir, 3))
+
+
+CASES = {
+    "function": lambda: {"loss": focal},
+    "sparse": lambda: {
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    },
+    "one-hot": lambda: {
+        "loss": keras.losses.CategoricalFocalCrossentropy(from_logits=True)
+    },
+    "metrics": lambda: {"metrics": [margin], "eval_steps": 3},
+    "adamw": lambda: {
+        "optimizer": keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5)
+    },
+    "own": lambda: {"optimizer": HalfSign(0.02, scale=0.25)},
+    "schedule": lambda: {
+        "learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 4)
+    },
+    "both": lambda: {
+        "optimizer": keras.optimizers.SGD(
+            keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01]),
+            momentum=0.9,
+        )
+    },
+    "stream": lambda: {"data": stream()},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_towers_compute_what_one_does(tmp_path, case):
+    given = CASES[case]()
+    one, of_one = trained(tmp_path / "1", **given)
+    two, of_two = trained(tmp_path / "2", num_gpus=2, **given)
+    assert runs.largest_difference(of_one, of_two) < 1e-12
+    for step, metrics in one.history.items():
+        for name in ("total_loss", "learning_rate", *one.config.objects.metrics):
+            assert metrics[name] == pytest.approx(two.history[step][name], rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A run with an object of every kind, and how it was made."""
+    rates = keras.optimizers.schedules.PolynomialDecay(0.1, 5, 0.01)
+    given = {
+        "loss": focal,
+        "metrics": {"margin": margin},
+        "optimizer": keras.optimizers.AdamW(rates, weight_decay=0.1),
+        "eval_steps": 3,
+        "moving_average_decay": 0.0,
+    }
+    train_dir = tmp_path_factory.mktemp("objects") / "run"
+    return train(config(train_dir, **given)), given
+
+
+def test_a_step_is_that_of_a_loop_of_keras(everything):
+    record, given = everything
+    with_rate = given["optimizer"]
+    optimizer = type(with_rate).from_config(with_rate.get_config())
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    images = pipeline.prepare(tf.constant(X), "none")
+    model = build_model(record.config.network.model, (8, 8, 3), 4, precision="float64")
+    for step in (1, 2, 3):
+        with tf.GradientTape() as tape:
+            logits = model(images)
+            loss = tf.reduce_mean(focal(Y, logits))
+        found = record.history[step]
+        assert found["total_loss"] == pytest.approx(float(loss), rel=1e-9)
+        entropy = keras.losses.sparse_categorical_crossentropy(Y, logits, True)
+        assert found["cross_entropy"] == pytest.approx(np.mean(entropy), rel=1e-9)
+        assert found["margin"] == pytest.approx(np.mean(margin(Y, logits)), rel=1e-9)
+        assert found["learning_rate"] == pytest.approx(0.1 - 0.09 * (step - 1) / 5)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+    logits = model(images[:12])
+    expected = float(np.mean(margin(Y[:12], logits)))
+    scored = evaluate(record, batch_size=5)
+    assert scored["margin"] == pytest.approx(expected, rel=1e-6)
+    (line,) = runs.logged(record.train_dir / "eval")
+    assert line["margin"] == pytest.approx(scored["margin"])
+    by_directory = evaluate(record.train_dir, data=(X[:12], Y[:12]), model=linear)
+    assert scored.keys() - by_directory.keys() == {"margin"}
+
+
+def test_own_metrics_are_shown(tmp_path, capsys):
+    given = {"metrics": {"top 2": top_two}, "data": (X, Y), "max_steps": 1}
+    given["precision"] = "float32"
+    record = train(config(tmp_path / "run", **given))
+    printed = capsys.readouterr().out
+    shown = re.search(r"^step 1, .*top 2 ([\d.]+)", printed, re.MULTILINE)
+    assert float(shown[1]) == pytest.approx(record.metrics["top 2"], abs=0.01)
+    assert runs.logged(record.train_dir)[0]["top 2"] == record.metrics["top 2"]
+    assert "top 2" in event_readers.read(record.train_dir / "train").Tags()["tensors"]
+
+
+def test_a_run_resumes_with_the_same_objects_alone(everything):
+    record, given = everything
+    path = record.train_dir
+    settings = run_config.read_run_config(path)
+    assert settings["optimizer"] == "python:adamw"
+    assert settings["optimizer_arguments"]["weight_decay"] == 0.1
+    assert settings["keras_schedule"]["class_name"] == "PolynomialDecay"
+    for name, other in (
+        ("loss", margin),
+        ("loss", None),
+        ("optimizer", keras.optimizers.AdamW(0.1, weight_decay=0.1)),
+        (
+            "optimizer",
+            keras.optimizers.AdamW(
+                keras.optimizers.schedules.PolynomialDecay(0.1, 6, 0.01),
+                weight_decay=0.1,
+            ),
+        ),
+    ):
+        with pytest.raises(UsageError, match=f"{name}|keras_schedule"):
+            train(config(path, **{**given, name: other}, max_steps=4))
+    given = {**given, "data": record.config.data_objects}
+    without = {name: given[name] for name in ("data", "loss")}
+    with pytest.raises(UsageError, match="optimizer"):
+        train(Config(resume=path, model=linear, **without))
+    done = runs.call("train.py", "--resume", path, "--max_steps", 5)
+    assert done.returncode == 2, "a command has no objects"
+    assert train(config(path, **given, max_steps=4)).step == 4
+
+
+class Sum(keras.losses.Loss):
+    def call(self, labels, logits):
+        return margin(tf.cast(labels, tf.int32), logits)
+
+
+class Centre(keras.losses.Loss):
+    """A loss that would have to be trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.centre = tf.Variable(1.0, dtype="float64")
+
+    def call(self, labels, logits):
+        return margin(tf.cast(labels, tf.int32), logits) * self.centre
+
+
+BAD = {
+    "from_logits": lambda: {"loss": keras.losses.SparseCategoricalCrossentropy()},
+    "reduction": lambda: {"loss": Sum(reduction="sum")},
+    "variables": lambda: {"loss": Centre()},
+    "shape": lambda: {"loss": lambda labels, logits: tf.reduce_mean(logits)},
+    "no such": lambda: {"loss": lambda labels, logits: 1 / len({}["no such"])},
+    "other images": lambda: {
+        "loss": lambda labels, logits: logits[:, 0] - tf.reduce_mean(logits)
+    },
+    "random": lambda: {
+        "metrics": {"m": lambda labels, _: tf.random.uniform([len(labels)])}
+    },
+    "float64": lambda: {"metrics": [top_two]},  # TensorFlow's takes only float32.
+    "function": lambda: {"loss": "focal"},
+    "counts": lambda: {"metrics": [keras.metrics.SparseCategoricalAccuracy()]},
+    "taken": lambda: {"metrics": {"total_loss": margin}},
+    "label_smoothing": lambda: {"loss": focal, "label_smoothing": 0.1},
+    "moving_average_decay": lambda: {"optimizer": keras.optimizers.Adam(use_ema=True)},
+    "Ftrl": lambda: {"optimizer": keras.optimizers.Ftrl()},
+    "learning_rate": lambda: {
+        "optimizer": keras.optimizers.Adam(),
+        "learning_rate": 0.1,
+    },
+    "schedule": lambda: {
+        "learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 4),
+        "schedule": "linear",
+    },
+    "without end": lambda: {"data": stream().repeat()},
+    "unknown": lambda: {"data": stream().filter(lambda image, label: label > 1)},
+    "height": lambda: {"data": stream().batch(8)},
+    "float32": lambda: {"data": stream().map(lambda x, y: (tf.cast(x, "float32"), y))},
+    "elements": lambda: {"data": stream().map(lambda x, y: {"image": x})},
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_what_towers_cannot_share_is_refused(tmp_path, why):
+    with pytest.raises(UsageError, match=why):
+        train(config(tmp_path / "run", **BAD[why]()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):
+    mixed = {"augmentation": {"mixup": {}}, "max_steps": 1}
+    soft = keras.losses.CategoricalCrossentropy(from_logits=True)
+    record = train(config(tmp_path / "run", loss=soft, **mixed))
+    assert record.metrics["total_loss"] == pytest.approx(
+        record.metrics["cross_entropy"]
+    )
+    with pytest.raises(UsageError, match="labels float"):
+        train(config(tmp_path / "other", loss=focal, **mixed))
+
+
+def test_two_streams_are_a_training_and_a_test_part(tmp_path):
+    one = train(config(tmp_path / "1", max_steps=1))
+    streams = stream(), stream().take(12)
+    two = train(config(tmp_path / "2", max_steps=1, data=streams))
+    assert evaluate(one) == evaluate(two) == evaluate(two, data=stream().take(12))
