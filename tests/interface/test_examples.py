@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import struct
 import time
 from pathlib import Path
 
@@ -80,6 +81,47 @@ def test_a_resumed_run_goes_on_with_its_record_in_mlflow(example, tmp_path):
     assert run == ((train_dir / "mlflow_run_id").read_text(), "FINISHED")
     losses = {line["step"]: line["total_loss"] for line in runs.logged(train_dir)}
     assert history == pytest.approx(losses)
+
+
+def wandb_history(log):
+    """Returns what a file of wandb holds, by step: blocks of records, as LevelDB's."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, place, whole, found = log.read_bytes(), 7, b"", {}
+    while place + 7 <= len(content):
+        if 32_768 - place % 32_768 < 7:
+            place += -place % 32_768
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # A whole record, or the last part of one.
+            record, whole = wandb_internal_pb2.Record.FromString(whole), b""
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            if items:
+                found.setdefault(record.history.step.num, {}).update(items)
+    return found
+
+
+@needs("wandb")
+def test_a_resumed_run_goes_on_with_its_record_in_wandb(example, tmp_path):
+    for steps in (10, 20):
+        example("09_trackers.py", steps, "wandb", WANDB_MODE="offline")
+    train_dir = tmp_path / "runs" / "tracked"
+    name = (train_dir / "wandb_run").read_text()
+    logs = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
+    assert len(logs) == 2, "both parts are of one run"
+    history = {step: row for log in logs for step, row in wandb_history(log).items()}
+    losses = {line["step"]: line["total_loss"] for line in runs.logged(train_dir)}
+    found = {step: row["train/total_loss"] for step, row in history.items()}
+    assert found == pytest.approx(losses)
+    scores = {
+        line["step"]: line["precision @ 1"] for line in runs.logged(train_dir / "eval")
+    }
+    assert scores == {step: row["test/precision @ 1"] for step, row in history.items()}
 
 
 @needs("optuna")
