@@ -81,6 +81,7 @@ PAGES = {
     ROOT / "examples/README.md": "tutorials/python",
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_FLAG = re.compile(r"(?<![`\w-])--[a-z]\w*(?=[^`]*(?:`[^`]*`[^`]*)*$)")
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 
 
@@ -133,9 +134,8 @@ def mark_code(_, __, ___, ____, _____, lines):
             marked += [".. code-block:: python", ""]
             is_code = True
         is_code = is_code and (is_indented or not line)
-        # A flag, or Sphinx makes a dash of its hyphens.
-        flag = r"(?<![`\w-])--[a-z]\w*"
-        marked.append(line if is_code else re.sub(flag, r"`\g<0>`", line))
+        # Of a flag's hyphens Sphinx makes a dash, but for code.
+        marked.append(line if is_code else _FLAG.sub(r"`\g<0>`", line))
         before = line
     lines[:] = marked
 
