@@ -82,8 +82,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         if os.path.lexists(file := run / layout.CORRECTIONS):
             raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
         settings = run_config.read_run_config(run)
-        kept = {name: settings.get(name) for name in _DIVISION}
-        given = {**{name: kept[name] for name in kept if kept[name]}, **given}
+        kept = {name: settings[name] for name in _DIVISION if name in settings}
+        given = {**dict(kept.items() - defaults(fields.ALL).items()), **given}
     config = Config(**given)
     if options.train_dir or given["data"].startswith(TFDS):
         entry_point.import_tensorflow()

@@ -145,7 +145,7 @@ def _explained(
         if name != _DATA
     ]
     if _DATA in differences:
-        lines.append("    data: the pictures have changed since it began, or labels")
+        lines.append("    data: pictures have changed since it began, or their labels")
     if [*differences] == ["batch_size"]:
         batch, _ = differences["batch_size"]
         if batches := _batches_of(batch, settings):
