@@ -29,8 +29,10 @@ from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
-from cifar10.tools.exported import DESCRIPTION, described, not_exportable
+from cifar10.tools.exported import described, not_exportable
 
+# Describes a model, in the folder of a SavedModel.
+_DESCRIPTION = "cifar10.json"
 # Keras's names of formats, and how the names of its files end.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
 _SUFFIXES = {"savedmodel": "", "onnx": ".onnx", "keras": ".keras", "litert": ".tflite"}
@@ -153,11 +155,11 @@ def write_model(
     if file_format == "onnx":
         _describe_onnx(path, description)
     elif file_format == "savedmodel":
-        (path / DESCRIPTION).write_text(text, encoding="utf-8")
+        (path / _DESCRIPTION).write_text(text, encoding="utf-8")
     else:
         # LiteRT's own convention: an archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr(DESCRIPTION, text)
+            archive.writestr(_DESCRIPTION, text)
     return path
 
 

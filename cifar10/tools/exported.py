@@ -1,101 +1,19 @@
-"""Runs exported models: for `serve`, and in a process of its own to check them."""
+"""Runs exported models in a process of its own, to check them."""
 
-import json
 import multiprocessing
 import os
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from cifar10.config.fields import DISTORTIONS
-from cifar10.errors import StoppedError, UsageError, printable, reason
-from cifar10.process import files, invocation
+from cifar10.errors import StoppedError, UsageError, reason
 
-# Describes a model, in the folder of a SavedModel.
-DESCRIPTION = "cifar10.json"
 # How long an exported model may compute in another process.
 _CHECK_SECONDS = 3600.0
 _MAX_ERROR_LENGTH = 300
-_SIGNATURE = "serving_default"
 # Images that LiteRT computes at once; in float32 it keeps all intermediate values.
 _LITERT_BATCH = 64
-
-
-class ExportedModel:
-    """A SavedModel written by `python -m cifar10 export`; its weights never change.
-
-    It has the attributes and methods of `LiveCopy` that the service uses.
-    """
-
-    swaps = 1
-    refused = 0
-
-    def __init__(self, path: Path, device: str = "/cpu:0") -> None:
-        import tensorflow as tf
-
-        began = time.perf_counter()
-        self._device = device
-        try:
-            self._read_description(path / DESCRIPTION)
-            self._exported_at = (path / "saved_model.pb").stat().st_mtime
-            with tf.device(device):
-                self._loaded = tf.saved_model.load(str(path))
-            self._signature = self._loaded.signatures[_SIGNATURE]
-            (self._input,) = self._signature.structured_input_signature[1]
-            _, logits, names = self.predict(np.zeros((2, *self.image_shape), np.uint8))
-            if logits.shape != (2, len(names)):
-                raise ValueError(  # noqa: TRY301
-                    f"it computes {list(logits.shape)} values from 2 images, and "
-                    f"{DESCRIPTION} names {len(names)} classes"
-                )
-        except Exception as error:  # TensorFlow raises anything for a foreign export.
-            raise UsageError(
-                f"--savedmodel {path} is not a usable model: {described(error)}."
-                f"\nName a folder written by {invocation.command('export')}."
-            ) from error
-        self.swap_seconds: float | None = time.perf_counter() - began
-
-    @property
-    def age_seconds(self) -> float | None:
-        """Seconds since the model was exported."""
-        return max(0.0, time.time() - self._exported_at)
-
-    def predict(self, images: np.ndarray) -> tuple[int, np.ndarray, tuple[str, ...]]:
-        """Computes the logits of images; any number of threads may call it.
-
-        Args:
-            images: uint8 [count, height, width, channels], as in the data set.
-
-        Returns:
-            The step of the weights, float32 [count, classes], and the classes' names.
-        """
-        import tensorflow as tf
-
-        from cifar10.input import pipeline
-
-        with tf.device(self._device):
-            given = tf.constant(images)
-            if not self._prepares:
-                given = pipeline.prepare(given, self._distortions)
-            (computed,) = self._signature(**{self._input: given}).values()
-        logits = computed.numpy()
-        if self._prepares:  # They are probabilities, which may be 0.
-            logits = np.log(np.maximum(logits, np.finfo(np.float32).tiny))
-        return self.weights_step, logits, self._class_names
-
-    def _read_description(self, path: Path) -> None:
-        description = json.loads(files.read(path, follow=True))
-        self._distortions = description["distortions"]
-        self._prepares = description["with_preprocessing"]
-        height, width, channels = map(int, description["picture_shape"])
-        self.image_shape = (height, width, channels)
-        self._class_names = tuple(map(printable, description["class_names"]))
-        self.names = {"model": description["model"], "class_names": self._class_names}
-        self.weights_step: int = description["step"]
-        if self._distortions not in DISTORTIONS:
-            raise ValueError(f"unknown distortions {self._distortions}")
 
 
 def described(error: Exception) -> str:
@@ -173,5 +91,5 @@ def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
-    (computed,) = loaded.signatures[_SIGNATURE](tf.constant(images)).values()
+    (computed,) = loaded.signatures["serving_default"](tf.constant(images)).values()
     return computed.numpy()

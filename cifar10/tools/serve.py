@@ -1,23 +1,21 @@
-"""`python -m cifar10 serve`: answers over HTTP, from a run or an exported model."""
+"""`python -m cifar10 serve`: answers over HTTP with the model of a run."""
 
 import argparse
-import contextlib
 import dataclasses
 import ipaddress
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import TYPE_CHECKING, Annotated
 
-from cifar10.config import flags, layout, run_options
+from cifar10.config import flags, run_options
 from cifar10.config.options import Count, Range
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
-    from cifar10.tools.exported import ExportedModel
 
 HELP = "classify images over HTTP"
 DESCRIPTION = """Classifies images over HTTP with the model of a run.
@@ -36,7 +34,6 @@ SIGTERM or Ctrl-C ends the service after the answers that are under way.
 """
 
 _LARGEST = 10_000
-_ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_model")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,6 @@ class Options(run_options.RunOptions):
     """The options of `cifar10 serve`.
 
     Attributes:
-        savedmodel: folder of a SavedModel that export wrote (default: follow the run)
         host: address to listen at
         port: port to listen at; 0 for a free one
         interval_secs: seconds between two looks for a new checkpoint
@@ -55,7 +51,6 @@ class Options(run_options.RunOptions):
         device: device to use: auto, cpu, gpu or gpu:NUMBER
     """
 
-    savedmodel: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Range(0, 2**16 - 1)] = 8000
     interval_secs: run_options.Seconds = 1.0
@@ -64,17 +59,6 @@ class Options(run_options.RunOptions):
     queue: Count = 64
     use_averages: bool = True
     device: str = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.savedmodel is None:
-            return
-        for name in _ONLY_FOR_RUNS:
-            if getattr(self, name) != getattr(Options, name):
-                raise UsageError(
-                    f"--savedmodel {self.savedmodel}: --{name} has no meaning for an "
-                    "export, which never changes.\nLeave out one of the two."
-                )
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -88,21 +72,31 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def serve_model(options: Options) -> None:
-    """Serves until a signal ends it."""
+    """Serves a run, which may begin later, until a signal ends the program."""
     import multiprocessing
 
+    from cifar10.follower import Follower
     from cifar10.tools.service import Service
     from cifar10.towers import devices
 
-    device = devices.place_evaluation(options.device)
+    follower = Follower(
+        options.train_dir,
+        devices.place_evaluation(options.device),
+        step=options.step,
+        use_averages=options.use_averages,
+        trust_model=options.trust_model,
+    )
     with (
         listen(options.host, options.port) as listener,
-        contextlib.ExitStack() as stack,
+        follower.start(options.interval_secs),
     ):
-        model = _open_model(options, device, stack)
+        if follower.weights_step is None and follower.refused:
+            raise UsageError(follower.why_no_weights())
+        said = (follower, options.interval_secs)
+        threading.Thread(target=_announce_weights, args=said, daemon=True).start()
         _announce(options, *listener.getsockname()[:2])
         service = Service(
-            model,
+            follower,
             host=options.host,
             max_bytes=int(options.max_request_mb * 1_000_000),
             timeout=options.timeout_secs,
@@ -134,30 +128,6 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _open_model(
-    options: Options, device: str, stack: contextlib.ExitStack
-) -> Union["Follower", "ExportedModel"]:
-    """Returns the model to serve; the run and its first checkpoint may come later."""
-    from cifar10.follower import Follower
-    from cifar10.tools.exported import ExportedModel
-
-    if options.savedmodel is not None:
-        return ExportedModel(layout.absolute_path(options.savedmodel), device)
-    follower = Follower(
-        options.train_dir,
-        device,
-        step=options.step,
-        use_averages=options.use_averages,
-        trust_model=options.trust_model,
-    )
-    stack.enter_context(follower.start(options.interval_secs))
-    if follower.weights_step is None and follower.refused:
-        raise UsageError(follower.why_no_weights())
-    said = (follower, options.interval_secs)
-    threading.Thread(target=_announce_weights, args=said, daemon=True).start()
-    return follower
-
-
 def _announce_weights(follower: "Follower", interval: float) -> None:
     """Says once each what is served or waited for, and what is refused; in a thread."""
     said: set[str] = set()
@@ -173,10 +143,9 @@ def _announce_weights(follower: "Follower", interval: float) -> None:
 
 
 def _announce(options: Options, host: str, port: int) -> None:
-    source = options.savedmodel or options.train_dir
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(
-        f"Serving {source} at {url}\n"
+        f"Serving {options.train_dir} at {url}\n"
         f"  curl {url}  # explains all that it answers\n"
         f"  curl --data-binary @cat.png {url}/predict",
         flush=True,

@@ -42,7 +42,6 @@ from cifar10.tools.classification import (
     TooCostlyError,
     likeliest_classes,
 )
-from cifar10.tools.exported import ExportedModel
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
@@ -100,7 +99,7 @@ class Service(Collector):
 
     def __init__(
         self,
-        model: Follower | ExportedModel,
+        model: Follower,
         *,
         host: str,
         max_bytes: int,

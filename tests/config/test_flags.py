@@ -52,7 +52,7 @@ FLAGS = {
         data_dir device evaluate output step train_dir trust_model
     """,
     "cifar10/__main__.py serve --help": """
-        device host interval_secs max_request_mb port queue savedmodel step timeout_secs
+        device host interval_secs max_request_mb port queue step timeout_secs
         train_dir trust_model use_averages
     """,
 }

@@ -14,19 +14,12 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import runs
-from cifar10.config.fields import TRAIN_DIR
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
-from cifar10.tools import (
-    export as export_command,
-    exported,
-    serve,
-    service,
-)
+from cifar10.tools import serve, service
 from small_folders import packed
 from small_pictures import bomb, with_profiles
 from small_runs import IMAGES, describe, evaluated, save
@@ -365,63 +358,17 @@ def test_failure_and_a_number_that_is_not_finite_are_counted_errors():
 def test_wrong_options_are_refused(tmp_path, small_run):
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")
-    model = {"savedmodel": str(tmp_path), "train_dir": TRAIN_DIR}
     given = {"train_dir": str(small_run), "port": 0}
     with serve.listen("127.0.0.1", 0) as taken:
         in_use = taken.getsockname()[1]
         for options, why in (
             ({"train_dir": str(tmp_path / "other")}, "another model"),
-            (model, "--savedmodel"),
-            ({**model, "step": "10"}, "--step"),
             ({"port": in_use}, "--port"),
             ({"queue": 0}, "--queue"),
             ({"timeout_secs": float("nan")}, "--timeout_secs"),
         ):
             with pytest.raises(UsageError, match=why):
                 serve.serve_model(serve.Options(**{**given, **options}))
-
-
-# An exported model.
-
-
-@pytest.fixture(scope="module")
-def export(tmp_path_factory, small_run, stand_in_dir):
-    def export(**options):
-        path = tmp_path_factory.mktemp("exported") / "model"
-        options = {"output": str(path), "data_dir": str(stand_in_dir), **options}
-        assert (
-            export_command.export_run(
-                export_command.Options(train_dir=str(small_run), **options)
-            )
-            == 0
-        )
-        return path
-
-    return export
-
-
-@pytest.fixture(scope="module")
-def savedmodel(export):
-    """The run's model, as `python -m cifar10 export` writes it."""
-    return export()
-
-
-@pytest.mark.slow
-def test_exported_model_is_served_as_well(savedmodel, small_run, export):
-    whole = export(with_preprocessing=True)
-    expected = evaluated(small_run, 20)
-    for path in (savedmodel, whole):
-        if path is whole:
-            expected = tf.nn.log_softmax(expected).numpy()
-        model = exported.ExportedModel(path)
-        step, logits, names = model.predict(IMAGES)
-        assert (step, names) == (20, tuple(NAMES))
-        assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
-    with served(model) as client:
-        answer = client.post("/predict", content=PNG).json()
-        assert answer["step"] == 20
-        assert answer["predictions"][0]["class"] == NAMES[expected[0].argmax()]
-        assert client.get("/health").json()["model"] == "small"
 
 
 # With few files that it may open.
@@ -432,10 +379,19 @@ runpy.run_module("cifar10", run_name="__main__")
 """
 
 
+@pytest.fixture(scope="module")
+def small_copy(tmp_path_factory):
+    """What is enough to serve: a configuration and a checkpoint."""
+    run_dir = tmp_path_factory.mktemp("copy") / "run"
+    describe(run_dir, model="tutorial")
+    save(run_dir, 10, model="tutorial")
+    return run_dir
+
+
 @contextlib.contextmanager
-def started(savedmodel):
+def started(run_dir):
     """A service as a program of its own; gives it and a client."""
-    words = ("serve", "--port", "0", "--savedmodel", savedmodel)
+    words = ("serve", "--port", "0", "--train_dir", run_dir)
     with runs.started("-c", PROGRAM, *words) as process:
         url = process.stdout.readline().split()[-1]
         with client_of(url) as client:
@@ -451,19 +407,19 @@ def ended(process):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_whatever_is_being_decoded(savedmodel):
+def test_sigterm_ends_it_whatever_is_being_decoded(small_copy):
     """Twenty images at once, each of which takes Pillow twenty seconds."""
     image = with_profiles(9000)
     sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(image) + image
-    with started(savedmodel) as (process, client), connected(client, *[sent] * 20):
+    with started(small_copy) as (process, client), connected(client, *[sent] * 20):
         wait_for(client, 10)
         assert "leaked" not in ended(process)
 
 
 @pytest.mark.slow
-def test_clients_that_stall_cost_neither_the_service_nor_its_end(savedmodel):
+def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
     """Nor do they keep a request from its answer that is under way at the signal."""
-    with started(savedmodel) as (process, client):
+    with started(small_copy) as (process, client):
         for sent in (UNFINISHED_HEAD, UNFINISHED_BODY):
             with connected(client, *[sent] * 400):
                 assert client.get("/health").status_code == 200
