@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -29,7 +29,7 @@ _DEFAULT_TOP_K = 3
 
 
 class TooCostlyError(decoding.PictureError):
-    """Pictures take more time than they may, or crash the process that decodes them."""
+    """A picture takes more time than it may, or crashes the process that decodes it."""
 
 
 class NotFiniteError(UsageError):
@@ -37,7 +37,7 @@ class NotFiniteError(UsageError):
 
 
 class Decoder(threading.local):
-    """Decodes pictures; each call has `seconds`, and one more for each 10 MB.
+    """Decodes pictures; each has `seconds`, and one more for each 10 MB.
 
     These are seconds of processor time, so a busy machine refuses nothing. Each thread
     has a process from its first call on, and a new one after a call that ended it.
@@ -50,26 +50,25 @@ class Decoder(threading.local):
         self._max_pixels = max_pixels
 
     def decode(
-        self, files: Mapping[str, bytes], shape: tuple[int, int, int]
+        self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes files, given by names for messages, as `decoding.decode` does.
+        """Decodes a file, which has a name for messages, as `decoding.decode` does.
 
         Returns:
-            uint8 [files, *shape]; their brightness if the shape has a single channel.
+            uint8 `shape`; its brightness if the shape has a single channel.
 
         Raises:
-            PictureError: A file is no picture, is damaged, or is too costly.
+            PictureError: The file is no picture, is damaged, or is too costly.
         """
-        seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
-        arguments = (files, seconds, shape, self._max_pixels)
+        seconds = self._seconds + len(content) / _BYTES_PER_SECOND
+        arguments = (content, name, seconds, shape, self._max_pixels)
         self._process = self._process or self._new_process()
         try:
             return self._process.submit(_decode, *arguments).result()
         except BrokenProcessPool as error:
             self._process = None
-            what = next(iter(files)) if len(files) == 1 else "One of the images"
             raise TooCostlyError(
-                f"{what} takes more than {seconds:.1f} s to decode, or crashes the "
+                f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
                 "decoder; make it smaller."
             ) from error
 
@@ -98,7 +97,8 @@ def _end_with_parent() -> None:
 
 
 def _decode(
-    files: Mapping[str, bytes],
+    content: bytes,
+    name: str,
     seconds: float,
     shape: tuple[int, int, int],
     max_pixels: int,
@@ -106,15 +106,12 @@ def _decode(
     height, width, channels = shape
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
     try:
-        images = [
-            decoding.decode(content, name, height, width, max_pixels=max_pixels)
-            for name, content in files.items()
-        ]
+        image = decoding.decode(content, name, height, width, max_pixels=max_pixels)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     if channels == 1:
-        images = [np.array(Image.fromarray(image).convert("L")) for image in images]
-    return np.stack(images).reshape(-1, *shape)
+        image = np.array(Image.fromarray(image).convert("L"))
+    return image.reshape(shape)
 
 
 def likeliest_classes(

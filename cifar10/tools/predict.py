@@ -158,8 +158,7 @@ def _read(
     decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)
     for path in paths:
         try:
-            content = {str(path): decoding.read(path)}
-            images += [*decoder.decode(content, shape)]
+            images.append(decoder.decode(decoding.read(path), str(path), shape))
         except decoding.PictureError as error:
             say(f"Skipped: {printable(str(error))}")
         except OSError as error:

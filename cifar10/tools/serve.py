@@ -22,13 +22,12 @@ DESCRIPTION = """Classifies images over HTTP with the model of a run.
 
     python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
-    curl -F image=@cat.png -F image=@dog.png http://127.0.0.1:8000/predict
 
-POST /predict takes an image as `predict` does, of up to 12.5 megapixels, or
-several in a form (?top_k=5 names five classes), GET /health tells the model
-and the step and age of its weights, GET /metrics more of it for Prometheus,
-and GET / explains all of these. Each new checkpoint is loaded between two
-answers, or with --step best each better one; the training may begin later.
+POST /predict takes an image as `predict` does, of up to 12.5 megapixels
+(?top_k=5 names five classes), GET /health tells the model and the step and
+age of its weights, GET /metrics more of it for Prometheus, and GET / explains
+all of these. Each new checkpoint is loaded between two answers, or with
+--step best each better one; the training may begin later.
 Without --host only this machine can send requests; there are no passwords.
 SIGTERM or Ctrl-C ends the service after the answers that are under way.
 """

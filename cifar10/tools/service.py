@@ -45,7 +45,6 @@ from cifar10.tools.classification import (
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
-MAX_IMAGES = 32  # In one request; they are predicted together.
 # Enough that a picture seldom waits for others that take long. Each thread has a
 # process for decoding; TensorFlow divides the work of predictions itself.
 _THREADS = 4
@@ -59,15 +58,15 @@ _OTHER_FILES = 128
 _SHUTDOWN_SECONDS = 7
 # The full reason names paths of this machine, which are not for clients.
 _NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
+_HOW_TO_SEND = "Send the file's bytes: curl --data-binary @cat.png"
 _RETRY = {"Retry-After": "1"}
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 # A name or an address, and a port; `urlsplit` would take a path for a part of it.
 _HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
 _HELP_PAGE = """\
-POST /predict: the likeliest classes of images. ?top_k=5 names five classes.
+POST /predict: the likeliest classes of an image. ?top_k=5 names five classes.
   curl --data-binary @cat.png {url}predict
-  curl -F image=@cat.png -F image=@dog.png {url}predict
-A request may have {size:,} bytes and {images} images of {pixels:,} pixels each.
+An image may have {size:,} bytes and {pixels:,} pixels.
 
 GET /health: the model, and the step and age of its weights.
   curl {url}health
@@ -195,9 +194,10 @@ class Service(Collector):
         try:
             body = await self._receive(request)
             kind = request.headers.get("content-type", "")
-            arguments = (body, kind, _requested_top_k(request))
+            if kind.lower().startswith("multipart/"):
+                raise HTTPException(415, f"The request is a form. {_HOW_TO_SEND}")
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._predict_images, *arguments
+                self._threads, self._predict_image, body, _requested_top_k(request)
             )
         finally:
             self._waiting -= 1
@@ -221,32 +221,27 @@ class Service(Collector):
             raise HTTPException(413, why)
         return bytes(body)
 
-    def _predict_images(
-        self, body: bytes, kind: str, top_k: int | None
-    ) -> dict[str, Any]:
-        """Decodes and predicts an image, or those of a form; runs in a thread."""
+    def _predict_image(self, body: bytes, top_k: int | None) -> dict[str, Any]:
+        """Decodes and predicts an image; runs in a thread."""
         if self._model.weights_step is None:
             raise HTTPException(503, _NO_WEIGHTS, _RETRY)
         try:
-            files = {"The request's body": body}
-            if is_form := kind.lower().startswith("multipart/"):
-                files = split_form(kind, body, MAX_IMAGES)
-            images = self._decoder.decode(files, self._model.image_shape)
-            step, logits, class_names = self._model.predict(images)
-            ranked = likeliest_classes(logits, class_names, top_k)
+            name, shape = "The request's body", self._model.image_shape
+            image = self._decoder.decode(body, name, shape)
+            step, logits, class_names = self._model.predict(image[None])
+            (ranked,) = likeliest_classes(logits, class_names, top_k)
         except UsageError as error:
             statuses = {TooCostlyError: 422, NotFiniteError: 500}
             why = str(error)
-            if isinstance(error, NoPictureError) and not is_form:
-                why += " Send the file's bytes: curl --data-binary @cat.png"
+            if isinstance(error, NoPictureError):
+                why += f" {_HOW_TO_SEND}"
             raise HTTPException(statuses.get(type(error), 400), why) from error
-        return {"step": step, "predictions": ranked if is_form else ranked[0]}
+        return {"step": step, "predictions": ranked}
 
     async def _explain(self, request: Request) -> Response:
         page = _HELP_PAGE.format(
             url=request.base_url,
             size=self._max_bytes,
-            images=MAX_IMAGES,
             pixels=MAX_PIXELS,
         )
         return PlainTextResponse(page)
@@ -295,35 +290,6 @@ def _requested_top_k(request: Request) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise HTTPException(400, f"top_k {text[:20]}: it is a number of classes.")
     return int(text)
-
-
-def split_form(content_type: str, body: bytes, max_files: int) -> dict[str, bytes]:
-    """Returns the files of a form by names for messages, in their order.
-
-    `curl -F image=@cat.png -F image=@dog.png` sends such a form. The body is in memory
-    and within the service's limits, so it is just split. General parsers copy its parts
-    to the disk, or read them line by line.
-
-    Raises:
-        UsageError: The form is damaged, or has no file or too many.
-    """
-    # Not `email`, which fails at odd encodings. RFC 2046 forbids an empty boundary.
-    named = re.search(r'[; ]boundary="?([^";]*)', content_type, re.IGNORECASE)
-    boundary = (named[1] if named else "").rstrip().encode("ascii", "replace")
-    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, max_files + 2)
-    if len(parts) > max_files + 1:
-        raise UsageError(
-            f"The form has more than {max_files} images; send fewer at a time."
-        )
-    if not boundary or len(parts) < 2 or not parts[-1].startswith(b"--"):
-        raise UsageError("The form is damaged; send it as curl -F image=@cat.png does.")
-    fields = [part.partition(b"\r\n\r\n") for part in parts[:-1]]
-    contents = [content for head, _, content in fields if b"filename" in head]
-    if not contents:
-        raise UsageError(
-            "The form has no file; send it as curl -F image=@cat.png does."
-        )
-    return {f"Image {n + 1} of {len(contents)}": c for n, c in enumerate(contents)}
 
 
 class _Guard:

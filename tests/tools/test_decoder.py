@@ -22,7 +22,7 @@ from pathlib import Path
 from cifar10.tools.classification import Decoder
 
 decoder = Decoder(1000, 10_000)
-decoder.decode({"it": Path(sys.argv[1]).read_bytes()}, (32, 32, 3))
+decoder.decode(Path(sys.argv[1]).read_bytes(), "it", (32, 32, 3))
 print(multiprocessing.active_children()[0].pid, flush=True)
 multiprocessing.Event().wait()
 """
@@ -33,9 +33,8 @@ def decoder():
     return Decoder(seconds=0.2, max_pixels=10_000_000)
 
 
-def decode(decoder, *contents, channels=3):
-    files = {f"image {number}": each for number, each in enumerate(contents)}
-    return decoder.decode(files, (32, 32, channels))
+def decode(decoder, content, channels=3):
+    return decoder.decode(content, "it.png", (32, 32, channels))
 
 
 def children():
@@ -44,14 +43,13 @@ def children():
 
 def test_images_are_those_that_are_decoded_here(decoder):
     before = children()
-    made = decode(decoder, packed(PIXELS), packed(HALVES))
-    np.testing.assert_array_equal(made[0], PIXELS)
+    np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)
     expected = decoding.decode(packed(HALVES), "it", 32, 32)
-    np.testing.assert_array_equal(made[1], expected)
-    brightness = decode(decoder, packed(PIXELS), channels=1)[0, :, :, 0]
+    np.testing.assert_array_equal(decode(decoder, packed(HALVES)), expected)
+    brightness = decode(decoder, packed(PIXELS), channels=1)[:, :, 0]
     np.testing.assert_array_equal(brightness, Image.fromarray(PIXELS).convert("L"))
-    with pytest.raises(decoding.PictureError, match="image 1"):
-        decode(decoder, packed(PIXELS), packed(PIXELS)[:100])
+    with pytest.raises(decoding.PictureError, match=r"it\.png"):
+        decode(decoder, packed(PIXELS)[:100])
 
     (process,) = children() - before
     memory, _ = resource.prlimit(process.pid, resource.RLIMIT_DATA)
@@ -59,14 +57,14 @@ def test_images_are_those_that_are_decoded_here(decoder):
     # A signal to all processes leaves the last answers.
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGINT)
-    np.testing.assert_array_equal(decode(decoder, packed(PIXELS))[0], PIXELS)
+    np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)
     assert process.is_alive()
 
 
 def test_image_that_takes_long_is_ended_and_the_next_is_decoded(decoder):
-    with pytest.raises(TooCostlyError, match="image 0"):
+    with pytest.raises(TooCostlyError, match=r"it\.png"):
         decode(decoder, with_profiles(1000))  # Some seven times as long as it may.
-    np.testing.assert_array_equal(decode(decoder, packed(PIXELS))[0], PIXELS)
+    np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)
 
 
 @pytest.mark.slow

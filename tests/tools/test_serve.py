@@ -136,28 +136,6 @@ def test_answer_is_what_an_evaluation_computes(client, small_run):
         np.testing.assert_allclose([found[n] for n in NAMES], expected, rtol=1e-4)
 
 
-def test_images_of_a_form_are_predicted_together_in_their_order(client):
-    files = [("image", packed(image)) for image in IMAGES]
-    answer = client.post("/predict?top_k=1", files=files).json()
-    alone = [
-        client.post("/predict?top_k=1", content=content).json()["predictions"][0]
-        for _, content in files
-    ]
-    likeliest = [one["class"] for (one,) in answer["predictions"]]
-    assert likeliest == [one["class"] for one in alone]
-
-
-def test_form_is_taken_apart_byte_for_byte():
-    random = np.random.default_rng(0)
-    sent = [random.bytes(5000), b"", b"\r\n", b"\n--", b"a\r", b"\r\n\r\n--b--"]
-    files = [("image", (f"{n}.png", part)) for n, part in enumerate(sent)]
-    request = httpx.Request("POST", "http://a/", files=files)
-    taken = service.split_form(
-        request.headers["content-type"], request.read(), len(sent)
-    )
-    assert list(taken.values()) == sent
-
-
 def test_health_and_metrics_tell_of_the_weights(client, follower):
     assert still_answers(client)
     health = client.get("/health")
@@ -185,12 +163,8 @@ def test_clients_at_the_same_time_get_each_their_own_answer(client):
 
 
 def test_bad_requests_are_refused_and_the_service_continues(client):
-    def ask(content=PNG, query="", files=None, form=None):
-        headers = {} if form is None else {"Content-Type": f"multipart/form-data{form}"}
-        content = None if files else content
-        files = [("image", one) for one in files] if files else None
-        url = f"/predict{query}"
-        return client.post(url, content=content, files=files, headers=headers)
+    def ask(content=PNG, query=""):
+        return client.post(f"/predict{query}", content=content)
 
     for answer, status, why in (
         (ask(os.urandom(1000)), 400, "PNG"),
@@ -202,11 +176,7 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
         (ask(bytes(1_000_001)), 413, "1,000,000"),
         (ask(query="?top_k=11"), 400, "top_k"),
         (ask(query=f"?top_k={'9' * 5000}"), 400, "top_k"),
-        (ask(files=[PNG, PNG[:100]]), 400, "2 of 2"),
-        (ask(files=[PNG] * 33), 400, "32"),
-        (ask(files=[bytes(600_000)] * 2), 413, "1,000,000"),
-        (ask(b"--b\r\n\r\na field\r\n--b--", form="; boundary=b"), 400, "curl"),
-        (ask(b"--\r\n\r\nan image\r\n----", form=""), 400, "curl"),
+        (client.post("/predict", files={"image": PNG}), 415, "curl --data-binary"),
         (client.get("/nothing"), 404, "Not Found"),
     ):
         assert why in error_of(answer, status)
