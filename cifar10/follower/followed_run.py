@@ -52,6 +52,7 @@ class FollowedRun:
         self.model: TrainedModel | None = None
         self.step: int | None = None
         self.refusals: list[str] = []
+        self._said: set[str] = set()
         self._device = device
         self._wanted = wanted
         self._reading = reading
@@ -108,40 +109,30 @@ class FollowedRun:
         `interval` seconds apart. With `once` the newest checkpoint is also the last;
         there has to be one that can be used.
         """
-        printed: set[str] = set()
-
-        def warn(message: str) -> None:
-            if message not in printed:
-                say(message)
-                printed.add(message)
-
-        if once:
-            yield self._once()
-            return
         while True:
-            is_new = self.look()
-            for refusal in self.refusals:
-                warn(refusal)
-            if is_new and self.step is not None:
+            if self.look() and self.step is not None:
+                self.say_news()
                 yield self.step
+                if once:
+                    return
                 continue  # There may be news by now, such as a later end.
+            if once:
+                raise UsageError(self.why_no_weights())
             if self.has_finished:
-                warn(f"The training has finished at step {self.step}.")
+                self.say_news(f"The training has finished at step {self.step}.")
                 return
             waiting = "Waiting for the next checkpoint."
             if self.step is None:
                 waiting = self.why_no_weights()
-            warn(f"{waiting}\nLooking every {interval:g} s.")
+            self.say_news(f"{waiting}\nLooking every {interval:g} s.")
             time.sleep(interval)
 
-    def _once(self) -> int:
-        """Loads the checkpoint to use, and returns its step."""
-        if not self.look() or self.step is None:
-            raise UsageError(self.why_no_weights())
-        for refusal in self.refusals:
-            say(refusal)
-        restoring.say_if_not_best(self._folder, self.step, self._wanted)
-        return self.step
+    def say_news(self, *news: str) -> None:
+        """Prints what was refused, and other news, to stderr, once each."""
+        for line in (*self.refusals, *news):
+            if line not in self._said:
+                say(line)
+                self._said.add(line)
 
     def why_no_weights(self) -> str:
         """Returns why no checkpoint is loaded yet, and what to do."""

@@ -90,7 +90,6 @@ class TrainedModel:
             raise UsageError(restoring.why_none(folder, wanted, refused))
         for damaged, error in refused.items():
             say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
-        restoring.say_if_not_best(folder, newest.step, wanted)
         return newest.step
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:

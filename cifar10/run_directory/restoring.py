@@ -86,7 +86,7 @@ def why_none(
     )
 
 
-def say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
+def _say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
     """Reports a step that scored better than the wanted best one, which is used.
 
     Its checkpoint is gone.
@@ -141,6 +141,7 @@ def restore_newest(
         except tolerate as error:
             refused[step] = error
         else:
+            _say_if_not_best(directory, step, wanted)
             return checkpoint, refused
     return None, refused
 

@@ -128,16 +128,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _announce_weights(follower: "Follower", interval: float) -> None:
-    """Says once each what is served or waited for, and what is refused; in a thread."""
-    said: set[str] = set()
+    """Says what is served or waited for, and what is refused; in a thread."""
     while True:
-        news = [*follower.refusals, f"Serving step {follower.weights_step}."]
+        news = f"Serving step {follower.weights_step}."
         if follower.weights_step is None:
-            news = [f"{follower.why_no_weights()}\nLooking every {interval:g} s."]
-        for line in news:
-            if line not in said:
-                say(line)
-                said.add(line)
+            news = f"{follower.why_no_weights()}\nLooking every {interval:g} s."
+        follower.say_news(news)
         time.sleep(interval)
 
 
