@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def best_kept(run: Path, record: EarlyStopping) -> int | None:
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns the best score of a run, how to use it, and if that ended it, why.
+    """Returns the best score of a run, how to export it, and whether it ended the run.
 
     It is empty if there are no scores. Those of `eval.py` count too.
     """
@@ -77,28 +76,19 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         return ""
     best = scores.ranked(found)[0]
     part = scores.deciding_part(run)
-    named = f"precision @ 1 = {found[best]:.3f} at step {best} on {part}"
-    kept = checkpoints.steps(run / layout.CHECKPOINTS)
-    usable = best if best in kept else None
-    if usable is None:
-        named += ". Its checkpoint was not kept"
-        usable = max((s for s in kept if found.get(s) == found[best]), default=None)
-        if usable is not None:
-            named += f"; that of step {usable} is as good"
-        elif not config.checkpoints.keep_best:
-            named += "; --keep_best 1 would have kept it"
-    patience = config.checkpoints.stop_after_no_gain
-    ended = step < config.run.max_steps and record.should_stop(patience)
-    text = _why(config, step, record, named) if ended else f"Best:   {named}"
-    indent = "" if ended else " " * 8
-    lines = [textwrap.fill(text, 80, subsequent_indent=indent, break_on_hyphens=False)]
-    if usable is not None and invocation.takes_flags():
-        export = f"{invocation.command('export')} --output best_model --step {usable}"
+    lines = [f"Best:   precision @ 1 = {found[best]:.3f} at step {best} on {part}"]
+    if best not in checkpoints.steps(run / layout.CHECKPOINTS):
+        lines[0] += "; not kept (--keep_best)"
+    elif invocation.takes_flags():
+        export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
-    longer = 2 * record.without_gain
-    command = invocation.to_resume(run, config.values, stop_after_no_gain=longer)
-    if ended and command:
-        lines.append(f"  train longer:  {command}")
+    patience = config.checkpoints.stop_after_no_gain
+    if step < config.run.max_steps and record.should_stop(patience):
+        lines.insert(0, f"Ended at step {step} by --stop_after_no_gain {patience}.")
+        longer = 2 * record.without_gain
+        command = invocation.to_resume(run, config.values, stop_after_no_gain=longer)
+        if command:
+            lines.append(f"  train longer:  {command}")
     return "\n".join(lines)
 
 
@@ -107,19 +97,3 @@ def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
     with contextlib.suppress(DiskError):
         return {**record.scores, **scores.read(scores.deciding_folder(run))}
     return record.scores
-
-
-def _why(config: Config, step: int, record: EarlyStopping, best: str) -> str:
-    count = record.without_gain
-    last = f"last {count} evaluations were" if count > 1 else "last evaluation was"
-    text = (
-        f"Ended at step {step} by --stop_after_no_gain "
-        f"{config.checkpoints.stop_after_no_gain}: the {last} not above the best, "
-        f"{best}."
-    )
-    if config.update.schedule_ends:
-        text += (
-            " The learning rate had not fallen to its end, which --schedule "
-            f"{config.update.schedule} does at step {config.run.max_steps}."
-        )
-    return text

@@ -300,19 +300,17 @@ def test_a_gain_is_a_higher_score():
         assert counted.should_stop(expected.without_gain)
 
 
-def test_a_kept_checkpoint_as_good_as_the_best_is_named(tmp_path, monkeypatch):
+def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(early_stopping.invocation, "takes_flags", lambda: True)
     settings = Config(train_dir=str(tmp_path), max_steps=300)
     for folder in ("checkpoints/step-00000300", "eval"):
         (tmp_path / folder).mkdir(parents=True)
-    for step, score in ((100, 0.973), (200, 0.9), (300, 0.9)):
-        scores.append(tmp_path / "eval", step, {"precision @ 1": score}, 10)
+    scores.append(tmp_path / "eval", 100, {"precision @ 1": 0.973}, 10)
     said = early_stopping.outcome(settings, 300, EarlyStopping())
-    assert "--keep_best 1 would" in said
-    assert all(line.startswith("  ") for line in said.splitlines()[1:])
-    scores.append(tmp_path / "eval", 300, {"precision @ 1": 0.973}, 10)
+    assert "step 100" in said
+    assert "export" not in said
+    scores.append(tmp_path / "eval", 300, {"precision @ 1": 0.98}, 10)
     said = early_stopping.outcome(settings, 300, EarlyStopping())
-    assert "--keep_best 1 would" not in said
     assert "--step 300" in said
 
 
