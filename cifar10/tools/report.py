@@ -169,7 +169,7 @@ def _charts(runs: Sequence[Run]) -> dict[str, str]:
     scored = [run.scored for run in runs]
     rates, throughput = ["learning_rate"], ["examples_per_sec"]
     return {
-        "loss": draw("loss", logs, losses, "{x:g}", leave_out_jumps=True),
+        "loss": draw("loss", logs, losses, "{x:g}", logarithmic=True),
         "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
         "throughput": draw("throughput", logs, throughput, "{x:,.0f}", from_zero=True),
         "rate": draw("rate", logs, rates, "{x:g}", from_zero=True),

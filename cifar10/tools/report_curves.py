@@ -7,11 +7,9 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 # Readable on white and on black; with more runs than colours the lines are dashed.
 COLOURS = (
@@ -38,14 +36,14 @@ def draw(
     tick_format: str,
     *,
     from_zero: bool = False,
-    leave_out_jumps: bool = False,
+    logarithmic: bool = False,
 ) -> str:
     """Draws a chart over steps as an SVG element; empty if there is nothing to draw.
 
     `logs[run][line]` are the metrics of a step by name, and the step. Of the `metrics`
     to draw, those after the first one that exists are faint. The curve of the second
     run has the id `name-2`. The vertical axis, whose values `x` have the `tick_format`,
-    may begin at zero, and end below values that would flatten the others.
+    may begin at zero, or be logarithmic.
     """
     drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
     if not drawn:
@@ -71,11 +69,13 @@ def draw(
                 curve.set_gid(f"{name}-{number + 1}{'-faint' * faint}")
         if from_zero:
             axes.set_ylim(bottom=0)
-        if leave_out_jumps:
-            _leave_out_jumps(axes)
+        if logarithmic:
+            axes.set_yscale("log")
+            axes.minorticks_off()
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        decades = LogLocator(subs=(1, 2, 5))
+        axes.yaxis.set_major_locator(decades if logarithmic else MaxNLocator(5))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.yaxis.set_major_formatter(StrMethodFormatter(tick_format))
         axes.set_xlabel("step")
@@ -90,23 +90,3 @@ def draw(
     # Styles would hold for the whole page, and two charts number their elements alike.
     svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
     return re.sub(r' id="[\w.]+_\d+"', "", svg)
-
-
-def _leave_out_jumps(axes: Axes) -> None:
-    """Ends the vertical axis below values that would flatten the others."""
-    points = np.concatenate([curve.get_xydata() for curve in axes.lines])
-    steps, values = points[np.isfinite(points[:, 1])].T
-    if not len(values):
-        return
-    usual = np.quantile(values, 0.9, method="lower")
-    # A long training is mostly far below its beginning, which is not a jump.
-    first = values[steps == steps.min()]
-    limit = first[first < 10 * usual].max(initial=3 * usual)
-    if not 0 < limit < values.max():
-        return
-    shown = values[values <= limit]
-    axes.set_ylim(0.95 * shown.min(), 1.05 * shown.max())
-    peak = values.argmax()
-    axes.plot(steps[peak], axes.get_ylim()[1], "^", color=_GREY, clip_on=False)
-    note = f"\u25b2 off the chart: {values[peak]:,.4g} at step {steps[peak]:,.0f}"
-    axes.set_title(note, loc="right", fontsize="small", color=_GREY)
