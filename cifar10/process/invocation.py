@@ -2,11 +2,9 @@
 
 It may be one of the three scripts, `python -m cifar10`, the command `cifar10` that pip
 installs, or the user's program or notebook. Its suggestions have to work where it was
-started: an installed package has no scripts, a program has no flags, and a notebook
-takes commands only after a `!`.
+started: an installed package has no scripts, and a program has no flags.
 """
 
-import builtins
 import hashlib
 import importlib.util
 import os
@@ -67,17 +65,14 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 def command(name: str) -> str:
     """Returns how a command of this package is started from here, without its flags.
 
-    For `train` and `eval` it is their script, if that lies in the current folder or
-    beside the running one.
+    For `train` and `eval` it is their script, if that lies beside the running one.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"
-    mark = "!" if _is_notebook() else ""
-    script = Path(f"{name}.py")
-    for path in (script, Path(sys.argv[0]).parent / script):
-        if _is_ours(path):
-            return mark + shlex.join(["python", str(path)])
-    return f"{mark}python -m {_COMMAND} {name}"
+    script = Path(sys.argv[0]).parent / f"{name}.py"
+    if _is_ours(script):
+        return shlex.join(["python", str(script)])
+    return f"python -m {_COMMAND} {name}"
 
 
 def to_resume(
@@ -90,35 +85,29 @@ def to_resume(
     """
     if settings.get("workers", 1) > 1:
         return None
-    script = Path(sys.argv[0])
     if not takes_flags():
-        arguments = ", ".join(f"{name}={value}" for name, value in changes.items())
-        return f"cifar10.Config(..., {arguments})" if arguments else None
-    if is_the_package():
-        words = [str(script), "train"]
-    else:
-        if settings.get("towers", 1) > 1:  # train.py has one.
-            script = script.with_name("train_multi_gpu.py")
-        words = [str(script)]
-    given = [word for name in changes for word in (f"--{name}", str(changes[name]))]
-    return to_paste([*words, "--resume", str(train_dir), *given])
+        return f"cifar10.Config(..., {as_given(**changes)})" if changes else None
+    start = to_paste([sys.argv[0], *(["train"] if is_the_package() else [])])
+    return f"{start} {as_given(resume=str(train_dir), **changes)}"
+
+
+def as_given(**values: Any) -> str:
+    """Returns flags with these values, or arguments of a program that has no flags."""
+    if not takes_flags():
+        return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    words = []
+    for name, value in values.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns the command or call that scores a run of this model and data."""
-    if takes_flags():
-        which = "--run_once" if step is None else f"--step {step}"
-        return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
-    given = [] if step is None else [f"step={step}"]
+    """Returns how to score a run: a call, if only a program has its model or data."""
     named = {"model": model, "data": data}
-    given += [f"{key}=..." for key in named if named[key].startswith(PYTHON)]
-    return f"cifar10.evaluate({', '.join([repr(train_dir), *given])})"
-
-
-def to_watch(train_dir: str) -> str:
-    """Returns the command that shows a run's curves as it trains."""
-    command = f"tensorboard --logdir {shlex.quote(train_dir)}"
-    return f"%load_ext tensorboard\n%{command}" if _is_notebook() else command
+    if given := [f"{name}=..." for name in named if named[name].startswith(PYTHON)]:
+        return f"cifar10.evaluate({train_dir!r}, step={step}, {', '.join(given)})"
+    which = "--run_once" if step is None else f"--step {step}"
+    return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
 
 
 def option_name(name: str) -> str:
@@ -126,21 +115,16 @@ def option_name(name: str) -> str:
     return f"--{name}" if takes_flags() else name
 
 
-def to_install(extra: str) -> str:
-    """Returns the command that installs the packages of an extra of the package."""
-    pip = "%pip" if _is_notebook() else "pip"
-    if _is_ours(Path("pyproject.toml")):
-        return f"{pip} install -c constraints.txt -e '.[{extra}]'"
-    return f"{pip} install '{DISTRIBUTION}[{extra}]'"
-
-
 def require_packages(extra: str, *names: str) -> None:
     """Raises a `UsageError` without the packages of an extra of `pyproject.toml`."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
     if missing:
+        package = f"'{DISTRIBUTION}[{extra}]'"
+        if _is_ours(Path("pyproject.toml")):
+            package = f"-c constraints.txt -e '.[{extra}]'"
         raise UsageError(
             f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
-            f"Install with {to_install(extra)}."
+            f"Install with pip install {package}."
         )
 
 
@@ -152,11 +136,6 @@ def takes_flags() -> bool:
 def is_the_package() -> bool:
     """Returns whether this is `cifar10` or `python -m cifar10`, and not a script."""
     return _start(sys.argv[0])[-1] == _COMMAND
-
-
-def _is_notebook() -> bool:
-    """Returns whether IPython runs this, in a notebook or a terminal."""
-    return hasattr(builtins, "__IPYTHON__")
 
 
 def _start(first: str) -> list[str]:

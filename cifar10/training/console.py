@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,8 +112,7 @@ def forecast_line(steps: int, seconds: float) -> str:
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {format_duration(seconds)} for the {steps:,} steps left."
-    again = "--resume" if invocation.takes_flags() else "the same call"
-    line = f"{about} Ctrl-C saves; {again} continues."
+    line = f"{about} Ctrl-C saves; the same again continues."
     if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
         native = hardware.has_bfloat16(["/cpu:0"])
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
@@ -199,8 +199,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
         if name in shown and settings.get(name) == value != before[name]
     ]
     effect = f", which sets {', '.join(sets)}" if sets else ""
-    how = "flags" if invocation.takes_flags() else "arguments"
-    return f"Recipe: {recipe}{effect}; {how} override it\n"
+    return f"Recipe: {recipe}{effect}; what you set overrides it\n"
 
 
 def last_lines(loop: Loop) -> list[str]:
@@ -217,14 +216,13 @@ def last_lines(loop: Loop) -> list[str]:
         config.dataset.data,
         best if best != loop.step else None,
     )
-    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
     return [
         loop.throughput.timed().bottleneck(),
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {score}",
-        f"  watch it:  {watch}",
+        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
     ]
 
 

@@ -5,7 +5,6 @@ on.
 """
 
 import contextlib
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
-    lines.append(f"  start over:    the same with {_as_given(fresh=True)}")
+    lines.append(f"  start over:    the same with {invocation.as_given(fresh=True)}")
     kept = early_stopping.best_kept(train_dir, record)
     score = invocation.to_score(
         str(train_dir),
@@ -149,7 +148,7 @@ def _explained(
     if [*differences] == ["batch_size"]:
         batch, _ = differences["batch_size"]
         if batches := _batches_of(batch, settings):
-            given = _as_given(batch_size=batch, accumulate=batches)
+            given = invocation.as_given(batch_size=batch, accumulate=batches)
             lines.append("Its batches, which batch norm and dropout see, are kept by")
             lines.append(f"    {given}    and no global_batch_size")
     lines.append("Continue or keep that run with one of these:")
@@ -157,23 +156,13 @@ def _explained(
     with contextlib.suppress(UsageError):
         run_config.read_run_config(path)
         if _DATA not in differences:
-            given = _as_given(resume=str(path))
+            given = invocation.as_given(resume=str(path))
             lines.append(f"    {given}    alone, continues it as it is")
-    given = _as_given(train_dir=str(starting.unused_sibling(path)))
+    given = invocation.as_given(train_dir=str(starting.unused_sibling(path)))
     lines.append(f"    {given}    without resume, trains in another directory")
-    given = _as_given(fresh=True)
+    given = invocation.as_given(fresh=True)
     lines.append(f"    {given}    without resume, moves it aside and starts over")
     return "\n".join(lines)
-
-
-def _as_given(**values: Any) -> str:
-    """Returns flags with these values, or arguments of a program that has no flags."""
-    if not invocation.takes_flags():
-        return ", ".join(f"{name}={value!r}" for name, value in values.items())
-    words = []
-    for name, value in values.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return shlex.join(words)
 
 
 def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:

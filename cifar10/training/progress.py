@@ -196,13 +196,10 @@ class Progress:
         kept = checkpoints.steps(self._directory)
         if not kept:
             return "No checkpoint was written yet; the run will start over."
-        run, how = self._directory.parent, "the same command, without --fresh"
-        if not invocation.takes_flags():
-            how = "the same call, without fresh=True"
-        command = invocation.to_resume(run, self._config.values)
-        how = (
-            f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
-        )
+        how = f"the same without {invocation.as_given(fresh=True)} resumes from it."
+        run = self._directory.parent
+        if command := invocation.to_resume(run, self._config.values):
+            how = f"resume it with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _check_directory(self) -> None:

@@ -1,10 +1,11 @@
 """The commands that messages suggest work where the program was started."""
 
-import builtins
+import re
 import sys
 
 import pytest
 
+from cifar10.errors import UsageError
 from cifar10.process import invocation
 from runs import ROOT
 
@@ -40,24 +41,30 @@ def test_program_can_be_started_once_more(started, first, name, pasted, spawned)
     assert invocation.to_spawn(words) == again
 
 
-def test_a_notebook_is_given_lines_to_paste_into_a_cell(started, monkeypatch):
+def test_a_program_has_arguments_and_a_script_has_flags(started):
     started("ipykernel_launcher.py")
-    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    assert invocation.command("doctor") == "!python -m cifar10 doctor"
-    assert invocation.to_install("serve").startswith("%pip install ")
-    watch = invocation.to_watch("my runs").splitlines()
-    assert watch == ["%load_ext tensorboard", "%tensorboard --logdir 'my runs'"]
     assert invocation.option_name("max_steps") == "max_steps"
     started(ROOT / "train.py")
     assert invocation.option_name("max_steps") == "--max_steps"
 
 
-def test_scripts_are_named_in_a_checkout_and_beside_them(started):
-    for first in (ROOT / "train.py", MODULE, "mine.py", ""):
+def test_a_run_is_scored_by_a_call_where_only_a_program_has_its_model(started):
+    started("mine.py")
+    score = invocation.to_score("my runs", "resnet", "cifar10")
+    assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
+    score = invocation.to_score("my runs", "python:mine", "cifar10", 10)
+    assert score == "cifar10.evaluate('my runs', step=10, model=...)"
+
+
+def test_scripts_are_named_beside_them(started):
+    started(MODULE, cwd=ROOT)
+    assert invocation.command("eval") == "python -m cifar10 eval"
+    for first in ("train.py", "mine.py", ""):
         started(first, cwd=ROOT)
         assert invocation.command("eval") == "python eval.py"
         assert invocation.command("doctor") == "python -m cifar10 doctor"
-        assert invocation.to_install("serve").endswith(" -e '.[serve]'")
+        with pytest.raises(UsageError, match=re.escape("-e '.[serve]'")):
+            invocation.require_packages("serve", "no_such_package")
     started(ROOT / "train.py")
     assert invocation.command("eval") == f"python {ROOT}/eval.py"
     started(COMMAND, "data", "photos", cwd=ROOT)
@@ -70,4 +77,6 @@ def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
     for first in ("train.py", "mine.py", MODULE, ""):
         started(first)
         assert invocation.command("eval") == "python -m cifar10 eval"
-    assert invocation.to_install("serve") == "pip install 'cifar10-multi-gpu[serve]'"
+    install = re.escape("pip install 'cifar10-multi-gpu[serve]'")
+    with pytest.raises(UsageError, match=install):
+        invocation.require_packages("serve", "no_such_package")
