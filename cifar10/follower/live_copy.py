@@ -262,6 +262,9 @@ class Follower(FollowedRun, LiveCopy):
             does, in place of their last values.
         trust_model: `module:function` that the run may use as its model even if this
             user did not train it here.
+
+    Attributes:
+        closed: Set by `close()`.
     """
 
     # Makes a copy that follows a training in this process, without a disk.
@@ -282,7 +285,7 @@ class Follower(FollowedRun, LiveCopy):
         FollowedRun.__init__(self, directory, device, wanted=step, **reading)
         self._began = 0.0
         self._looking = threading.Lock()
-        self._closed = threading.Event()
+        self.closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -304,7 +307,7 @@ class Follower(FollowedRun, LiveCopy):
 
     def close(self) -> None:
         """Stops checking for new weights; predictions continue with the last ones."""
-        self._closed.set()
+        self.closed.set()
         if self._thread:
             self._thread.join()
 
@@ -327,7 +330,7 @@ class Follower(FollowedRun, LiveCopy):
                 return False
 
     def _watch(self, interval: float) -> None:
-        while not self._closed.wait(interval):
+        while not self.closed.wait(interval):
             try:
                 self.look()
             except Exception:

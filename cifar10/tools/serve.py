@@ -5,7 +5,6 @@ import dataclasses
 import ipaddress
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,12 +128,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _announce_weights(follower: "Follower", interval: float) -> None:
     """Says what is served or waited for, and what is refused; in a thread."""
-    while True:
+    is_closed = False
+    while not is_closed:
         news = f"Serving step {follower.weights_step}."
         if follower.weights_step is None:
             news = f"{follower.why_no_weights()}\nLooking every {interval:g} s."
         follower.say_news(news)
-        time.sleep(interval)
+        is_closed = follower.closed.wait(interval)
 
 
 def _announce(options: Options, host: str, port: int) -> None:
