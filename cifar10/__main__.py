@@ -9,6 +9,7 @@
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 predict cat.png
     python -m cifar10 serve
+    python -m cifar10 runs
 
 COMMAND --help explains a command.
 """
@@ -22,7 +23,7 @@ from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
-from cifar10.tools import data, doctor, export, plan, predict, report, serve
+from cifar10.tools import data, doctor, export, plan, predict, report, runs, serve
 from cifar10.training import train_command
 
 # Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's
@@ -38,6 +39,7 @@ _COMMANDS = {
     "serve": serve,
     "export": export,
     "report": report,
+    "runs": runs,
 }
 
 

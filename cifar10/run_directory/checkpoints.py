@@ -160,16 +160,12 @@ def verify(directory: Path, step: int) -> Checkpoint:
         UsageError: This user may not read them.
     """
     path = folder(directory, step)
-    if not path.is_dir():
-        raise FileNotFoundError(path)
+    manifest = read_manifest(directory, step)
     file = path / MANIFEST
     try:
-        manifest = json.loads(files.read(file).decode())
-        is_ours = manifest.pop("sha256") == _sha256_of(manifest)
-        is_ours = is_ours and manifest["step"] == step and _is_plausible(manifest)
         # TensorFlow reads whatever has such a name.
         found = {state.name for state in path.glob(f"{_STATE}*")}
-        if not is_ours or not found <= manifest["files"].keys():
+        if not found <= manifest["files"].keys():
             raise DamagedError(f"{file} is not the one that was written here")
         for name, expected in manifest["files"].items():
             file = path / name
@@ -178,6 +174,22 @@ def verify(directory: Path, step: int) -> Checkpoint:
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(file, error) from error
     return Checkpoint(path, step, manifest)
+
+
+def read_manifest(directory: Path, step: int) -> dict[str, Any]:
+    """Returns the manifest of a checkpoint, whose files may differ from it.
+
+    It raises what `verify` does.
+    """
+    file = folder(directory, step) / MANIFEST
+    try:
+        manifest = json.loads(files.read(file).decode())
+        is_ours = manifest.pop("sha256") == _sha256_of(manifest)
+        if not (is_ours and manifest["step"] == step and _is_plausible(manifest)):
+            raise DamagedError(f"{file} is not the one that was written here")
+    except (OSError, *_NOT_A_MANIFEST) as error:
+        raise _trouble(file, error) from error
+    return manifest
 
 
 @contextlib.contextmanager

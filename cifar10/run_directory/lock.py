@@ -102,6 +102,21 @@ def explaining_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether a training holds the lock of a directory, or who knows.
+
+    This shares the lock for a moment, in which a training that begins is refused.
+    """
+    try:
+        with files.opened(path / _LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # Such as a lock that this user may not read.
+        return True
+    return False
+
+
 class DirectoryGuard:
     """Notices when the directory that a run writes to, or its lock, is another."""
 

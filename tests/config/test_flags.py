@@ -51,6 +51,7 @@ FLAGS = {
     "cifar10/__main__.py report --help": """
         data_dir device evaluate output step train_dir trust_model
     """,
+    "cifar10/__main__.py runs --help": "json prune yes",
     "cifar10/__main__.py serve --help": """
         device host interval_secs max_request_mb port queue step timeout_secs
         train_dir trust_model use_averages
