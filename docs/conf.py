@@ -35,9 +35,9 @@ exclude_patterns = ["_build", "archive", "images"]
 smartquotes_action = "D"  # Dashes, and not quotation marks, which people paste.
 default_role = "code"  # A docstring's `name`, as in Markdown.
 nitpicky = True
-# Types of other projects, whose documentation a build without a network cannot ask.
-nitpick_ignore_regex = [("py:.*", r"(?!cifar10\.).*")]
-nitpick_ignore = [("py:class", "cifar10.towers.update.TrainState")]
+# Types in signatures: those of other projects, whose documentation a build without a
+# network cannot ask, and those within the package that are no part of the interface.
+nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
 suppress_warnings = ["config.cache"]
 
 # Markdown, with the anchors that GitHub gives to headings.
