@@ -29,14 +29,14 @@ DESCRIPTION = """Prepares pictures as a training would, and shows what is in the
     python -m cifar10 data photos
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
-Prints how many pictures each class has for training and for testing, how large
-they are, which were left out and why, and which are equal or nearly so: a test
-picture that is also trained on makes scores too good, and a picture in two
-classes cannot be learned. It draws some of each class on a contact sheet, and
-prints the command that trains on them, with --max_bad_images if a training
-would refuse so many bad pictures. A training with the same flags finds the
-pictures prepared. With --train_dir it writes which training pictures' labels a
-run contradicts, as corrections.csv and corrections.html in the run's directory.
+Prints how many pictures each class has for training and for testing, which
+were left out and why, and which are equal or nearly so: a test picture that is
+also trained on makes scores too good, and a picture in two classes cannot be
+learned. It draws some of each class on a contact sheet, and prints the command
+that trains on them, with --max_bad_images if a training would refuse so many
+bad pictures. A training with the same flags finds the pictures prepared. With
+--train_dir it writes which training pictures' labels a run contradicts, as
+corrections.csv and corrections.html in the run's directory.
 Exit code 0: shown; 2: a mistake that you can fix.
 """
 
@@ -172,7 +172,6 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     sections = {
         "Classes": _on_classes(found["classes"]),
-        "Sizes": _on_sizes(found["sizes"], found["image_shape"]),
         "Left out": _on_left_out(found["left_out"]),
         "Notes": found["notes"],
         "The same": _on_duplicates(**found["duplicates"]),
@@ -197,21 +196,6 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{' '.join(f'{one[part]:>9,}' for part in parts)}  {one['name']}"
     total = " ".join(f"{sum(one[part] for one in classes):>9,}" for part in parts)
     yield f"{total}  in all, of {len(classes):,} classes"
-
-
-def _on_sizes(
-    sizes: Mapping[str, Any] | None, image_shape: Sequence[int]
-) -> Iterator[str]:
-    height, width, _ = image_shape
-    if sizes is None:
-        yield f"all are {width} x {height} when they are trained on"
-        return
-    small, median, large = (
-        "{:,} x {:,}".format(*sizes[name]) for name in ("smallest", "median", "largest")
-    )
-    yield f"{small} the smallest, {median} the median, {large} the largest"
-    if enlarged := sizes["enlarged"]:
-        yield f"{enlarged:,} have a side below {height} and are enlarged"
 
 
 def _on_left_out(left_out: Mapping[str, str]) -> Iterator[str]:

@@ -1,15 +1,13 @@
-"""The contents of a data set, for `data`: counts, sizes, equal pictures, a sheet."""
+"""The contents of a data set, for `data`: counts, equal pictures, a sheet."""
 
 import contextlib
 import functools
 import hashlib
 import importlib.util
 import io
-import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,10 +15,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from cifar10.config.data_flag import FOLDER
 from cifar10.input.corrections import names_of
 from cifar10.input.dataset_base import Dataset, Images
-from cifar10.input.pictures import decoding
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.tools.near_duplicates import difference_hash, find_pairs
@@ -123,12 +119,10 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         for part, (_, labels) in parts.items()
         for name in names_of(dataset, part, len(labels))
     ]
-    sizes, notes = None, [*_notes_on_balance(counts[0])]
+    notes = [*_notes_on_balance(counts[0])]
     left_out: Mapping[str, str] = {}
     if isinstance(dataset, PictureDataset):
         left_out, notes = dataset.left_out, [*dataset.notes, *notes]
-    if dataset.name == FOLDER and dataset.directory:
-        sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
     return {
         "data": dataset.name,
         "data_dir": str(dataset.directory),
@@ -138,7 +132,6 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
             {"name": name, **dict(zip(parts, of_class, strict=True))}
             for name, *of_class in zip(dataset.class_names, *counts, strict=True)
         ],
-        "sizes": sizes,
         "left_out": left_out,
         "notes": notes,
         "duplicates": find_duplicates(parts, names),
@@ -205,23 +198,6 @@ def _hashes(images: Images) -> tuple[np.ndarray, np.ndarray]:
             looks.append(difference_hash(image))
     digest = np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
     return digest, np.array(looks, np.uint64)
-
-
-def _sizes(directory: Path, paths: Sequence[str], side: int) -> dict[str, Any]:
-    """Reads width and height of each picture from the first bytes of its file."""
-
-    def read(path: str) -> tuple[int, int]:
-        return decoding.size(directory / path, path)
-
-    # More threads than processors: a disk of a network answers late.
-    with ThreadPoolExecutor(4 * len(os.sched_getaffinity(0))) as pool:
-        found = sorted(pool.map(read, paths), key=lambda size: (min(size), max(size)))
-    return {
-        "smallest": found[0],
-        "median": found[len(found) // 2],
-        "largest": found[-1],
-        "enlarged": sum(min(size) < side for size in found),
-    }
 
 
 def _notes_on_balance(trained: Sequence[int]) -> Iterator[str]:

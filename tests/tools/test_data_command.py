@@ -186,11 +186,11 @@ def test_another_file_is_not_overwritten_by_the_sheet(photos, tmp_path):
 def test_training_that_it_names_takes_the_same_pictures(photos, tmp_path, monkeypatch):
     words = (photos, "--image_size", 32, "--max_bad_images", 0.2)
     before = found(*words)
-    python, *command = shlex.split(before["next"])
-    assert python == "python"
+    python, module, package, *command = shlex.split(before["next"])
+    assert (python, module, package) == ("python", "-m", "cifar10")
     monkeypatch.chdir(tmp_path)
     short = {"max_steps": 1, "eval_steps": 1, "batch_size": 2, "model": runs.SMALL}
-    done = runs.call(*command, *runs.flags(**short))
+    done = runs.call("cifar10/__main__.py", *command, *runs.flags(**short))
     assert done.returncode == 0, done.stderr
     train_dir = tmp_path / "runs" / "my photos"
     settings = json.loads((train_dir / "config.json").read_text())

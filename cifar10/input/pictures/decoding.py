@@ -4,15 +4,12 @@ The results are red, green and blue in 0 to 255. A picture that has the right si
 already is returned unchanged, pixel for pixel.
 """
 
-import contextlib
 import io
 import os
 import re
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
@@ -79,35 +76,22 @@ class UnreadableError(PictureError):
     """A file's content could not be read: the fault may not be in the picture."""
 
 
-@contextlib.contextmanager
-def _opened_file(path: Path, name: str) -> Iterator[BinaryIO]:
-    """Opens the file of an image, which messages call by its name, or by its path."""
+def read(path: Path, name: str = "") -> bytes:
+    """Reads the file of an image, to at most one byte more than it may have.
+
+    Messages call it by its name, or by its path.
+    """
     try:
         with files.opened(path, follow=True) as file:
-            yield file
-    except Exception as error:  # Of the system, the path or Pillow.
+            # Python allocates as many bytes as it is asked to read at once.
+            length = os.fstat(file.fileno()).st_size
+            content = file.read(min(length, MAX_BYTES) + 1)
+            if length < len(content) <= MAX_BYTES:  # Some file systems say less.
+                content += file.read(MAX_BYTES + 1 - len(content))
+            return content
+    except Exception as error:  # Of the system or the path.
         problem = f"{name or path} cannot be read: {reason(error)}."
         raise UnreadableError(problem) from error
-
-
-def read(path: Path, name: str = "") -> bytes:
-    """Reads the file of an image, to at most one byte more than it may have."""
-    with _opened_file(path, name) as file:
-        # Python allocates as many bytes as it is asked to read at once.
-        length = os.fstat(file.fileno()).st_size
-        content = file.read(min(length, MAX_BYTES) + 1)
-        if length < len(content) <= MAX_BYTES:  # Some file systems say less.
-            content += file.read(MAX_BYTES + 1 - len(content))
-        return content
-
-
-def size(path: Path, name: str = "") -> tuple[int, int]:
-    """Returns width and height of the picture in a file, from its first bytes.
-
-    These are the stored ones: EXIF data may turn the picture.
-    """
-    with _opened_file(path, name) as file:
-        return Image.open(file, formats=KINDS).size
 
 
 def decode(
