@@ -52,6 +52,22 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
+# The scores that eval writes by which a checkpoint may be the best.
+PRECISION = "precision @ 1"
+LOWER_IS_BETTER = ("cross_entropy", "total_loss", "expected calibration error")
+SCORES = (
+    *(PRECISION, "precision @ 5", "macro F1", "balanced accuracy"),
+    *LOWER_IS_BETTER,
+)
+RECALL_OF = "recall of "  # And the name of a class.
+_Score: TypeAlias = Annotated[
+    str,
+    Form(
+        f"{'|'.join(SCORES)}|{RECALL_OF}.+",
+        f"one of {', '.join(SCORES)} and {RECALL_OF}CLASS",
+    ),
+]
+
 # Distortions of training images, implemented in `input/distortions.py`.
 Distortion: TypeAlias = Literal[
     "tutorial",
@@ -342,13 +358,14 @@ class Checkpoints(Checked):
     Attributes:
         checkpoint_steps: steps between two checkpoints
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of further checkpoints to keep: those that eval, or
-            --eval_steps, scored highest; with the latter, one is saved at each
-            evaluation
+        keep_best: number of further checkpoints to keep: the best by the scores of
+            eval or --eval_steps; with the latter, one is saved at each evaluation
+        best_by: score by which a checkpoint is the best, by its name in eval's
+            metrics.jsonl, as "macro F1", cross_entropy or "recall of cat"
         eval_steps: steps between two evaluations by the training itself, on the test
             set, whose results are written as by eval (default: none)
         stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
-            not above the best one, after which the training ends (default: never)
+            not better than the best, after which the training ends (default: never)
         on_save_error: when a checkpoint cannot be written: stop, or continue and try at
             the next
         on_nan: when a loss or gradient is not finite: stop; skip that update; rollback:
@@ -360,6 +377,7 @@ class Checkpoints(Checked):
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
     keep_best: Annotated[CountOrZero, WORKER] = 0
+    best_by: _Score = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"

@@ -15,8 +15,9 @@ DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
 
     python -m cifar10 eval --run_once
 
-Prints `precision @ 1` and tables, and writes event files that lie over the
-training's in TensorBoard and a line of JSON to eval/metrics.jsonl. Without
+Prints `precision @ 1` with its 95 % confidence interval and tables, and writes
+event files that lie over the training's in TensorBoard and a line of JSON to
+eval/metrics.jsonl. Without
 --run_once or --step it follows a running training until its end, scoring each
 newest checkpoint once and printing a line for each; these scores tell the
 training which checkpoints --keep_best keeps. Checkpoints that the training
@@ -49,6 +50,8 @@ class Options(run_options.RunOptions):
         use_averages: use the variables' moving averages, not their last values
         test_time_augmentation: average over six views of each image, mirrored and moved
             by a pixel
+        calibrate: fit a temperature on the val part, with which predict, serve and
+            export compute probabilities
         top_k: K, or several as 3,10: also the part of the images whose class has one of
             the K largest logits (default: 1 and 5)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
@@ -64,6 +67,7 @@ class Options(run_options.RunOptions):
     eval_interval_secs: run_options.Seconds = 30.0
     use_averages: bool = True
     test_time_augmentation: bool = False
+    calibrate: bool = False
     top_k: _Counts | None = None
     device: str = "auto"
     json: bool = False

@@ -83,13 +83,18 @@ class _Evaluator(FollowedRun):
         """
         options = self._options
         asked_for = options.once or options.json or self.has_finished
+        asked_for = asked_for or options.calibrate
         if not asked_for and self._is_scored_by_training(step):
             print(f"step {step}: scored by the training itself", flush=True)
             return
         with self._held:
-            result = self._scored.score(self._trained.trainable, self._scoring_device)
+            trained, device = self._trained, self._scoring_device
+            if options.calibrate:
+                fitted = self._scored.fit_temperature(trained.trainable, device)
+                trained.calibrate(fitted)
+            result = self._scored.score(trained.trainable, device, trained.temperature)
             line = self._scored.record(step, result)
-        sums, scalars, _ = result
+        sums, scalars = result[:2]
         if options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
             return

@@ -7,12 +7,15 @@ metric depends on how the set was split into batches.
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cifar10.config.fields import PRECISION
+from cifar10.evaluation import calibration
 from cifar10.run_directory import scores
 
 # A larger confusion matrix does not fit a screen; its most frequent mistakes do.
@@ -21,6 +24,10 @@ _SHOWN_MISTAKES = 20
 # Fills lines of a terminal, with an indent of four; a long path stays in one piece.
 LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
+
+ERROR = "expected calibration error"
+AT_ERROR, AT_LOSS = f"{ERROR} at temperature", "cross_entropy at temperature"
+_AT_K = re.compile(r"precision @ \d+")
 
 # Of an image with logits that are not finite.
 NO_RANK = -1
@@ -36,6 +43,12 @@ class Outcomes(NamedTuple):
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
     own: Sequence[np.ndarray] = ()  # float64 [images], each of a program's metrics.
+    logits: Any = None  # floating [images, classes], where requested.
+
+    def at(self, temperature: float) -> Outcomes:
+        """Returns what these outcomes, with logits, become at a temperature."""
+        found = calibration.at_temperature(self.logits, self.labels, temperature)
+        return self._replace(cross_entropy=found[0], confidence=found[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +58,38 @@ class Sums:
     cross_entropy: float
     ranks: np.ndarray  # int64 [classes]: images by rank, those that have one.
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
+    bins: np.ndarray  # float64 [3, bins], as `calibration.in_bins` returns them.
 
     @classmethod
     def of(cls, outcomes: Outcomes, classes: int) -> Sums:
         """Sums up the outcomes of images whose labels are 0 to `classes - 1`."""
         places = outcomes.labels * np.int64(classes) + outcomes.predictions
         confusion = np.bincount(places, minlength=classes**2)
+        is_right = outcomes.predictions == outcomes.labels
         ranks = outcomes.ranks[outcomes.ranks != NO_RANK]
         return cls(
             float(np.sum(outcomes.cross_entropy, dtype=np.float64)),
             np.bincount(ranks, minlength=classes),
             confusion.reshape(classes, classes),
+            calibration.in_bins(outcomes.confidence, is_right),
         )
 
     @property
     def count(self) -> int:
         """Number of images."""
         return int(self.confusion.sum())
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean distance of confidence and accuracy of a bin, weighted by images."""
+        _, right, confidence = self.bins
+        return float(np.abs(right - confidence).sum() / self.count)
+
+    @property
+    def reliability(self) -> list[dict[str, float]]:
+        """Mean confidence and accuracy of each bin that has images."""
+        parts = (row[1:] / row[0] for row in self.bins.T if row[0])
+        return [{"accuracy": part[0], "confidence": part[1]} for part in parts]
 
     @property
     def correct(self) -> int:
@@ -82,9 +110,10 @@ class Sums:
 
         `macro F1` and `balanced accuracy` are the means of the F1 scores and of the
         recalls over the classes that have images. There is a precision at 5, and at
-        each of `top_k`.
+        each of `top_k`; that at 1 has its interval of 95 %.
         """
         cross_entropy = self.cross_entropy / self.count
+        low, high = scores.interval(self.correct / self.count, self.count)
         at_k = {
             k: self.correct_among(k) / self.count for k in sorted({5, *top_k} - {1})
         }
@@ -93,12 +122,15 @@ class Sums:
         ]
         return {
             "precision @ 1": self.correct / self.count,
+            "precision @ 1 low": low,
+            "precision @ 1 high": high,
             **{f"precision @ {k}": part for k, part in at_k.items()},
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
             "total_loss": cross_entropy + weight_decay,
             "cross_entropy": cross_entropy,
             "weight_decay": weight_decay,
+            ERROR: self.calibration_error,
         }
 
     def per_class(self, class_names: Sequence[Any]) -> list[dict[str, Any]]:
@@ -151,7 +183,7 @@ def report(
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
     figures = "\n".join(map(LINES.fill, _figures(sums, scalars)))
     return (
-        f"{title}: {headline(scalars['precision @ 1'], len(class_names), {})}\n"
+        f"{title}: {headline(scalars, sums.count, len(class_names))}\n"
         f"{textwrap.indent(right, '    ')}\n"
         f"{textwrap.indent(figures, '    ')}\n\n"
         f"{class_table(sums, class_names)}\n\n"
@@ -161,7 +193,7 @@ def report(
 
 def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
     """Returns lines of the figures beside `precision @ 1`."""
-    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if k.startswith("precision @ ")]
+    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if _AT_K.fullmatch(k)]
     losses = [
         f"{name} = {scalars[name]:.4f}" for name in ("cross_entropy", "total_loss")
     ]
@@ -170,20 +202,40 @@ def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
     ]
     classes, scored = len(sums.confusion), int(sums.confusion.any(axis=1).sum())
     note = f", of the {scored} classes with images" if scored < classes else ""
-    return [", ".join([*at_k[1:], *losses]), ", ".join(means) + note]
+    calibrated = f"{ERROR} = {scalars[ERROR]:.4f}"
+    if temperature := scalars.get("temperature"):
+        calibrated += f", and {scalars[AT_ERROR]:.4f} at temperature {temperature:.3f}"
+    low, high = scores.interval(scalars[PRECISION], sums.count)
+    interval = f"95 % interval of precision @ 1: {low:.4f} to {high:.4f}"
+    lines = [*at_k[1:], *losses], [", ".join(means) + note], [calibrated]
+    return [interval, *map(", ".join, lines)]
 
 
-def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> str:
-    """Compares a score with `earlier` ones by step or, without any, with chance."""
+def headline(
+    scalars: Mapping[str, float],
+    count: int,
+    classes: int,
+    earlier: Mapping[int, float] | None = None,
+    best_by: str = PRECISION,
+) -> str:
+    """Compares the score that decides with `earlier` ones by step, or with chance.
+
+    The precision at 1 of `count` images is there in any case.
+    """
+    text = scores.shown(PRECISION, scalars[PRECISION], count)
     if not earlier:
-        return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
-    last = max(earlier)
-    best = scores.ranked({**earlier, last + 1: precision})[0]
+        text += f" (chance: {1 / classes:.3f})"
+    if best_by != PRECISION and best_by in scalars:
+        text += f", {scores.shown(best_by, scalars[best_by], count)}"
+    if not earlier or best_by not in scalars:
+        return text
+    last, score = max(earlier), scalars[best_by]
+    best = scores.ranked({**earlier, last + 1: score}, best_by)[0]
     rank = ", the best so far"
     if best in earlier:
         rank = f"; best {earlier[best]:.3f} at step {best}"
-    change = round(precision, 3) - round(earlier[last], 3)  # As both are shown.
-    return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
+    change = round(score, 3) - round(earlier[last], 3)  # As both are shown.
+    return f"{text} ({change:+.3f}{rank})"
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:

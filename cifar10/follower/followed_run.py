@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.config import layout, run_config
+from cifar10.config.fields import PRECISION
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, restoring
@@ -196,7 +197,9 @@ class FollowedRun:
         if newest is None:
             return False
         self.step = newest.step
-        self._early_stopping = EarlyStopping.from_manifest(newest.manifest)
+        self._early_stopping = EarlyStopping.from_manifest(
+            newest.manifest, model.settings.get("best_by", PRECISION)
+        )
         return True
 
     def _add_refusal(self, refusal: str) -> None:

@@ -31,6 +31,7 @@ from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 from cifar10.run_directory import checkpoints
+from cifar10.run_directory.temperature import NONE
 from cifar10.towers.update import TrainState
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ class Prediction(NamedTuple):
     """The logits of some images."""
 
     step: int  # Of the weights.
-    logits: np.ndarray  # float32 or float64 [images, classes]
+    # float32 or float64 [images, classes], divided by the temperature of the weights.
+    logits: np.ndarray
     class_names: tuple[str, ...]
 
 
@@ -87,6 +89,7 @@ class Network:
         trainable: Sequence[tf.Variable],
         non_trainable: Sequence[tf.Variable],
         since: float,
+        temperature: float = NONE,
     ) -> "Snapshot":
         """Copies the current values of variables to the device of the copy."""
         with tf.device(self._device):
@@ -97,6 +100,7 @@ class Network:
                 [tf.identity(variable) for variable in trainable],
                 [tf.identity(variable) for variable in non_trainable],
                 since,
+                temperature,
             )
         # Waits for a copy to a GPU that may still be under way.
         copied.trainable[-1].numpy()
@@ -115,7 +119,8 @@ class Network:
             logits = self.logits(
                 snapshot.trainable, snapshot.non_trainable, tf.constant(images)
             )
-        return Prediction(snapshot.step, logits.numpy(), self.names["class_names"])
+        calibrated = logits.numpy() / logits.dtype.as_numpy_dtype(snapshot.temperature)
+        return Prediction(snapshot.step, calibrated, self.names["class_names"])
 
 
 class Snapshot(NamedTuple):
@@ -129,6 +134,7 @@ class Snapshot(NamedTuple):
     trainable: list[tf.Tensor]  # Last values or moving averages.
     non_trainable: list[tf.Tensor]
     since: float  # When the training had them, in seconds since 1970.
+    temperature: float  # That of the step, by `eval.py --calibrate`, or 1.
 
 
 class LiveCopy:
@@ -158,6 +164,12 @@ class LiveCopy:
         return snapshot.step if snapshot else None
 
     @property
+    def temperature(self) -> float | None:
+        """The temperature of the weights in use; None if there are none yet."""
+        snapshot = self._snapshot
+        return snapshot.temperature if snapshot else None
+
+    @property
     def age_seconds(self) -> float | None:
         """Seconds since the training had these weights; None if there are none yet."""
         snapshot = self._snapshot
@@ -176,6 +188,7 @@ class LiveCopy:
     def predict(self, images: np.ndarray) -> Prediction:
         """Computes the logits of some images, as an evaluation of that step does.
 
+        They are divided by the temperature that `eval.py --calibrate` gave the step.
         Any number of threads may call it, at any time.
 
         Args:
@@ -345,5 +358,7 @@ class Follower(FollowedRun, LiveCopy):
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
         variables = model.trainable, model.non_trainable
-        snapshot = self._network.copy_weights(checkpoint.step, *variables, written)
+        snapshot = self._network.copy_weights(
+            checkpoint.step, *variables, written, model.temperature
+        )
         self._swap(snapshot, self._began)

@@ -1,5 +1,6 @@
 """The model of a run, built from its `config.json` and filled from its checkpoints."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
 from cifar10.models.registry import OPTIONS, build_model
-from cifar10.run_directory import checkpoints, restoring
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that a run of another version may have, and this one cannot evaluate.
 _KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
@@ -28,6 +30,8 @@ class TrainedModel:
             initial values.
         trainable: Values for its trainable variables, in their order: their moving
             averages or their last values.
+        temperature: What its logits are divided by for probabilities; 1 without
+            `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
         image_shape: Those of one image as the model takes it, after `pipeline.prepare`.
@@ -72,6 +76,7 @@ class TrainedModel:
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self._use_averages = use_averages
+        self.temperature = temperature.NONE
         with tf.device(device):
             self._averages = [tf.Variable(v, trainable=False) for v in last_values]
         self.trainable = self._averages if use_averages else last_values
@@ -100,6 +105,16 @@ class TrainedModel:
         # It is compared with the step that the folder is named after.
         step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
         checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
+        kind = "" if self._use_averages else "_raw"
+        self._file = checkpoint.path / f"temperature{kind}.json"
+        self.temperature = temperature.read(self._file)
+
+    def calibrate(self, fitted: float) -> None:
+        """Uses a temperature, and writes it beside the checkpoint that was loaded."""
+        content = json.dumps({"temperature": fitted}).encode()
+        files.write_output(self._file, "--calibrate:", content)
+        self.temperature = fitted
+        say(f"Temperature {fitted:.3f}, for predict, serve and export: {self._file}")
 
 
 def evaluation_logits(

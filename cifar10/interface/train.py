@@ -41,8 +41,9 @@ class Record:
         ended: Why: `max_steps`, or `no_gain` by `stop_after_no_gain`.
         seconds: Wall time of this call of `train`; earlier sessions do not count.
         history: Metrics by step, every `log_frequency` steps, of all sessions.
-        scores: Precision @ 1 by step, of the run's own evaluations (`eval_steps`) and
-            those of `eval.py`: on the part val, or without one on the test part.
+        scores: The score that `best_by` names by step, of the run's own evaluations
+            (`eval_steps`) and those of `eval.py`: on the part val, or without one on
+            the test part.
         config: The configuration of the training.
     """
 
@@ -61,8 +62,8 @@ class Record:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the highest score and that score; None without one."""
-        steps = scores.ranked(self.scores)
+        """The step of the best score and that score; None without one."""
+        steps = scores.ranked(self.scores, self.config.checkpoints.best_by)
         return (steps[0], self.scores[steps[0]]) if steps else None
 
 
@@ -144,7 +145,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
             # A line that a kill has torn has no step.
             if isinstance(line, dict) and isinstance(line.get("step"), int)
         },
-        scores=scores.read(scores.deciding_folder(train_dir)),
+        scores=scores.deciding(train_dir),
         config=config,
     )
 

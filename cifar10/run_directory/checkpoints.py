@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config.options import is_a
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
 
@@ -312,8 +313,11 @@ def _is_plausible(manifest: Mapping[str, Any]) -> bool:
     """Returns whether a manifest's entries are of the kinds that `save` takes."""
     averages = manifest.get("loss_averages", {})
     counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
-    counts += manifest.get("validation", {}).values()
-    return (
+    best = {"best_by": "", "score": 0.0, **manifest.get("validation", {})}
+    is_best = isinstance(best.pop("best_by"), str) and is_a(best.pop("score"), float)
+    is_best = is_best and best.keys() <= {"correct", "images", "step", "without_gain"}
+    counts += best.values()
+    return is_best and (
         all(map(_FILE_NAME.fullmatch, manifest["files"]))
         and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
         and all(isinstance(average, float) for average in averages.values())

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
 from cifar10.config.config import Config
+from cifar10.config.fields import PRECISION
 from cifar10.errors import DiskError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
@@ -28,16 +29,28 @@ _ENTRY = "validation"  # Of a manifest.
 class EarlyStopping:
     """The best evaluation so far, and how many have come since without a gain."""
 
-    correct: int = 0
     images: int = 0  # Without an evaluation there are none.
     step: int = 0
     without_gain: int = 0
+    score: float = 0.0
+    best_by: str = PRECISION  # The name of that score.
 
     @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any]) -> EarlyStopping:
-        """Returns what a checkpoint's manifest records."""
-        recorded = manifest.get(_ENTRY, {})
-        return cls(*(recorded.get(count.name, 0) for count in dataclasses.fields(cls)))
+    def from_manifest(
+        cls, manifest: Mapping[str, Any], best_by: str = PRECISION
+    ) -> EarlyStopping:
+        """Returns what a checkpoint's manifest records; nothing of another score."""
+        recorded = {"best_by": PRECISION, **manifest.get(_ENTRY, {})}
+        if "correct" in recorded:  # As older versions have it.
+            recorded["score"] = recorded.pop("correct") / max(1, recorded["images"])
+        is_same = recorded["best_by"] == best_by
+        return cls(**recorded) if is_same else cls(best_by=best_by)
+
+    def shared(self, share: Callable[[list[int]], list[int]]) -> EarlyStopping:
+        """Returns it with the counts of the worker that alone scores."""
+        own = [self.images, self.step, self.without_gain]
+        images, step, without_gain = share(own)
+        return EarlyStopping(images, step, without_gain, self.score, self.best_by)
 
     def to_manifest(self) -> dict[str, Any]:
         """Returns the entries of a checkpoint's manifest; none before an evaluation."""
@@ -45,13 +58,13 @@ class EarlyStopping:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The best score, precision @ 1, by its step; empty before an evaluation."""
-        return {self.step: self.correct / self.images} if self.images else {}
+        """The best score by its step; empty before an evaluation."""
+        return {self.step: self.score} if self.images else {}
 
-    def updated(self, step: int, correct: int, images: int) -> EarlyStopping:
+    def updated(self, step: int, score: float, images: int) -> EarlyStopping:
         """Returns the record after one more evaluation; an equal score is no gain."""
-        if scores.ranked({**self.scores, step: correct / images})[0] == step:
-            return EarlyStopping(correct, images, step)
+        if scores.ranked({**self.scores, step: score}, self.best_by)[0] == step:
+            return EarlyStopping(images, step, 0, score, self.best_by)
         return dataclasses.replace(self, without_gain=self.without_gain + 1)
 
     def should_stop(self, evaluations: int | None) -> bool:
@@ -61,7 +74,8 @@ class EarlyStopping:
 
 def best_kept(run: Path, record: EarlyStopping) -> int | None:
     """Returns the step of the best score of a run, if its checkpoint is kept."""
-    best = next(iter(scores.ranked(_all_scores(run, record))), None)
+    ranked = scores.ranked(_all_scores(run, record), record.best_by)
+    best = next(iter(ranked), None)
     return best if best in checkpoints.steps(run / layout.CHECKPOINTS) else None
 
 
@@ -74,9 +88,11 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     found = _all_scores(run, record)
     if not found:
         return ""
-    best = scores.ranked(found)[0]
-    part = scores.deciding_part(run)
-    lines = [f"Best:   precision @ 1 = {found[best]:.3f} at step {best} on {part}"]
+    best = scores.ranked(found, record.best_by)[0]
+    part, images = scores.deciding_part(run), record.images
+    images = images or scores.count_images(scores.deciding_folder(run))
+    score = scores.shown(record.best_by, found[best], images)
+    lines = [f"Best:   {score} at step {best} on {part}"]
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
         lines[0] += "; not kept (--keep_best)"
     elif invocation.takes_flags():
@@ -95,5 +111,5 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
 def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
     """Returns all scores of a run that are known, by step."""
     with contextlib.suppress(DiskError):
-        return {**record.scores, **scores.read(scores.deciding_folder(run))}
+        return {**record.scores, **scores.deciding(run)}
     return record.scores

@@ -46,7 +46,7 @@ def candidates(directory: Path, wanted: Wanted) -> list[int]:
     """
     steps = checkpoints.steps(directory)
     if wanted == BEST:
-        return scores.best(scores.deciding_folder(directory.parent), steps)
+        return scores.best(directory.parent, steps)
     return [step for step in steps if wanted is None or str(step) == str(wanted)]
 
 
@@ -91,8 +91,8 @@ def _say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
 
     Its checkpoint is gone.
     """
-    found = scores.read(scores.deciding_folder(directory.parent))
-    best = next(iter(scores.ranked(found)), step)
+    found = scores.deciding(run := directory.parent)
+    best = next(iter(scores.ranked(found, scores.deciding_score(run))), step)
     if wanted == BEST and best != step and step in found:
         say(
             f"--step {BEST}: step {best} scored {found[best]:.3f}, but its checkpoint "

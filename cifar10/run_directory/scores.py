@@ -5,31 +5,45 @@ test part if the run has no `val`.
 """
 
 import contextlib
+import math
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout, run_config
+from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
-# The metric by which one checkpoint is better than another.
-_RANKED_BY = "precision @ 1"
 _COUNT = "num_examples"
+_Z = 1.959964  # Of the normal distribution, 95 % lies within so many deviations.
 
 
 def deciding_part(run: Path) -> str:
     """Returns the part of a run's data whose scores decide: `val` or `test`."""
-    kept: dict[str, Any] = {}
+    return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
+
+
+def deciding_score(run: Path) -> str:
+    """Returns the name of the score by which a checkpoint of a run is the best."""
+    return _recorded(run, "best_by", PRECISION)
+
+
+def _recorded(run: Path, name: str, default: Any) -> Any:
     with contextlib.suppress(UsageError):  # The run goes on if its file is damaged.
-        kept = run_config.recorded_division(run, fresh=False)
-    return "val" if "val" in kept.get("data_parts", ()) else "test"
+        return run_config.read_run_config(run, complete=False).get(name, default)
+    return default
 
 
 def deciding_folder(run: Path) -> Path:
     """Returns the folder of the scores of a run that decide."""
     return run / layout.evaluation_events(deciding_part(run))
+
+
+def deciding(run: Path) -> dict[int, float]:
+    """Returns the scores of a run that decide, by step."""
+    return read(deciding_folder(run), by=deciding_score(run))
 
 
 def append(
@@ -44,24 +58,64 @@ def append(
     logs.append_line(directory / layout.METRICS, entry)
 
 
-def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
-    """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
+def read(
+    directory: Path, num_examples: int | None = None, by: str = PRECISION
+) -> dict[int, float]:
+    """Returns a score of the checkpoints by step, as `comparable` selects them."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
-    return {step: entry[_RANKED_BY] for step, entry in found.items()}
+    return of_each(found.values(), by)
 
 
-def ranked(found: Mapping[int, float]) -> list[int]:
+def of_each(entries: Iterable[Mapping[str, Any]], by: str) -> dict[int, float]:
+    """Returns a score by step, of the entries that have it."""
+    return {
+        int(entry["step"]): entry[by]
+        for entry in entries
+        if isinstance(entry.get(by), int | float) and math.isfinite(entry[by])
+    }
+
+
+def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
     """Returns the steps of scores, the best first; of equal scores the earlier step.
 
     Whatever names, keeps or waits for a best score asks here, so a run has one best.
     """
-    return sorted(found, key=lambda step: (-found[step], step))
+    sign = 1 if by in LOWER_IS_BETTER else -1
+    return sorted(found, key=lambda step: (sign * found[step], step))
 
 
-def best(directory: Path, steps: Collection[int], count: int = 1) -> list[int]:
-    """Returns those of `steps` with the best scores in a folder, the best first."""
-    found = read(directory)
-    return ranked({step: found[step] for step in steps if step in found})[:count]
+def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
+    """Returns those of `steps` with the best scores of a run, the best first."""
+    found = deciding(run)
+    known = {step: found[step] for step in steps if step in found}
+    return ranked(known, deciding_score(run))[:count]
+
+
+def count_images(directory: Path) -> int:
+    """Returns the number of images of the comparable scores in a folder."""
+    found = comparable(logs.read_lines(directory / layout.METRICS))
+    return next((entry[_COUNT] for entry in found.values()), 0)
+
+
+def interval(part: float, count: int) -> tuple[float, float]:
+    """Returns the interval that holds the true part with a confidence of 95 %.
+
+    It is the score interval of E. B. Wilson, Probable Inference, the Law of Succession,
+    and Statistical Inference, 1927 (https://doi.org/10.1080/01621459.1927.10502953),
+    for a `part` of `count` images. It holds for new images like these, for one model.
+    """
+    square = _Z**2 / count
+    centre = part + square / 2
+    half = math.sqrt(square * (part * (1 - part) + square / 4))
+    return (centre - half) / (1 + square), (centre + half) / (1 + square)
+
+
+def shown(by: str, value: float, count: int) -> str:
+    """Returns a score and its name, and for precision @ 1 its interval in brackets."""
+    if by != PRECISION:
+        return f"{by} = {value:.3f}"
+    low, high = interval(value, count)
+    return f"{by} = {value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
@@ -78,6 +132,6 @@ def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
 def _is_intact(entry: Any) -> bool:
     try:
         are_integers = all(isinstance(entry[name], int) for name in ("step", _COUNT))
-        return are_integers and 0 <= entry[_RANKED_BY] <= 1
+        return are_integers and 0 <= entry[PRECISION] <= 1
     except (KeyError, TypeError):
         return False

@@ -19,6 +19,7 @@ from cifar10.errors import UsageError, reason, say
 from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
+from cifar10.run_directory.temperature import named
 
 HELP = "write the model of a run for other programs"
 DESCRIPTION = """Writes the model of a run for other programs.
@@ -137,13 +138,16 @@ def export_run(options: Options) -> int:
         **export_formats.describe(trained, dataset, options.with_preprocessing),
         "step": step,
         "use_averages": options.use_averages,
+        "temperature": trained.temperature,
         "precision": "float32" if options.quantize == "none" else options.quantize,
     }
+    # Logits are exported as they are, with the temperature in the description.
+    applied = named(trained.temperature) if options.with_preprocessing else ""
     print(
         f"Model:  {description['model']}, step {step} of {directory},\n"
         f"        {'averaged' if options.use_averages else 'raw'} variables; trained "
         f"in {description['trained_precision']}, "
-        f"exported in {description['precision']}",
+        f"exported in {description['precision']}{applied}",
         flush=True,
     )
     model = export_formats.in_float32(trained)

@@ -28,6 +28,7 @@ from cifar10.input import datasets, pipeline
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
+from cifar10.run_directory.temperature import NONE
 from cifar10.tools import preparation
 from cifar10.tools.exported import described, not_exportable
 
@@ -183,6 +184,8 @@ def wrap(
     training = {} if file_format == "keras" else {"training": False}
     output = keras.ops.cast(model(prepared, **training), "float32")
     if description["with_preprocessing"]:
+        if description["temperature"] != NONE:
+            output = output / description["temperature"]
         output = keras.layers.Softmax(name="probabilities")(output)
     if file_format != "keras":
         output = {description["output"]["name"]: output}
@@ -354,7 +357,8 @@ def examples(
         axis=0,
     )
     if description["with_preprocessing"]:
-        return images, tf.nn.softmax(expected).numpy(), labels
+        probabilities = tf.nn.softmax(expected / description["temperature"])
+        return images, probabilities.numpy(), labels
     return prepared.numpy(), expected.numpy(), labels
 
 

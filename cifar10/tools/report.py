@@ -124,8 +124,8 @@ def write_report(options: Options) -> None:
         for note in run.notes:
             say(f"{run.name}: {note}")
         if scores := run.scores:
-            precision = scores.sums.correct / scores.sums.count
-            result = metrics.headline(precision, len(scores.class_names), {})
+            classes = len(scores.class_names)
+            result = metrics.headline(run.tested, scores.sums.count, classes)
             print(f"{run.name}, step {scores.step}: {result}")
     print(f"Open {output}")
 
@@ -135,7 +135,8 @@ def render(runs: Sequence[Run], now: float) -> str:
     import jinja2
 
     from cifar10.evaluation.metrics import LARGEST_MATRIX
-    from cifar10.tools.report_curves import COLOURS
+    from cifar10.run_directory.scores import interval
+    from cifar10.tools.report_curves import COLOURS, draw
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -144,7 +145,9 @@ def render(runs: Sequence[Run], now: float) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"draw": draw, "interval": interval}
     environment.filters |= {
+        "percent": lambda part: f"{100 * part:.1f}",
         "thousands": "{:,}".format,
         "date": lambda seconds: time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(seconds)

@@ -37,10 +37,12 @@ def draw(
     *,
     from_zero: bool = False,
     logarithmic: bool = False,
+    over: str = "step",
 ) -> str:
     """Draws a chart over steps as an SVG element; empty if there is nothing to draw.
 
-    `logs[run][line]` are the metrics of a step by name, and the step. Of the `metrics`
+    `logs[run][line]` are the metrics of a step by name, and the step, or what the chart
+    is `over`. Of the `metrics`
     to draw, those after the first one that exists are faint. The curve of the second
     run has the id `name-2`. The vertical axis, whose values `x` have the `tick_format`,
     may begin at zero, or be logarithmic.
@@ -56,7 +58,7 @@ def draw(
                 lines = [line for line in log if metric in line]
                 faint = metric != drawn[0]
                 (curve,) = axes.plot(
-                    [line["step"] for line in lines],
+                    [line[over] for line in lines],
                     [line[metric] for line in lines],
                     linestyle=_DASHES[number // len(COLOURS) % len(_DASHES)],
                     color=COLOURS[number % len(COLOURS)],
@@ -73,12 +75,15 @@ def draw(
             axes.set_yscale("log")
             axes.minorticks_off()
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if over == "step":
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        else:  # Both axes are parts, which should be equal.
+            axes.axline((0, 0), (1, 1), color=_GREY, linestyle=":")
         decades = LogLocator(subs=(1, 2, 5))
         axes.yaxis.set_major_locator(decades if logarithmic else MaxNLocator(5))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.yaxis.set_major_formatter(StrMethodFormatter(tick_format))
-        axes.set_xlabel("step")
+        axes.set_xlabel(over)
         axes.tick_params(length=0)
         axes.grid(axis="y", color=_GREY, alpha=0.3)
         axes.spines[["left", "right", "top"]].set_visible(False)

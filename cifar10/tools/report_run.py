@@ -49,6 +49,7 @@ class Scores:
     class_names: tuple[str, ...]
     sums: Sums
     hardest: list[dict[str, Any]]  # The images of the largest loss, descending.
+    calibrated: Sums | None = None  # With the temperature, if there is one.
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,6 +65,7 @@ class Run:
     seconds: dict[str, float]  # Of each part of its time; empty if not logged.
     notes: list[str]  # What is missing or unusual.
     part: str  # `val`, whose scores decide on the run, or without it `test`.
+    best_by: str  # The score that decides.
     scores: Scores | None = None  # Of this report.
     tested: dict[str, float] = dataclasses.field(default_factory=dict)  # As a line.
 
@@ -75,10 +77,10 @@ class Run:
 
     @property
     def best(self) -> dict[str, float]:
-        """The line with the best score; call it only if the run was scored."""
+        """The line with the best score; empty if no line has that score."""
         lines = {int(line["step"]): line for line in self.scored}
-        found = {step: line["precision @ 1"] for step, line in lines.items()}
-        return lines[scores.ranked(found)[0]]
+        found = scores.of_each(self.scored, self.best_by)
+        return next((lines[at] for at in scores.ranked(found, self.best_by)), {})
 
     @property
     def rate(self) -> float | None:
@@ -104,9 +106,11 @@ class Run:
         dataset = datasets.find_again(self.settings, data_dir)
         events = self.path / layout.EVALUATION_EVENTS
         scored = ScoredSet(trained.model, self.settings, dataset, events, Options())
-        sums, scalars, outcomes = scored.score(trained.trainable, device)
+        values = trained.trainable, device, trained.temperature
+        sums, scalars, outcomes, after = scored.score(*values)
         self.scores = Scores(
-            step, scored.subject, dataset.class_names, sums, _hardest(dataset, outcomes)
+            *(step, scored.subject, dataset.class_names, sums),
+            *(_hardest(dataset, outcomes), after),
         )
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test":
@@ -158,6 +162,7 @@ def _read_run(path: Path, name: str) -> Run:
         seconds=times[-1][1] if times else {},
         notes=notes,
         part=scores.deciding_part(path),
+        best_by=scores.deciding_score(path),
     )
 
 

@@ -1,6 +1,5 @@
 """The hooks of a training in their order: profile, log, score, save and the others."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,9 +8,9 @@ import tensorflow as tf
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
+from cifar10.evaluation import scored_set
 from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
-from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.logs import LogWriter, forget_later, writing
 from cifar10.training.console import Console, forecast_line
 from cifar10.training.hooks import Hooks, Run
@@ -114,6 +113,8 @@ class Validation:
         self._period = training.config.checkpoints.eval_steps
         self._directory = training.train_dir
         self._scored: ScoredSet | None = None
+        best_by = training.config.checkpoints.best_by
+        scored_set.check_best_by(best_by, training.dataset)
         if self._period and training.workers.is_chief:
             self._scored = self._set_of(training.dataset.validation_split)
 
@@ -168,10 +169,8 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            best = dataclasses.astuple(loop.progress.early_stopping)
-            loop.progress.early_stopping = EarlyStopping(
-                *loop.training.towers.broadcast(best)
-            )
+            share = loop.training.towers.broadcast
+            loop.progress.early_stopping = loop.progress.early_stopping.shared(share)
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:
@@ -192,9 +191,9 @@ class Validation:
 
         self._logs.attempt(record)
         if scored is self._scored:
-            sums = result.sums
-            progress.early_stopping = progress.early_stopping.updated(
-                step, sums.correct, sums.count
+            best = progress.early_stopping
+            progress.early_stopping = best.updated(
+                step, result.scalars[best.best_by], result.sums.count
             )
         self._loop.say(line)
         return result.scalars

@@ -27,7 +27,7 @@ from cifar10.training.initial_weights import check_initial_weights, check_source
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
-_END = ("max_steps", "stop_after_no_gain")  # What decides where a run ends.
+_END = ("max_steps", "stop_after_no_gain", "best_by")  # What decides where a run ends.
 _DATA = "data_fingerprint"
 
 
@@ -127,7 +127,8 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
     if reached or config.checkpoints.stop_after_no_gain:
         newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
         if newest:
-            record = EarlyStopping.from_manifest(newest.manifest)
+            best_by = config.checkpoints.best_by
+            record = EarlyStopping.from_manifest(newest.manifest, best_by)
             ended = record.should_stop(config.checkpoints.stop_after_no_gain)
             if ended or newest.step >= config.run.max_steps:
                 raise StoppedError(nothing_to_do(config, newest.step, record), 0)

@@ -1,7 +1,6 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ class Progress:
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
-        self.early_stopping = EarlyStopping()
+        self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
@@ -108,7 +107,9 @@ class Progress:
             self.left_out = newest.manifest.get("left_out", 0)
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.metric_averages = newest.manifest.get("loss_averages", {})
-            self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
+            self.early_stopping = EarlyStopping.from_manifest(
+                newest.manifest, self._config.checkpoints.best_by
+            )
         self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
         return messages
 
@@ -126,10 +127,8 @@ class Progress:
     def share(self, towers: TowerBuilder) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
         numbers = [self.step, self.left_out, self.skipped_steps]
-        numbers += dataclasses.astuple(self.early_stopping)
-        numbers = towers.synchronize(numbers)
-        self.step, self.left_out, self.skipped_steps, *best = numbers
-        self.early_stopping = EarlyStopping(*best)
+        self.step, self.left_out, self.skipped_steps = towers.synchronize(numbers)
+        self.early_stopping = self.early_stopping.shared(towers.broadcast)
 
     def save(self, *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that need not be kept.

@@ -5,7 +5,8 @@ import re
 import runs
 
 TRAINING = """
-    accumulate batch_size checkpoint_steps clip_norm corrections data data_dir data_url
+    accumulate batch_size best_by checkpoint_steps clip_norm corrections data data_dir
+    data_url
     depth deterministic distortions epochs_per_decay eval_steps freeze fresh
     global_batch_size hang_timeout help_all image_size initial_weights input_device
     keep_best keep_checkpoints
@@ -20,8 +21,9 @@ TRAINING = """
 """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """
-    batch_size data_dir device eval_data eval_dir eval_interval_secs json num_examples
-    run_once step test_time_augmentation top_k train_dir trust_model use_averages
+    batch_size calibrate data_dir device eval_data eval_dir eval_interval_secs json
+    num_examples run_once step test_time_augmentation top_k train_dir trust_model
+    use_averages
 """
 FLAGS = {
     "train.py --help_all": TRAINING,

@@ -13,12 +13,15 @@ SUMS = Sums(
     cross_entropy=12.0,
     ranks=np.array([4, 5, 0]),
     confusion=np.array([[3, 1, 0], [4, 1, 0], [1, 0, 0]]),
+    # Of 4 images with a confidence of 0.5 one is right, of 6 with 0.75 three.
+    bins=np.array([[4.0, 6.0], [1.0, 3.0], [2.0, 4.5]]),
 )
+NO_BINS = np.ones((3, 1))
 
 
 def of(confusion):
     """Returns sums that a confusion matrix alone matters for."""
-    return Sums(0.0, np.zeros(len(confusion), np.int64), confusion)
+    return Sums(0.0, np.zeros(len(confusion), np.int64), confusion, NO_BINS)
 
 
 def test_scalars_are_divided_by_the_count():
@@ -26,13 +29,18 @@ def test_scalars_are_divided_by_the_count():
     assert SUMS.scalars(weight_decay=0.25) == pytest.approx(
         {
             "precision @ 1": 0.4,
+            # As R's prop.test(4, 10, correct = FALSE) has it.
+            "precision @ 1 low": 0.168180,
+            "precision @ 1 high": 0.687326,
             "precision @ 5": 0.9,
             "macro F1": (6 / 12 + 2 / 7 + 0) / 3,
             "balanced accuracy": (3 / 4 + 1 / 5 + 0) / 3,
             "total_loss": 1.45,
             "cross_entropy": 1.2,
             "weight_decay": 0.25,
-        }
+            "expected calibration error": 0.1 * abs(1 - 2) + 0.1 * abs(3 - 4.5),
+        },
+        abs=1e-6,
     )
 
 
@@ -57,9 +65,9 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
 
 
 def test_ranks_are_summed_to_the_precision_at_any_k():
-    sums = Sums(0.0, np.array([3, 2, 0, 1, 1, 1, 0]), np.diag([3, 5, 0, 0, 0, 0, 2]))
-    found = sums.scalars(0.0, [3, 1, 6])
-    at_k = {name: found[name] for name in found if name.startswith("precision")}
+    ranks, confusion = np.array([3, 2, 0, 1, 1, 1, 0]), np.diag([3, 5, 0, 0, 0, 0, 2])
+    found = Sums(0.0, ranks, confusion, NO_BINS).scalars(0.0, [3, 1, 6])
+    at_k = {name: found[name] for name in found if name[:-1] == "precision @ "}
     assert [*at_k.items()] == [
         ("precision @ 1", 1.0),  # By the predictions, which a tie may decide.
         ("precision @ 3", 0.5),

@@ -54,12 +54,15 @@ def follow(run_dir, monkeypatch):
             step = tf.Variable(0)
             found = {"value": self.trainable[0], "global_step": step}
             checkpoints.restore(checkpoint, found)
+            self.temperature = 1.0
 
     class Scorer:
+        augments = False
+
         def __init__(self, *_, **__):
             pass
 
-        def score(self, values, batches, *_):
+        def score(self, values, batches, *_, **__):
             found = next(follow.scores, lambda: None)()
             follow.scored.append(int(values[0]))
             follow.batch = next(iter(batches))
@@ -214,12 +217,14 @@ def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, cap
     written = capsys.readouterr().out
     _, *lines, empty, title = written.splitlines()[:6]
     assert [line.partition(" ")[2] for line in lines] == [
-        "step 10: precision @ 1 = 0.300 (chance: 0.100)",
-        "step 20: precision @ 1 = 0.500 (+0.200, the best so far)",
-        "step 30: precision @ 1 = 0.400 (-0.100; best 0.500 at step 20)",
+        "step 10: precision @ 1 = 0.300 [0.108, 0.603] (chance: 0.100)",
+        "step 20: precision @ 1 = 0.500 [0.237, 0.763] (+0.200, the best so far)",
+        "step 30: precision @ 1 = 0.400 [0.168, 0.687] (-0.100; best 0.500 at step 20)",
     ]
     assert not empty
-    assert title.endswith("step 30: precision @ 1 = 0.400 (chance: 0.100)")
+    assert title.endswith(
+        "step 30: precision @ 1 = 0.400 [0.168, 0.687] (chance: 0.100)"
+    )
     assert written.count("confusion matrix") == 1
 
     # Scored again, it is compared with the others and not with itself.

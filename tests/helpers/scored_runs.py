@@ -45,7 +45,7 @@ def decide(patch, correct):
         now[0] = step
         return on_step(self, step)
 
-    def found(*_):
+    def found(*_, **__):
         return outcomes(correct.get(now[0], 0), IMAGES), 0.0
 
     patch(periodic.Validation, "on_step", noted)

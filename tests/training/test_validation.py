@@ -14,6 +14,7 @@ import runs
 import scored_runs
 from cifar10.config.config import Config, Config as PythonConfig
 from cifar10.errors import UsageError
+from cifar10.input import synthetic
 from cifar10.interface.train import read_record
 from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints, early_stopping, restoring, scores
@@ -192,7 +193,7 @@ def test_an_early_end_is_that_of_a_finished_run(
     done = runs.call("train.py", *flags)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "precision @ 1 = 0.300 at step 15" in said
+    assert "precision @ 1 = 0.300 [0.241, 0.367] at step 15" in said
     assert f"--resume {run} --stop_after_no_gain 6" in said
     assert saved(run) == [16, 20, 24]
 
@@ -206,7 +207,9 @@ def test_an_early_end_is_that_of_a_finished_run(
     correct.update({27: 50, 30: 60})
     options |= {**SIMPLE, "stop_after_no_gain": 5, "deterministic": False}
     assert train(run, stand_in_dir, **options) == 30
-    assert "0.300 at step 15" in " ".join(capsys.readouterr().out.split())
+    assert "0.300 [0.241, 0.367] at step 15" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys):
@@ -246,7 +249,7 @@ def test_val_decides_and_the_last_score_is_that_on_test(
     assert 15 in saved(run)
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
-    assert "0.300 at step 15 on val" in " ".join(capsys.readouterr().out.split())
+    assert "] at step 15 on val" in " ".join(capsys.readouterr().out.split())
 
 
 def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
@@ -270,6 +273,27 @@ def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
     assert "val" in done.stderr
 
 
+def test_the_best_is_that_by_the_score_that_was_named(tmp_path, stand_in_dir, capsys):
+    run, name = tmp_path / "run", synthetic.CLASS_NAMES[3]
+    options = {"max_steps": 4, "checkpoint_steps": 2, "eval_steps": 2, "num_gpus": 1}
+    options |= {"model": runs.SMALL, "keep_best": 1, "best_by": f"recall of {name}"}
+    train(run, stand_in_dir, **options)
+    lines = scored(run)
+    assert all(0.0 <= line[options["best_by"]] <= 1.0 for line in lines)
+    assert f"{options['best_by']} = " in capsys.readouterr().out
+    # A run that goes on by another score counts anew, and --step best follows it.
+    train(run, stand_in_dir, **{**options, "max_steps": 8, "best_by": "cross_entropy"})
+    for step, loss in ((2, 3.0), (4, 1.0), (6, 2.0), (8, 4.0)):
+        scores.append(
+            run / "eval", step, {"precision @ 1": step / 10, "cross_entropy": loss}, 200
+        )
+    assert restoring.candidates(run / "checkpoints", "best") == [4]
+    assert read_record(run, 8, 1.0, PythonConfig(best_by="cross_entropy")).best == (
+        4,
+        1.0,
+    )
+
+
 @pytest.mark.slow
 def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
     """Neither the scores of eval.py there, nor that they are lost."""
@@ -287,14 +311,18 @@ def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
 
 def test_a_gain_is_a_higher_score():
     for found, expected in (
-        ([0, 0], EarlyStopping(0, 10, 1, 1)),
-        ([5, 6, 6, 5], EarlyStopping(6, 10, 2, 2)),
+        ([0.0, 0.0], EarlyStopping(10, 1, 1, 0.0)),
+        ([0.5, 0.6, 0.6, 0.5], EarlyStopping(10, 2, 2, 0.6)),
+        ([0.5, 0.6, 0.4, 0.4], EarlyStopping(10, 3, 1, 0.4, "cross_entropy")),
     ):
-        counted = EarlyStopping()
-        for step, correct in enumerate(found, 1):
-            counted = counted.updated(step, correct, 10)
+        counted = EarlyStopping(best_by=expected.best_by)
+        for step, score in enumerate(found, 1):
+            counted = counted.updated(step, score, 10)
         assert counted == expected
-        assert EarlyStopping.from_manifest(counted.to_manifest()) == expected
+        kept = counted.to_manifest()
+        assert EarlyStopping.from_manifest(kept, expected.best_by) == expected
+        # What was best by another score is no best by this one.
+        assert not EarlyStopping.from_manifest(kept, "macro F1").scores
         assert not counted.should_stop(None)
         assert not counted.should_stop(expected.without_gain + 1)
         assert counted.should_stop(expected.without_gain)
@@ -322,6 +350,14 @@ def test_flags_that_make_no_sense_are_refused():
         ({"eval_steps": 11, "max_steps": 10}, "--eval_steps 11"),
         ({"eval_steps": 3, "steps_per_call": 4}, "--steps_per_call 4"),
         ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5"),
+        ({"best_by": "accuracy"}, "--best_by accuracy: .*precision @ 1, .*macro F1"),
     ):
         with pytest.raises(UsageError, match=flag):
             Config(**options)
+
+
+def test_the_recall_of_no_class_is_refused_before_the_first_step(
+    tmp_path, stand_in_dir
+):
+    with pytest.raises(UsageError, match="--best_by recall of unicorn"):
+        train(tmp_path / "run", stand_in_dir, best_by="recall of unicorn")

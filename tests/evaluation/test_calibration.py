@@ -1,0 +1,148 @@
+"""Calibration: the temperature that fits val, and who uses it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from cifar10.errors import UsageError
+from cifar10.evaluation import calibration
+from cifar10.interface.evaluate import evaluate
+from cifar10.run_directory import scores
+from cifar10.tools import predict
+from small_exports import export, names
+
+BEFORE = "expected calibration error"
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def test_the_temperature_of_known_probabilities_is_found():
+    random = np.random.default_rng(0)
+    logits = random.normal(scale=4.0, size=(20_000, 5)).astype(np.float32)
+    for temperature in (0.4, 1.0, 2.5):
+        gumbel = random.gumbel(size=logits.shape)
+        labels = (logits / temperature + gumbel).argmax(axis=1)
+        found = calibration.fit_temperature(logits, labels)
+        assert found == pytest.approx(temperature, rel=0.05)
+        losses = [
+            calibration.at_temperature(logits, labels, found * factor)[0].mean()
+            for factor in (0.99, 1.0, 1.01)
+        ]
+        assert min(losses) == losses[1]
+        _, confidence = calibration.at_temperature(logits, labels, found)
+        np.testing.assert_allclose(
+            confidence, softmax(logits / found).max(axis=1), rtol=1e-5
+        )
+        right = logits.argmax(axis=1) == labels
+        images, hits, sums = calibration.in_bins(confidence, right)
+        error = abs(hits - sums).sum() / images.sum()
+        assert error < 0.02
+
+
+def test_images_that_are_all_right_determine_no_temperature():
+    with pytest.raises(UsageError, match="temperature"):
+        calibration.fit_temperature(5.0 * np.eye(4), np.arange(4))
+
+
+def test_a_bin_holds_its_upper_bound():
+    confidence, is_right = np.array([1.0, 2 / 15, 0.1]), np.array([True, False, True])
+    bins = calibration.in_bins(confidence, is_right)
+    assert bins.shape == (3, 15)
+    assert bins[:2, [1, 14]].tolist() == [[2, 1], [1, 1]]
+
+
+def test_the_interval_is_wilsons_at_the_ends_too():
+    # By statsmodels' proportion_confint(count, 10, method="wilson").
+    for part, expected in ((0.0, (0.0, 0.277533)), (1.0, (0.722467, 1.0))):
+        assert scores.interval(part, 10) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory, stand_in_dir):
+    """A run with val, before and after eval.py --calibrate, and what that found."""
+    before = tmp_path_factory.mktemp("calibrated") / "before"
+    values = {"max_steps": 60, "batch_size": 32, "precision": "float32"}
+    runs.train(before, stand_in_dir, **values, learning_rate=0.1, val_fraction=0.2)
+    after = shutil.copytree(before, before.with_name("after"))
+    words = ("eval.py", "--run_once", "--json", "--calibrate", "--train_dir", after)
+    done = runs.call(*words)
+    assert done.returncode == 0, done.stderr
+    return before, after, json.loads(done.stdout)
+
+
+def test_eval_writes_the_temperature_beside_its_scores(calibrated):
+    before, after, found = calibrated
+    assert found["temperature"] != 1.0
+    assert found["precision @ 1 low"] < found["precision @ 1"]
+    (line,) = runs.logged(after / "eval")
+    for name in ("temperature", f"{BEFORE} at temperature", "cross_entropy"):
+        assert line[name] == found[name]
+    # It is val's cross entropy that it lowers; the test part's scores stay.
+    on_val = evaluate(after, split="val")
+    assert on_val["cross_entropy at temperature"] < on_val["cross_entropy"]
+    plain = evaluate(before)
+    assert "temperature" not in plain
+    assert plain.items() <= evaluate(after).items()
+    # Six views and the last values have another one, or none.
+    assert "temperature" not in evaluate(after, test_time_augmentation=True)
+    assert "temperature" not in evaluate(after, use_averages=False)
+
+
+def test_predict_and_exports_compute_with_it(calibrated, tmp_path, capsys):
+    before, after, found = calibrated
+    picture = tmp_path / "picture.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(picture)
+    lines = []
+    for run in (before, after):
+        options = predict.Options(
+            [str(picture)], train_dir=str(run), json=True, top_k=10
+        )
+        assert predict.predict_files(options) == 0
+        lines.append(json.loads(capsys.readouterr().out))
+    of_before, of_after = (
+        {one["class"]: one["probability"] for one in line["predictions"]}
+        for line in lines
+    )
+    assert [line["temperature"] for line in lines] == [1.0, found["temperature"]]
+    logits = np.log([of_before[name] for name in of_after])
+    expected = softmax(logits / found["temperature"])
+    assert [*of_after.values()] == pytest.approx(expected, rel=1e-4)
+
+    import tensorflow as tf
+
+    assert export(after, tmp_path / "it", "savedmodel", with_preprocessing=True) == 0
+    loaded = tf.saved_model.load(str(tmp_path / "it"))
+    (computed,) = loaded.signatures["serving_default"](
+        tf.constant(pixels[None])
+    ).values()
+    described = json.loads((tmp_path / "it" / "cifar10.json").read_text())
+    assert described["temperature"] == found["temperature"]
+    of_export = dict(zip(described["class_names"], computed.numpy()[0], strict=True))
+    assert of_export == pytest.approx(of_after, rel=1e-3)
+    assert names(tmp_path) == ["it", "picture.png"]
+
+
+def test_a_damaged_temperature_is_refused_by_name(calibrated, tmp_path):
+    run = shutil.copytree(calibrated[1], tmp_path / "run")
+    (path,) = run.glob("checkpoints/*/temperature.json")
+    for damage in ("{", "[]", '{"temperature": NaN}', '{"temperature": "1"}'):
+        path.write_text(damage)
+        with pytest.raises(UsageError, match=r"temperature\.json"):
+            evaluate(run)
+
+
+def test_nothing_is_fitted_on_the_test_part(tmp_path, stand_in_dir):
+    run = tmp_path / "run"
+    runs.train(run, stand_in_dir, max_steps=2, batch_size=8)
+    done = runs.call("eval.py", "--run_once", "--calibrate", "--train_dir", run)
+    assert done.returncode == 2
+    assert "--val_fraction" in done.stderr
+    assert not [*run.glob("checkpoints/*/temperature*")]
