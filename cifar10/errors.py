@@ -20,6 +20,8 @@ EXIT_BROKEN_PIPE = 141
 # The signals that end a training after its step: a scheduler's notice before it kills,
 # Ctrl-C, SLURM's on request (--signal), the end of a terminal or a connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# The processes of a training agree on it as on a signal, but nobody sends it.
+TIME_IS_UP = signal.SIGALRM
 
 
 class UsageError(Exception):

@@ -16,6 +16,7 @@ from cifar10.config import (
     augmentation as augmentations,
     data_flag,
     fields,
+    length,
     python_objects,
     run_config,
 )
@@ -132,7 +133,7 @@ class Config(fields.Sections):
         shown = (
             f"{name}={value!r}"
             for name, value in self.values.items()
-            if value != before.get(name)
+            if value not in (before.get(name), length.OPEN)
         )
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -204,6 +205,12 @@ class Config(fields.Sections):
             raise UsageError(
                 f"--eval_steps {eval_steps}: the training ends before, at "
                 f"--max_steps {max_steps}. Give at most so many."
+            )
+        if self.run.max_hours and self.update.schedule_ends:
+            raise UsageError(
+                f"--max_hours {self.run.max_hours:g}: hours leave the last step open, "
+                f"where --schedule {self.update.schedule} ends. Give --max_epochs, or "
+                "--schedule staircase."
             )
         self.all_stages  # noqa: B018 - refuses invalid tables.
 
@@ -281,7 +288,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.
         base.pop("global_batch_size", None)
-    return {**base, **given}
+    return length.completed(base, given)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -98,6 +98,9 @@ class Run(Checked):
             starting again with the same one resumes it
         fresh: start over: an earlier run in --train_dir is moved aside, not deleted
         max_steps: step at which the training ends; the steps before a resume count
+        max_epochs: epochs after which it ends, in place of --max_steps
+        max_hours: hours of training after which it ends, in place of --max_steps; those
+            before a resume count
         seed: seed of the initial values, the order of the images, their distortions and
             dropout
     """
@@ -106,6 +109,8 @@ class Run(Checked):
     train_dir: Annotated[str, WORKER, FLAG_ONLY] = TRAIN_DIR
     fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
     max_steps: Annotated[Count, ResultIf("schedule", ENDING_SCHEDULES)] = 100_000
+    max_epochs: _AboveZero | None = None
+    max_hours: _AboveZero | None = None
     seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 
@@ -267,8 +272,8 @@ class Update(
         momentum: momentum, for {with_momentum} only
         learning_rate: highest learning rate
         schedule: schedule of the learning rate; staircase: times 0.1 every
-            --epochs_per_decay; linear, cosine: to zero at --max_steps; one_cycle: rises
-            first, ends there
+            --epochs_per_decay; linear, cosine: to zero at the last step; one_cycle:
+            rises first, ends there
         keras_schedule: record of a program's own, an object of Keras, in its place
         epochs_per_decay: epochs after which the staircase falls each time
         warmup_epochs: epochs in which the learning rate rises evenly from zero

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout, length, run_config
 from cifar10.config.fields import PRECISION
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
@@ -61,6 +61,7 @@ class FollowedRun:
         self._identity: tuple[int, int] | None = None  # Of that folder, on its disk.
         self._problem = ""  # Of the last look, with the run as a whole.
         self._early_stopping = EarlyStopping()
+        self._hours = 0.0  # Of training, if its manifest says so.
         self._refused: dict[int, str] = {}  # Reasons by step.
         self._retry_at = 0.0  # By `time.monotonic`: refused ones may be read again.
 
@@ -74,6 +75,8 @@ class FollowedRun:
             return False
         settings = self.model.settings
         if self._early_stopping.should_stop(settings.get("stop_after_no_gain")):
+            return True
+        if length.is_time_up(settings, self._hours):
             return True
         return self.step >= settings["max_steps"]
 
@@ -200,6 +203,7 @@ class FollowedRun:
         self._early_stopping = EarlyStopping.from_manifest(
             newest.manifest, model.settings.get("best_by", PRECISION)
         )
+        self._hours = newest.manifest.get("hours", 0.0)
         return True
 
     def _add_refusal(self, refusal: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cifar10.config import layout
+from cifar10.config import fields, layout, run_config
 from cifar10.config.config import Config
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
@@ -22,7 +22,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import logs, scores
+from cifar10.run_directory import checkpoints, logs, scores
 
 if TYPE_CHECKING:
     from cifar10.training.hooks import Run
@@ -38,7 +38,8 @@ class Record:
     Attributes:
         train_dir: Its directory.
         step: The step that it reached.
-        ended: Why: `max_steps`, or `no_gain` by `stop_after_no_gain`.
+        ended: Why: `max_steps`, `max_epochs`, `max_hours`, or `no_gain` by
+            `stop_after_no_gain`.
         seconds: Wall time of this call of `train`; earlier sessions do not count.
         history: Metrics by step, every `log_frequency` steps, of all sessions.
         scores: The score that `best_by` names by step, of the run's own evaluations
@@ -68,7 +69,7 @@ class Record:
 
 
 def train(config: Config, hooks: Sequence[object] = ()) -> Record:
-    """Trains to `config.run.max_steps`, resuming from the newest checkpoint.
+    """Trains to the end that `config.run` names, resuming from the newest checkpoint.
 
     Everything is as from the command line: several towers and machines (`TF_CONFIG`),
     exact resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM,
@@ -133,7 +134,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
     return Record(
         train_dir=train_dir,
         step=step,
-        ended="max_steps" if step >= config.run.max_steps else "no_gain",
+        ended=_why_ended(train_dir, step, config.run),
         seconds=seconds,
         history={
             line["step"]: {
@@ -148,6 +149,17 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
         scores=scores.deciding(train_dir),
         config=config,
     )
+
+
+def _why_ended(train_dir: Path, step: int, run: fields.Run) -> str:
+    if run.max_hours:
+        last = checkpoints.verify(train_dir / layout.CHECKPOINTS, step)
+        return "max_hours" if last.manifest["hours"] >= run.max_hours else "no_gain"
+    steps = run.max_steps
+    if run.max_epochs:
+        steps = run_config.read_run_config(train_dir)["max_steps"]
+    reached = "max_epochs" if run.max_epochs else "max_steps"
+    return reached if step >= steps else "no_gain"
 
 
 def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:

@@ -22,6 +22,7 @@ from cifar10.config import (
     augmentation,
     fields,
     layout,
+    length,
     run_config,
 )
 from cifar10.config.config import Config, ResolvedConfig
@@ -172,6 +173,10 @@ def assemble(
         if requested.objects.loss or requested.objects.metrics:
             own_functions.check_all(requested, dataset.classes)
         images, labels = dataset.read("train")
+        if epochs := config.run.max_epochs:
+            size = config.global_batch_size
+            steps = length.steps_of(epochs, len(images), size)
+            config = config.replace(max_steps=steps)
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
         states = build_states(config, placement, replicas, dataset, images)
@@ -258,10 +263,10 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     # With the staircase, the warm-up may last beyond --max_steps, which can be raised.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}: --max_steps {steps} "
+            f"--warmup_epochs {update.warmup_epochs}: the {steps} steps "
             f"are {epochs:.2f} epochs, and with --schedule {update.schedule} the "
             f"learning rate is zero then. Recipe {config.run.recipe} has its own "
-            "values of the three. Give more --max_steps, or fewer --warmup_epochs."
+            "values. Give more --max_steps or --max_epochs, or fewer --warmup_epochs."
         )
 
 

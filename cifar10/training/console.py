@@ -13,7 +13,7 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
-from cifar10.config import fields
+from cifar10.config import fields, length
 from cifar10.config.config import read_recipe
 from cifar10.config.options import Scope, defaults, names
 from cifar10.errors import UsageError, first_few
@@ -39,19 +39,21 @@ class Console:
     """A hook that prints lines, and below them a progress bar in a terminal.
 
     `batch_size` is the number of images in one batch of a tower, and `shown` names the
-    metrics that a step's line has besides the usual.
+    metrics that a step's line has besides the usual. `max_steps` is None where the
+    number of steps is open.
     """
 
     waits_for = "the reader of its output"
 
     def __init__(
-        self, max_steps: int, batch_size: int, shown: Sequence[str] = ()
+        self, max_steps: int | None, batch_size: int, shown: Sequence[str] = ()
     ) -> None:
         self._batch_size = batch_size
         self._shown = shown
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
+        of_all = " of {task.total}" if max_steps else ""
         self._progress = rich.progress.Progress(
-            rich.progress.TextColumn("step {task.completed} of {task.total}"),
+            rich.progress.TextColumn("step {task.completed}" + of_all),
             rich.progress.BarColumn(bar_width=None),  # What the numbers leave.
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
@@ -157,7 +159,10 @@ def _unseen(labels: np.ndarray, class_names: Sequence[str]) -> str:
 def _parts(settings: Mapping[str, Any], examples: int) -> str:
     """Returns a line on each part of a training, from its `config.json`."""
     global_batch_size = settings["global_batch_size"]
-    epochs = settings["max_steps"] * global_batch_size / examples
+    epoch = examples / global_batch_size
+    steps, hours = settings["max_steps"], settings["max_hours"]
+    total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
+    total = f"{hours:g} hours, in epochs of" if hours else total
     workers = settings["workers"]
     batches = settings["accumulate"]
     accumulated = f" x {batches} before an update" if batches > 1 else ""
@@ -173,8 +178,7 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
         f"{_recipe_line(settings)}{of_loss}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
-        f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
-        f"{examples / global_batch_size:,.1f} steps"
+        f"Length: {total} {epoch:,.1f} steps"
     )
 
 
@@ -190,7 +194,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
     values: dict[str, Any] = {}
     with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
         values = read_recipe(recipe)
-    on_other_lines = {"model", "max_steps", "batch_size", "global_batch_size"}
+    on_other_lines = {"model", *length.NAMES, "batch_size", "global_batch_size"}
     before = defaults(fields.ALL)
     shown = names(fields.ALL, scope=Scope.RESULT, in_flags=True) - on_other_lines
     sets = [
@@ -219,6 +223,9 @@ def last_lines(loop: Loop) -> list[str]:
     return [
         loop.throughput.timed().bottleneck(),
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
+        f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
+        if loop.progress.is_time_up
+        else "",
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {score}",

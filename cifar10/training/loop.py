@@ -11,7 +11,7 @@ from signal import Signals
 
 import tensorflow as tf
 
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import TIME_IS_UP, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -149,8 +149,13 @@ class Loop:
         training = self.training
         self.goodput.enter("training")
         while self.step < self._stage.end and not self.progress.is_over:
-            signal = training.towers.agree_to_stop(self._stop.requested)
-            if signal is not None:
+            wanted = self._stop.requested
+            if wanted is None and self.progress.should_end_in_time:
+                wanted = TIME_IS_UP
+            signal = training.towers.agree_to_stop(wanted)
+            if signal == TIME_IS_UP:
+                self.progress.is_time_up = True
+            elif signal is not None:
                 self._end_early(signal)
             count = training.config.steps_of_call(self.step)
             with self.goodput.during("input"):

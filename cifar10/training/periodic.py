@@ -90,6 +90,8 @@ class Log:
                 loop.hooks.notify("on_log", step, metrics)
         if not self._forecast and loop.throughput.timed().seconds >= FORECAST_AFTER:
             self._forecast = True
+            if self._config.run.max_hours:
+                return
             with loop.goodput.during("training"):
                 loop.results.wait()
             timed, left = loop.throughput.timed(), self._config.run.max_steps - step
@@ -253,11 +255,12 @@ def hooks_in_order(
     prints and writes.
     """
     training, of_chief = loop.training, []
+    run = training.config.run
     if training.workers.is_chief:
         of_chief = [
             StepProfile(loop),
             Console(
-                training.config.run.max_steps,
+                None if run.max_hours else run.max_steps,
                 training.config.batch.batch_size,
                 [*training.config.objects.metrics],
             ),

@@ -12,6 +12,7 @@ from typing import Any
 from cifar10.config import (
     fields,
     layout,
+    length,
     options,
     run_config,
 )
@@ -27,7 +28,8 @@ from cifar10.training.initial_weights import check_initial_weights, check_source
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
-_END = ("max_steps", "stop_after_no_gain", "best_by")  # What decides where a run ends.
+# What decides where a run ends.
+_END = (*length.NAMES, "stop_after_no_gain", "best_by")
 _DATA = "data_fingerprint"
 
 
@@ -54,6 +56,8 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
             check_source(config.fine_tuning)
+        if recorded and config.run.max_epochs == recorded.get("max_epochs") is not None:
+            config = config.replace(max_steps=recorded["max_steps"])
         # With another end, config.json has to be written again.
         if (
             recorded
@@ -90,8 +94,14 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     steps = f"step {step}, and {invocation.option_name('max_steps')} is {last}"
     best = early_stopping.outcome(config, step, record)
     lines = [f"Nothing to do: the run is at {steps}.", best]
-    longer = invocation.to_resume(train_dir, config.values, max_steps=2 * step)
-    if step < last:
+    longer = invocation.to_resume(
+        train_dir, config.values, **length.doubled(config.values, step)
+    )
+    no_gain = record.should_stop(config.checkpoints.stop_after_no_gain)
+    if config.run.max_hours and not no_gain:
+        lines[0] = f"Nothing to do: --max_hours {config.run.max_hours:g} are over."
+        lines.append(f"  train longer:  {longer}")
+    elif step < last:
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
@@ -117,6 +127,7 @@ def _determined(config: Config) -> dict[str, Any]:
     return {
         name: values[name]
         for name in options.result_determining(fields.ALL, values)
+        if (name, values[name]) != ("max_steps", length.OPEN)  # Until data are known.
         if values[name] != before[name] or name not in _LATER
     }
 
@@ -124,12 +135,14 @@ def _determined(config: Config) -> dict[str, Any]:
 def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> None:
     directory = path / layout.CHECKPOINTS
     reached = max(checkpoints.steps(directory), default=0) >= config.run.max_steps
-    if reached or config.checkpoints.stop_after_no_gain:
+    if reached or config.checkpoints.stop_after_no_gain or config.run.max_hours:
         newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
         if newest:
             best_by = config.checkpoints.best_by
             record = EarlyStopping.from_manifest(newest.manifest, best_by)
             ended = record.should_stop(config.checkpoints.stop_after_no_gain)
+            hours = newest.manifest.get("hours", 0.0)
+            ended |= length.is_time_up(config.values, hours)
             if ended or newest.step >= config.run.max_steps:
                 raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 

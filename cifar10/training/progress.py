@@ -1,11 +1,12 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout
+from cifar10.config import layout, length
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
 from cifar10.process import invocation
@@ -18,7 +19,7 @@ from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
-from cifar10.training.timing import Goodput
+from cifar10.training.timing import HOUR, Goodput
 
 
 class Progress:
@@ -33,6 +34,7 @@ class Progress:
         skipped_steps: Steps among `step` whose update was skipped.
         early_stopping: The best of the training's own evaluations, if there were any.
         metric_averages: Moving averages of metrics, by name.
+        is_time_up: Whether `max_hours` are over; the step then is the last one.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Progress:
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
+        self.is_time_up = False
+        self._hours, self._since = 0.0, time.monotonic()
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
@@ -71,8 +75,18 @@ class Progress:
     def is_over(self) -> bool:
         """Whether no steps are left, or the score has stopped rising."""
         patience = self._config.checkpoints.stop_after_no_gain
-        ended = self.early_stopping.should_stop(patience)
+        ended = self.is_time_up or self.early_stopping.should_stop(patience)
         return ended or self.step >= self._config.run.max_steps
+
+    @property
+    def hours(self) -> float:
+        """Hours of training up to now, of which earlier processes count the saved."""
+        return self._hours + (time.monotonic() - self._since) / HOUR
+
+    @property
+    def should_end_in_time(self) -> bool:
+        """Whether the next step has to be the last one; the chief knows."""
+        return self._writes and length.is_time_up(self._config.values, self.hours)
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
@@ -111,6 +125,11 @@ class Progress:
                 newest.manifest, self._config.checkpoints.best_by
             )
         self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
+        self._hours, self._since = 0.0, time.monotonic()
+        if newest:  # The log has the time of a run that began without a limit.
+            logged = sum(self._goodput.seconds().values()) / HOUR
+            self._hours = newest.manifest.get("hours", logged)
+        self.is_time_up = length.is_time_up(self._config.values, self._hours)
         return messages
 
     def first_line(self) -> str:
@@ -126,8 +145,10 @@ class Progress:
 
     def share(self, towers: TowerBuilder) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
-        numbers = [self.step, self.left_out, self.skipped_steps]
-        self.step, self.left_out, self.skipped_steps = towers.synchronize(numbers)
+        numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
+        numbers = towers.synchronize(numbers)
+        self.step, self.left_out, self.skipped_steps, is_time_up = numbers
+        self.is_time_up = bool(is_time_up)
         self.early_stopping = self.early_stopping.shared(towers.broadcast)
 
     def save(self, *, last: bool) -> Path | None:
@@ -222,6 +243,7 @@ class Progress:
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.metric_averages,
             **self.early_stopping.to_manifest(),
+            **({"hours": self.hours} if self._config.run.max_hours else {}),
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:

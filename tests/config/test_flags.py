@@ -11,8 +11,8 @@ TRAINING = """
     global_batch_size hang_timeout help_all image_size initial_weights input_device
     keep_best keep_checkpoints
     label_smoothing learning_rate log_device_placement
-    log_frequency max_bad_images
-    max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
+    log_frequency max_bad_images max_epochs max_hours max_restarts max_steps
+    memory_limit model momentum moving_average_decay on_nan
     on_save_error optimizer precision profile recipe resume
     schedule sections seed steps_per_call stop_after_no_gain
     summary_steps train_dir val_fraction validation_fraction variable_device
