@@ -100,7 +100,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     no_gain = record.should_stop(config.checkpoints.stop_after_no_gain)
     if config.run.max_hours and not no_gain:
         lines[0] = f"Nothing to do: --max_hours {config.run.max_hours:g} are over."
-        lines.append(f"  train longer:  {longer}")
+        lines += [f"  train longer:  {longer}"] if longer else []
     elif step < last:
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
