@@ -109,7 +109,7 @@ class Run(Checked):
     train_dir: Annotated[str, WORKER, FLAG_ONLY] = TRAIN_DIR
     fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
     max_steps: Annotated[Count, ResultIf("schedule", ENDING_SCHEDULES)] = 100_000
-    max_epochs: _AboveZero | None = None
+    max_epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
     max_hours: _AboveZero | None = None
     seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 

@@ -33,3 +33,5 @@ def test_a_schedule_that_ends_needs_a_last_step():
     assert Config(max_hours=1.0).run.max_hours == 1.0
     with pytest.raises(UsageError, match="minimum"):
         Config(max_epochs=0)
+    with pytest.raises(UsageError, match="maximum"):
+        Config(max_epochs=1e29)
