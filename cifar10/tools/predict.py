@@ -9,19 +9,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import flags, run_options
+from cifar10.config import flags, layout, run_options
 from cifar10.config.options import Count
 from cifar10.errors import UsageError, printable, reason, say
-from cifar10.process import entry_point
+from cifar10.process import entry_point, files
 from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
+    from cifar10.follower.trained_model import TrainedModel
 
 HELP = "classify images"
 DESCRIPTION = """Names the likeliest classes of images, with their probabilities.
 
     python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
+    python -m cifar10 predict cat.png --explain why.png
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
 PNG, JPEG, WebP, BMP, GIF and TIFF files, up to 50 megapixels and 50 MB, are
@@ -32,6 +34,8 @@ predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
 
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
+_EXPLAINED = 32  # The same, where gradients are computed.
+_SHOWN = 320  # Pixels of a side of a heat map; pictures are read once more for it.
 # The largest images take a fifth of it; see `Decoder`.
 _DECODING_SECONDS = 5.0
 _KNOWS_FIGURES = (
@@ -51,6 +55,8 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name (default: 3, or all of fewer)
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu, gpu or gpu:NUMBER
+        explain: PNG, or folder for one per image, of what speaks for the likeliest
+            class: HiResCAM, drawn over the picture (default: none)
         json: print JSON, one object per image
     """
 
@@ -61,6 +67,7 @@ class Options(run_options.RunOptions):
     top_k: Count | None = None
     use_averages: bool = True
     device: str = "auto"
+    explain: str | None = None
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +97,7 @@ def predict_files(options: Options) -> int:
     from cifar10.towers import devices
 
     paths = find_images(options.images, sys.stdin or ())
+    places = explanations(paths, options.explain) if options.explain else {}
     device = devices.place_evaluation(options.device)
     read: list[Path] = []
     shape = None
@@ -107,7 +115,64 @@ def predict_files(options: Options) -> int:
             if not read:
                 break
             _predict(follower, read, images, options)
+            if places and follower.model:
+                _explain(follower, follower.model, read, images, places, device)
     return 0 if len(read) == len(paths) else 1
+
+
+def explanations(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
+    """Returns where the heat map of each image goes; refuses what is not one there.
+
+    Images of one name in several folders have numbers.
+    """
+    from cifar10.tools import heat_maps
+
+    place = layout.absolute_path(explain)
+    found: dict[Path, Path] = {}
+    if place.suffix == ".png" and len(paths) > 1:
+        raise UsageError(
+            f"--explain {explain}: there are several images. Name a folder."
+        )
+    for path in dict.fromkeys(paths):
+        to = place if place.suffix == ".png" else place / f"{path.stem}.png"
+        for number in range(2, len(paths) + 2):
+            if to in found.values():
+                to = place / f"{path.stem}-{number}.png"
+        found[path] = to
+    try:
+        next(iter(found.values())).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--explain {explain} is no place: {reason(error)}."
+        ) from error
+    for to in found.values():
+        files.check_replaceable(to, "--explain", "heat map", heat_maps.MARK)
+    return found
+
+
+def _explain(
+    follower: "Follower",
+    trained: "TrainedModel",
+    paths: list[Path],
+    images: Any,
+    places: dict[Path, Path],
+    device: str,
+) -> None:
+    """Writes where the model looks in each image, over the picture."""
+    import numpy as np
+
+    from cifar10.tools.heat_maps import draw, heat_maps
+
+    height, width, channels = follower.image_shape
+    times = max(1, _SHOWN // height)
+    larger, pictures = _read(paths, (times * height, times * width, channels))
+    seen = dict(zip(larger, pictures, strict=True))
+    for first in range(0, len(paths), _EXPLAINED):
+        part = slice(first, first + _EXPLAINED)
+        classes = follower.predict(images[part]).logits.argmax(axis=1)
+        maps = heat_maps(trained, np.stack(images[part]), classes, device)
+        for path, heat in zip(paths[part], maps, strict=True):
+            files.write_output(places[path], "--explain", draw(seen[path], heat))
 
 
 def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:

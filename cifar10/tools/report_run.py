@@ -24,10 +24,12 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.restoring import Wanted
+from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.training import timing
 
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
 _HARDEST = 24
+_SMALL = 96  # Pixels of a side.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,10 @@ class Run:
             *(step, scored.subject, dataset.class_names, sums),
             *(_hardest(dataset, outcomes), after),
         )
+        try:
+            _explain(self.scores.hardest, trained, dataset, outcomes, device)
+        except UsageError as error:
+            self.notes.append(str(error))
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test":
             lines = [*self.scored, self.tested]
@@ -135,6 +141,23 @@ def _hardest(dataset: datasets.Dataset, outcomes: Outcomes) -> list[dict[str, An
         }
         for number, image in zip(numbers, images[numbers], strict=True)
     ]
+
+
+def _explain(
+    hardest: list[dict[str, Any]],
+    trained: TrainedModel,
+    dataset: datasets.Dataset,
+    outcomes: Outcomes,
+    device: str,
+) -> None:
+    """Adds where the model looks to the hardest images."""
+    numbers = [image["number"] for image in hardest]
+    images = dataset.read("test")[0][np.array(numbers)]
+    maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
+    for image, picture, heat in zip(hardest, images, maps, strict=True):
+        times = max(1, _SMALL // len(picture))  # Small pixels would hide the heat.
+        large = picture.repeat(times, axis=0).repeat(times, axis=1)
+        image["looks_at"] = base64.b64encode(draw(large, heat)).decode()
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

@@ -48,7 +48,8 @@ FLAGS = {
         split_gpu variable_device width
     """,
     "cifar10/__main__.py predict --help": """
-        device follow interval_secs json step top_k train_dir trust_model use_averages
+        device explain follow interval_secs json step top_k train_dir trust_model
+        use_averages
     """,
     "cifar10/__main__.py report --help": """
         data_dir device evaluate output step train_dir trust_model

@@ -150,10 +150,11 @@ def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
     losses = -np.log(part[np.arange(len(labels)), labels])
     hardest = np.argsort(-losses)[:24]
 
-    shown = both.all("img")[:24]
+    shown, explained = both.all("img")[:48:2], both.all("img")[1:48:2]
     assert [entry.get("alt") for entry in shown] == [f"test image {n}" for n in hardest]
     png = base64.b64decode(shown[0].get("src").removeprefix("data:image/png;base64,"))
     np.testing.assert_array_equal(tf.io.decode_png(png), images[hardest[0]])
+    assert len({entry.get("src") for entry in explained}) == 24
 
 
 def test_report_says_what_a_run_lacks(copy, tmp_path, capsys):

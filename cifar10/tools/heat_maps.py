@@ -1,0 +1,109 @@
+"""Where a model looks: heat maps by HiResCAM, drawn over pictures.
+
+From Draelos and Carin 2020 (https://arxiv.org/abs/2011.08891): the activations of the
+last convolution, each times the gradient of a class's logit, summed over the channels
+where the sum speaks for the class. Grad-CAM (https://arxiv.org/abs/1610.02391) averages
+the gradients over the places first. The two are equal before a mean over the image. In
+front of a dense layer, as in the tutorial's network, Grad-CAM loses which place spoke
+for the class, and half of its maps are empty (`tests/tools/test_heat_maps.py`).
+
+The activations are found in the traced graph, so that it does not matter how layers are
+wrapped in others.
+"""
+
+import io
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from cifar10.errors import UsageError
+from cifar10.follower.trained_model import TrainedModel, evaluation_logits
+from cifar10.input.distortions import prepare
+
+MARK = "A heat map of python -m cifar10 predict"
+_CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
+_STRONGEST = 0.7  # The colour's share where the heat is 1, so that the picture shows.
+
+
+def heat_maps(
+    trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
+) -> np.ndarray:
+    """Computes how much each pixel speaks for a class.
+
+    Args:
+        trained: The model, restored.
+        images: uint8 [images, height, width, channels], as in the data set.
+        classes: int64 [images].
+        device: Device that computes.
+
+    Returns:
+        float32 [images, height, width]. The highest value of an image is 1, or 0 if
+        nothing speaks for the class.
+
+    Raises:
+        UsageError: No convolution of the model has a map of more than one place.
+    """
+    distortion, shape = trained.settings["distortions"], trained.picture_shape
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+        values = trained.trainable, trained.non_trainable
+        prepared = prepare(images, distortion)
+        logits, _ = evaluation_logits(trained.model, *values, prepared)
+        products = _products(tf.gather(logits, classes, batch_dims=1))
+        if products is None:
+            raise UsageError(
+                f"The model {trained.settings['model']} has no convolution with more "
+                "than one place, so there is no map of where it looks."
+            )
+        heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))
+        heat = tf.image.resize(heat, prepared.shape[1:3])
+        heat = tf.math.divide_no_nan(heat, tf.reduce_max(heat, [1, 2], keepdims=True))
+        # Around the centre, where a model that crops images looks at nothing.
+        return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
+
+    with tf.device(device):
+        return compute(tf.constant(images), tf.constant(classes)).numpy()
+
+
+def _products(chosen: tf.Tensor) -> tf.Tensor | None:
+    """Returns the activations of the last convolution times their gradients.
+
+    They are taken after the normalization, sum and nonlinearity that may follow, just
+    before height or width changes.
+    """
+    sides: list[int | None] = []
+    found: list[tf.Tensor] = []
+    for operation in chosen.graph.get_operations():
+        for tensor in operation.outputs:
+            if tensor.shape.rank == 4 and tensor.dtype.is_floating:
+                here = tensor.shape[1:3].as_list()
+                if operation.type in _CONVOLUTIONS and here != [1, 1]:
+                    sides, found = here, []
+                if here == sides:
+                    found.append(tensor)
+    for features in reversed(found):
+        (slopes,) = tf.gradients(chosen, features)
+        if slopes is not None:  # Else it leads nowhere.
+            return tf.cast(features, tf.float32) * tf.cast(slopes, tf.float32)
+    return None
+
+
+def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
+    """Draws a heat map over a picture as a PNG, from red to yellow where it is highest.
+
+    Args:
+        picture: uint8 [height, width, channels].
+        heat: float32 [any height, any width], 0 to 1.
+    """
+    height, width, _ = picture.shape
+    sized = Image.fromarray(heat).resize((width, height), Image.Resampling.BILINEAR)
+    strength = np.asarray(sized)[..., None]
+    colour = 255 * np.concatenate([strength**0, strength, 0 * strength], axis=-1)
+    mixed = picture + _STRONGEST * strength * (colour - picture)
+    content, marked = io.BytesIO(), PngInfo()
+    marked.add_text("Description", MARK)
+    Image.fromarray(mixed.astype(np.uint8)).save(content, "PNG", pnginfo=marked)
+    return content.getvalue()

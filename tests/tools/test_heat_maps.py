@@ -1,0 +1,142 @@
+"""Heat maps lie where what decides the class lies, however layers are wrapped."""
+
+import io
+import types
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from PIL import Image
+
+from cifar10.errors import UsageError
+from cifar10.input.distortions import prepare
+from cifar10.models import applications, tutorial
+from cifar10.tools import predict
+from cifar10.tools.heat_maps import draw, heat_maps
+
+SIDE = 32
+
+
+def squares(count):
+    """Noise with a bright square in one of four quarters, which is the class."""
+    random = np.random.default_rng(count)
+    images = random.integers(60, 140, (count, SIDE, SIDE, 3), np.uint8)
+    classes = random.integers(0, 4, count)
+    squared = np.zeros((count, SIDE, SIDE), bool)
+    for image, mask, number in zip(images, squared, classes, strict=True):
+        top, left = (16 * np.array(divmod(number, 2))) + random.integers(0, 9, 2)
+        place = slice(top, top + 8), slice(left, left + 8)
+        image[place], mask[place] = 255, True
+    return images, classes, squared
+
+
+def opened(content):
+    return Image.open(io.BytesIO(content))
+
+
+def restored(model, distortions="flip_translate"):
+    return types.SimpleNamespace(
+        model=model,
+        trainable=[one.value for one in model.trainable_variables],
+        non_trainable=[one.value for one in model.non_trainable_variables],
+        picture_shape=(SIDE, SIDE, 3),
+        settings={"distortions": distortions, "model": "m"},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The tutorial's network, which tells the quarters apart."""
+    keras.utils.set_random_seed(0)
+    images, classes, _ = squares(512)
+    model = tutorial.build((SIDE, SIDE, 3), 4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss)
+    whole = prepare(images, "flip_translate").numpy()
+    model.fit(whole, classes, batch_size=64, epochs=4, verbose=0)
+    return model
+
+
+def test_heat_lies_at_the_square_that_decides_the_class(trained):
+    images, classes, squared = squares(32)
+    whole = prepare(images, "flip_translate")
+    assert (trained(whole).numpy().argmax(axis=1) == classes).mean() > 0.9
+    maps = heat_maps(restored(trained), images, classes, "/cpu:0")
+    assert maps.shape == squared.shape
+    np.testing.assert_allclose(maps.max(axis=(1, 2)), 1.0, rtol=1e-5)
+    for heat, mask, number in zip(maps, squared, classes, strict=True):
+        row, column = divmod(int(heat.argmax()), SIDE)
+        near = mask[max(0, row - 3) : row + 4, max(0, column - 3) : column + 4]
+        assert near.any()
+        top, left = 16 * (number // 2), 16 * (number % 2)
+        assert heat[top : top + 16, left : left + 16].sum() > 0.6 * heat.sum()
+
+
+def test_a_model_within_models_has_the_same_map(trained):
+    images, classes, _ = squares(4)
+    image = keras.Input((SIDE, SIDE, 3))
+    inner = keras.Sequential([keras.Input((SIDE, SIDE, 3)), trained])
+    outer = keras.Model(image, layers.Identity()(inner(image)))
+    bare, nested = (
+        heat_maps(restored(model), images, classes, "/cpu:0")
+        for model in (trained, outer)
+    )
+    np.testing.assert_allclose(nested, bare, atol=1e-5)
+
+
+def test_networks_of_keras_have_maps_and_a_crop_has_none_outside():
+    images, classes, _ = squares(4)
+    network = applications.build("MobileNetV2", (SIDE, SIDE, 3), 4)
+    maps = heat_maps(restored(network), images, classes, "/cpu:0")
+    assert np.isfinite(maps).all()
+    assert maps.max() == pytest.approx(1)
+    cropped = tutorial.build((24, 24, 3), 4)
+    maps = heat_maps(restored(cropped, "crop"), images, classes, "/cpu:0")
+    assert maps.max() == pytest.approx(1)
+    assert not maps[:, :4].any()
+    assert not maps[:, :, -4:].any()
+
+
+def test_a_model_without_a_map_says_so():
+    images, classes, _ = squares(2)
+    for before in ([], [layers.Conv2D(8, SIDE)]):
+        parts = [keras.Input((SIDE, SIDE, 3)), *before, layers.Flatten()]
+        model = keras.Sequential([*parts, layers.Dense(4)])
+        with pytest.raises(UsageError, match="convolution"):
+            heat_maps(restored(model), images, classes, "/cpu:0")
+
+
+def test_heat_is_drawn_where_it_is():
+    picture = np.full((64, 64, 1), 100, np.uint8)
+    heat = np.zeros((8, 8), np.float32)
+    heat[0, 0] = 1.0
+    drawn = np.array(opened(draw(picture, heat)))
+    assert drawn.shape == (64, 64, 3)
+    assert (drawn[32:, 32:] == 100).all()
+    red, green, blue = drawn[0, 0]
+    assert red > 190
+    assert green > 190
+    assert blue < 40
+
+
+@pytest.mark.usefixtures("registered")
+def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
+    small_run, tmp_path, capsys
+):
+    for name in ("a/one.png", "b/one.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(squares(1)[0][0]).save(tmp_path / name)
+    images = str(tmp_path / "a"), str(tmp_path / "b")
+    given = {"train_dir": str(small_run), "explain": str(tmp_path / "maps")}
+    for _ in range(2):  # Its own files it replaces.
+        assert predict.predict_files(predict.Options(images, **given)) == 0
+    found = sorted(path.name for path in (tmp_path / "maps").iterdir())
+    assert found == ["one-2.png", "one.png"]
+    assert min(opened((tmp_path / "maps/one.png").read_bytes()).size) > SIDE
+    capsys.readouterr()
+    for explain in ("a", "maps.png", "a/one.png/x"):
+        given["explain"] = str(tmp_path / explain)
+        with pytest.raises(UsageError, match="--explain"):
+            predict.predict_files(predict.Options(images, **given))
+    assert not capsys.readouterr().out
