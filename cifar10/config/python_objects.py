@@ -17,6 +17,7 @@ from cifar10.towers.optimizers import KERAS_NAMES
 _TAKEN = (
     *("step", "time", "seconds", "part", "num_examples", "total_loss"),
     *("cross_entropy", "examples_per_sec", "macro F1", "balanced accuracy"),
+    *("temperature", "expected calibration error"),
     *("weight_decay", "learning_rate", "gradient_norm", "loss_scale", "skipped_steps"),
 )
 _OF_RATE = ("schedule", "warmup_epochs", "epochs_per_decay")

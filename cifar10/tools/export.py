@@ -40,7 +40,8 @@ With --quantize int8 weights and activations are integers, whose ranges come
 from 500 training images; up to 10,000 test images are classified, and int8 may
 misclassify 1 % more of them. A description (preparation of images, class names,
 step) is in a SavedModel's cifar10.json, in the metadata of ONNX, and in the
-cifar10.json that unzip finds in a .keras or .tflite file. Exit code 0: written
+cifar10.json that unzip finds in a .keras or .tflite file. With --model_card the
+folder can be pushed to Hugging Face's hub as it is. Exit code 0: written
 and checked; 1: the export computes something else; 2: a mistake that you can
 fix. ONNX and LiteRT need the packages of the extra `export`.
 """
@@ -65,6 +66,8 @@ class Options(run_options.RunOptions):
         quantize: litert: compute in integers
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
+        model_card: write README.md, a card for Hugging Face's hub, in the folder or
+            beside the file; the step needs a score
     """
 
     format: Literal["auto", "savedmodel", "onnx", "keras", "litert"] = "auto"
@@ -73,6 +76,7 @@ class Options(run_options.RunOptions):
     quantize: Literal["none", "int8"] = "none"
     use_averages: bool = True
     data_dir: str | None = None
+    model_card: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,18 +121,27 @@ def export_run(options: Options) -> int:
     """Exports a model; returns the exit code, 1 if the export computes differently."""
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
-    from cifar10.tools import export_formats, exported
+    from cifar10.tools import export_formats, exported, model_card
     from cifar10.towers import devices
 
     invocation.require_packages("export", *_PACKAGES.get(options.file_format, ()))
     output = layout.absolute_path(options.output)
     _check_free(output)
+    card = None
+    if options.model_card:
+        is_folder = options.file_format == "savedmodel"
+        card = (output if is_folder else output.parent) / model_card.NAME
+        _check_free(card)
     devices.place_evaluation("cpu")
     directory = layout.locate_run(options.train_dir)
     trained = TrainedModel(
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
+    scored = {}
+    if card:
+        averaged = options.use_averages
+        scored = model_card.read_scores(directory, step, use_averages=averaged)
     of_program = trained.settings["data"].startswith(PYTHON)
     if of_program and options.quantize == "none" and options.data_dir is None:
         dataset: datasets.Dataset = export_formats.random_images(trained)
@@ -175,8 +188,20 @@ def export_run(options: Options) -> int:
         if not passed:
             say(f"REFUSED: {compared}. Nothing was written.")
             return 1
+        if card:
+            text = model_card.build(
+                output.name,
+                options.file_format,
+                trained.settings,
+                description,
+                scored,
+                f"on {len(images):,} images: in another process it {finding}",
+            )
         _check_free(output)  # Another process may have created it meanwhile.
         files.rename(path, output)
+        if card:
+            _check_free(card)
+            files.write_atomically(card, text.encode())
         files.sync(output.parent)
     print(f"Check:  {compared}\nDone:   {output}")
     return 0
