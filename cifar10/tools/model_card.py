@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.run_directory import logs, scores
@@ -146,8 +147,10 @@ def build(
     hub_name = _HUB_NAMES.get(data)
     results, rows = [], []
     for part, entry in scored.items():
-        known = {key: entry[key] for key in _METRICS if key in entry}
-        found = {key: value for key, value in known.items() if math.isfinite(value)}
+        known = {key: entry.get(key) for key in _METRICS}
+        found = {
+            key: v for key, v in known.items() if is_a(v, float) and math.isfinite(v)
+        }
         results.append(
             {
                 "task": {"type": "image-classification"},
@@ -201,4 +204,5 @@ def build(
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {key}: {value}" for key, value in values.items() if value)
+    lines = (f"- {key}: {value}" for key, value in values.items() if value)
+    return html.escape("\n".join(lines), quote=False)

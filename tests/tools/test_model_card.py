@@ -26,7 +26,12 @@ def run_dir(tmp_path_factory, stand_in_dir):
     for step in (10, 20):
         save(run_dir, step, model=f"{small.__module__}:small")
     (run_dir / "eval").mkdir()
-    scores.append(run_dir / "eval", 20, SCORES | {"macro F1": math.nan}, 2000)
+    scores.append(
+        run_dir / "eval",
+        20,
+        SCORES | {"macro F1": math.nan, "balanced accuracy": "x"},
+        2000,
+    )
     return run_dir
 
 
