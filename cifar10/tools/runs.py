@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import flags, layout, run_config
+from cifar10.config import flags, layout, length, run_config
 from cifar10.errors import UsageError, counted, did_you_mean, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores
@@ -128,12 +128,14 @@ def _progress(
     # A training that ends at a number that is not finite leaves the state before it.
     written += [*saved, *checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)]
     step = max((at for at in written if type(at) is int), default=0)
-    most, best = settings.get("max_steps"), None
+    most = None if settings.get("max_hours") else settings.get("max_steps")
+    best = None
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         record = EarlyStopping.from_manifest(manifest)
         is_over = record.should_stop(settings.get("stop_after_no_gain"))
+        is_over |= length.is_time_up(settings, manifest.get("hours", 0.0))
         state = "finished" if is_over or saved[-1] == most else state
     for part in ("test", scores.deciding_part(path)):
         found = scores.read(path / layout.evaluation_events(part))

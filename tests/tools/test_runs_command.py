@@ -22,13 +22,15 @@ def originals(registered, tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
     (folder / "trials").mkdir()
     names = "finished", "stopped", "trials/killed", "lost", "not_finite", "no_config"
-    for name in (*names, "no_manifest", "no_gain", "training"):
+    for name in (*names, "no_manifest", "no_gain", "hours", "training"):
         run = folder / name
         most = 10 if name == "finished" else 30
         parts = ["train", "val", "test"]
         ended = {"max_steps": most, "stop_after_no_gain": 2}
-        describe(run, parameters=1, data_parts=parts, data_division="", **ended)
         facts = {"validation": ENDED_EARLY} if name == "no_gain" else {}
+        if name == "hours":
+            ended["max_hours"], facts = 1.0, {"hours": 1.01}
+        describe(run, parameters=1, data_parts=parts, data_division="", **ended)
         save(run, 10, **facts)
         (run / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n{"st')
     (folder / "trials/killed/metrics.jsonl").write_text('{"step": 11}\n')
@@ -75,6 +77,7 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert {name: run["state"] for name, run in found.items()} == {
         "finished": "finished",
         "no_gain": "finished",
+        "hours": "finished",
         "stopped": "stopped",
         "trials/killed": "failed",
         "lost": "failed",
