@@ -3,9 +3,9 @@
 From Draelos and Carin 2020 (https://arxiv.org/abs/2011.08891): the activations of the
 last convolution, each times the gradient of a class's logit, summed over the channels
 where the sum speaks for the class. Grad-CAM (https://arxiv.org/abs/1610.02391) averages
-the gradients over the places first. The two are equal before a mean over the image. In
-front of a dense layer, as in the tutorial's network, Grad-CAM loses which place spoke
-for the class, and half of its maps are empty (`tests/tools/test_heat_maps.py`).
+the gradients over the places first, which is the same before a mean over the image. Of
+the tutorial's network, with dense layers there, trained to tell in which quarter a
+square is, 92 of 200 of its maps were empty, and none of these.
 
 The activations are found in the traced graph, so that it does not matter how layers are
 wrapped in others.
