@@ -147,7 +147,7 @@ def build(
     hub_name = _HUB_NAMES.get(data)
     results, rows = [], []
     for part, entry in scored.items():
-        known = {key: entry.get(key) for key in _METRICS}
+        known: dict[str, Any] = {key: entry.get(key) for key in _METRICS}
         found = {
             key: v for key, v in known.items() if is_a(v, float) and math.isfinite(v)
         }
