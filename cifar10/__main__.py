@@ -10,6 +10,8 @@
     python -m cifar10 predict cat.png
     python -m cifar10 serve
     python -m cifar10 runs
+    python -m cifar10 replay runs/cifar10_train --steps 101:200
+    python -m cifar10 audit runs/cifar10_train
 
 COMMAND --help explains a command.
 """
@@ -23,7 +25,18 @@ from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
-from cifar10.tools import data, doctor, export, plan, predict, report, runs, serve
+from cifar10.tools import (
+    audit,
+    data,
+    doctor,
+    export,
+    plan,
+    predict,
+    replay,
+    report,
+    runs,
+    serve,
+)
 from cifar10.training import train_command
 
 # Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's
@@ -40,6 +53,8 @@ _COMMANDS = {
     "export": export,
     "report": report,
     "runs": runs,
+    "replay": replay,
+    "audit": audit,
 }
 
 

@@ -59,6 +59,15 @@ class StoppedError(Exception):
         self.exit_code = exit_code
 
 
+class NotFiniteError(Exception):
+    """A step is not to be used; the message names it, and the tower."""
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"at step {step} {what}")
+        self.step = step
+        self.what = what
+
+
 class LostWorkerError(Exception):
     """Another worker is gone; restarting all continues the training: exit code 75."""
 

@@ -177,6 +177,7 @@ class Config(fields.Sections):
             count == 1
             or any(step // p != (last - 1) // p for p in self.periods.values())
             or last > self.stage(step).end
+            or last % (self.checkpoints.verify_steps or math.inf) < count
             or (profiled[0] <= last and step < profiled[1])
         ):
             return 1

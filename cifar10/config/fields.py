@@ -375,6 +375,9 @@ class Checkpoints(Checked):
             the next
         on_nan: when a loss or gradient is not finite: stop; skip that update; rollback:
             continue from the last checkpoint, without the batches since
+        verify_steps: steps between two whose gradients are computed twice, on different
+            devices, and compared; a difference is treated as by --on_nan (default:
+            none)
         hang_timeout: seconds after which a step that hangs ends the run with exit code
             75, so that a scheduler or --max_restarts starts it again (default: never)
     """
@@ -387,6 +390,7 @@ class Checkpoints(Checked):
     stop_after_no_gain: Count | None = None
     on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    verify_steps: Count | None = None
     hang_timeout: Annotated[_Seconds | None, WORKER] = None
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ def start_run(
             lock.move_aside(aside)
             note = f"The earlier run was moved to {aside}."
         elif recorded is not None:
-            note = _version_note(recorded, settings)
+            note = version_note(recorded, settings)
             settings = _with_history(settings, recorded)
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # The note comes first: whatever follows the run reads the file at once.
@@ -97,7 +97,7 @@ def _with_history(
     return merged
 
 
-def _version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Returns what wrote a run and what continues it, where they differ.
 
     A run that does not record which code wrote it does so from now on.

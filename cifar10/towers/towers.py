@@ -317,8 +317,9 @@ class TowerBuilder:
         devices: Sequence[str],
         batches: list[Batch],
         first_tower: int = 0,
+        results: list[TowerResult] | None = None,
     ) -> Averages:
-        results = self._trace_towers(state, devices, batches, first_tower)
+        results = results or self._trace_towers(state, devices, batches, first_tower)
         gradients = sum_on_devices(devices, [result.gradients for result in results])
         metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.

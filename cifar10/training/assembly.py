@@ -43,6 +43,7 @@ from cifar10.models.registry import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
+from cifar10.run_directory import chain
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
@@ -50,6 +51,7 @@ from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
+from cifar10.towers.verification import BOUNDS, VerifyingBuilder
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
@@ -114,6 +116,11 @@ class Training:
             batches = pipeline.training_batches(*source, towers=towers, **order)
         capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the chain of checkpoints says that the run is computed from."""
+        return chain.describe_origin(self.settings, self.determining())
 
     def determining(self) -> list[str]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -398,6 +405,22 @@ def build_towers(
     )
     batch_devices = placement.batch_devices(config.batch.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
+    if period := config.checkpoints.verify_steps:
+        bound = BOUNDS[config.network.precision]
+        towers = VerifyingBuilder(
+            period,
+            0.0 if config.speed.deterministic else bound,
+            states[0],
+            batch_devices,
+            tower=tower,
+            update=update,
+        )
+    if strategy is not None and config.checkpoints.verify_steps:
+        raise UsageError(
+            f"--verify_steps {config.checkpoints.verify_steps}: only towers that share "
+            "their variables are verified.\nLeave it out with several machines and "
+            "--variable_update mirrored."
+        )
     if strategy is not None:
         towers = ReplicaBuilder(
             strategy,

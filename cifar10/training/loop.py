@@ -11,7 +11,7 @@ from signal import Signals
 
 import tensorflow as tf
 
-from cifar10.errors import TIME_IS_UP, StoppedError, UsageError
+from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -19,7 +19,7 @@ from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
-from cifar10.training.results import NotFiniteError, NotFinitePolicy, Results
+from cifar10.training.results import NotFinitePolicy, Results
 from cifar10.training.timing import Goodput, Throughput
 
 # A part of XLA's error if no convolution of cuDNN suits it.
@@ -49,6 +49,7 @@ class Loop:
             len(training.images),
             goodput,
             writes=training.workers.is_chief,
+            origin=training.origin,
         )
         skips = config.checkpoints.on_nan == "skip"
         self.results = Results(self.progress, towers.tower_names, self.say, skips=skips)
@@ -81,6 +82,7 @@ class Loop:
                         with opened as queues:
                             self._run_stage(queues)
                 except NotFiniteError as error:
+                    self.results.clear()
                     self._not_finite.handle(error)
                     self.throughput.restart()
 

@@ -11,7 +11,9 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
 from cifar10.process import invocation
 from cifar10.run_directory import (
+    chain,
     checkpoints,
+    logs,
     restoring,
     retention,
 )
@@ -46,8 +48,10 @@ class Progress:
         goodput: Goodput,
         *,
         writes: bool = True,
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         self._writes = writes
+        self._origin = origin or {}
         self._goodput = goodput
         self.step = 0
         self.left_out = 0
@@ -98,7 +102,7 @@ class Progress:
             return []
         self._check_directory()
         self._state.halted.assign(False)
-        messages = []
+        messages, run = [], self._directory.parent
         if deleted := checkpoints.delete_incomplete(self._directory):
             messages.append(
                 f"Deleted {len(deleted)} half-written checkpoint(s) of killed runs."
@@ -124,7 +128,9 @@ class Progress:
             self.early_stopping = EarlyStopping.from_manifest(
                 newest.manifest, self._config.checkpoints.best_by
             )
-        self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
+        with logs.writing(run):
+            chain.cut_to(run, newest.path if newest else None, self.step)
+        self._goodput.go_back(run / layout.METRICS, self.step)
         self._hours, self._since = 0.0, time.monotonic()
         if newest:  # The log has the time of a run that began without a limit.
             logged = sum(self._goodput.seconds().values()) / HOUR
@@ -162,14 +168,17 @@ class Progress:
         self._check_directory()
         with contextlib.suppress(DiskError):
             self._delete_old()  # Makes room if checkpoints have accumulated.
-        path = None
+        path, run = None, self._directory.parent
         try:
+            link = chain.make_link(run, self.step, self._origin)
             path = checkpoints.save(
                 self._directory,
                 self._state.trackables(),
                 step=self.step,
-                facts=self._facts(),
+                facts={**self._facts(), **link},
             )
+            with logs.writing(run):
+                chain.append(run, path)
             self._delete_old()
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":

@@ -15,9 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, first_few, say
+from cifar10.errors import NotFiniteError, UsageError, first_few, say
+from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
+from cifar10.towers.verification import CorruptedError
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
@@ -35,15 +37,6 @@ _STEPS_BETWEEN_WARNINGS = 100  # A training that is unstable stays so for a whil
 
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
-
-
-class NotFiniteError(Exception):
-    """A loss or gradient is not finite; the message names step and tower."""
-
-    def __init__(self, step: int, what: str) -> None:
-        super().__init__(f"at step {step} {what}")
-        self.step = step
-        self.what = what
 
 
 class NeverFiniteError(NotFiniteError):
@@ -81,6 +74,10 @@ class Results:
         a leading dimension of steps.
         """
         self._pending.append((step, result))
+
+    def clear(self) -> None:
+        """Forgets the results that were not read; their steps are run again."""
+        self._pending = []
 
     def wait(self) -> None:
         """Waits for the devices, so that their time is not counted to what follows."""
@@ -170,26 +167,39 @@ class NotFinitePolicy:
             raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
+        if isinstance(error, CorruptedError):
+            what = f"{error}. {self._save(error, {})}"
+        else:
+            what = self._examined(error, bad_batch)
+        if (
+            self._training.config.checkpoints.on_nan == "rollback"
+            and self._progress.has_checkpoint()
+        ):
+            is_batch = not isinstance(error, CorruptedError)
+            self._roll_back(what, bad_batch if is_batch else None)
+            return
+        if isinstance(error, CorruptedError):
+            raise UsageError(
+                f"Stopped: {what} Have the machine tested, then resume on another one. "
+                f"{self._progress.how_to_resume()}"
+            )
+        raise UsageError(
+            f"Stopped: {what} {self._advice()} With --on_nan skip, updates that are "
+            "not finite are left out."
+        ) from error
+
+    def _examined(self, error: NotFiniteError, bad_batch: int) -> str:
+        """Returns what was not finite at a step, once more from its batch."""
         with self._training.open_batches(bad_batch, self._progress.step) as batches:
             found = self._gradients(batches.get())
         where = "every single gradient is finite here"
         for tower, names in [*found.items()][:1]:
             shown = first_few(names, _SHOWN_NAMES)
             where = f"the gradients of {tower} are not finite in {shown}"
-        what = f"{error}; {where}. {self._save(error, found)}"
-        if (
-            self._training.config.checkpoints.on_nan == "rollback"
-            and self._progress.has_checkpoint()
-        ):
-            self._roll_back(what, bad_batch)
-            return
-        raise UsageError(
-            f"Stopped: {what} {self._advice()} With --on_nan skip, updates that are "
-            "not finite are left out."
-        ) from error
+        return f"{error}; {where}. {self._save(error, found)}"
 
-    def _roll_back(self, what: str, bad_batch: int) -> None:
-        """Restores the last checkpoint, and skips all batches since."""
+    def _roll_back(self, what: str, bad_batch: int | None) -> None:
+        """Restores the last checkpoint, and skips the batches up to a bad one."""
         failed = self._progress.step + 1
         messages = self._progress.restore()
         self._progress.share(self._towers)
@@ -201,14 +211,16 @@ class NotFinitePolicy:
                 f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
                 f"{step} have not helped. {self._advice()}"
             )
-        self._progress.left_out = bad_batch + 1 - step
+        without = ""
+        if bad_batch is not None:
+            self._progress.left_out = bad_batch + 1 - step
+            since = (
+                f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
+            )
+            without = f", without the images of {since}"
         for message in messages:
             say(message)
-        since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
-        say(
-            f"ROLLED BACK to the checkpoint of step {step}, without the images of "
-            f"{since}: {what}"
-        )
+        say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
         """Writes the debug checkpoint; returns a sentence that says where."""
@@ -239,10 +251,13 @@ class NotFinitePolicy:
 
     def _advice(self) -> str:
         rate = self._training.config.update.learning_rate
+        first = self._progress.step + 1
+        find = f"{invocation.command('replay')} {self._training.train_dir}"
         return (
             f"A lower --learning_rate than {rate}, "
             "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
-            f"{self._progress.how_to_resume()}"
+            f"{self._progress.how_to_resume()}\nThe images that caused it:\n"
+            f"    {find} --steps {first}:{first} --find"
         )
 
 

@@ -16,6 +16,7 @@ TRAINING = """
     on_save_error optimizer precision profile recipe resume
     schedule sections seed steps_per_call stop_after_no_gain
     summary_steps train_dir val_fraction validation_fraction variable_device
+    verify_steps
     warmup_epochs width
     xla
 """

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.errors import NotFiniteError
 from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
-from cifar10.training.results import NotFiniteError, Results
+from cifar10.training.results import Results
 
 LOSSES = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 

@@ -119,7 +119,7 @@ def test_the_steps_are_those_of_a_training_without_scores(
         expected = json.loads(theirs.pop("manifest.json"))
         assert ours == theirs
         assert facts.pop("validation")["images"] == IMAGES
-        others = {"sha256": "", "seconds": {}}
+        others = {"sha256": "", "seconds": {}, "chain": {}}
         assert {**facts, **others} == {**expected, **others}
 
 

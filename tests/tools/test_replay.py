@@ -1,0 +1,303 @@
+"""Replaying and auditing runs: the same steps, or the one that differs."""
+
+import argparse
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import runs
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.run_directory import chain, checkpoints
+from cifar10.tools import audit, replay
+from cifar10.training import train
+
+
+def trained(train_dir, **values):
+    values = {"deterministic": True, "model": runs.SMALL, **values}
+    train.train(Config(train_dir=str(train_dir), **values))
+    return train_dir
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, stand_in_dir):
+    """Twenty steps of two towers, interrupted after twelve, with four checkpoints."""
+    values = {"num_gpus": 2, "batch_size": 4, "checkpoint_steps": 5}
+    values |= {"log_frequency": 2, "eval_steps": 10, "data": "synthetic"}
+    values["data_dir"] = str(stand_in_dir)
+    folder = tmp_path_factory.mktemp("replayed") / "run"
+    trained(folder, max_steps=12, **values)
+    return trained(folder, max_steps=20, **values)
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    return shutil.copytree(run_dir, tmp_path / "run")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def called(command, capsys, *words):
+    """The exit code of a command, and what it printed."""
+    code = command.main(argparse.ArgumentParser(), [str(word) for word in words])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
+    before = contents(run_dir)
+    words = [run_dir, "--steps", "7:20", "--num_gpus", towers, "--json"]
+    code, said = called(replay, capsys, *words)
+    found = [json.loads(line) for line in said.splitlines()]
+    assert code == 0
+    assert {(one["step"], one["place"]) for one in found} >= {
+        *((step, "log") for step in range(8, 21, 2)),
+        *((step, "checkpoint") for step in (10, 15, 20)),
+    }
+    assert max(one["largest"] for one in found) <= (0 if towers == 2 else 1e-5)
+    assert contents(run_dir) == before
+
+
+def test_the_first_step_that_differs_is_named(copied, capsys):
+    log = copied / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if line["step"] == 14:
+            line["cross_entropy"] *= 1.0001
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    code, said = called(replay, capsys, copied, "--steps", "11:20")
+    assert code == 1
+    assert "Step 14 " in said
+    assert "cross_entropy" in said
+
+
+def test_steps_that_the_run_has_not_are_refused(run_dir):
+    for steps in ("5:21", "9:8"):
+        with pytest.raises(UsageError, match="20 steps"):
+            replay.main(argparse.ArgumentParser(), [str(run_dir), "--steps", steps])
+
+
+def test_other_data_is_named(copied):
+    config = json.loads((copied / "config.json").read_text())
+    config["data_fingerprint"] = "of other data"
+    (copied / "config.json").write_text(json.dumps(config))
+    words = [str(copied), "--steps", "5:6", "--trust_model", runs.SMALL]
+    with pytest.raises(UsageError, match="data_fingerprint"):
+        replay.main(argparse.ArgumentParser(), words)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """A run on dark and bright images, one of which is bright and called dark."""
+    folder = tmp_path_factory.mktemp("broken")
+    rng = np.random.default_rng(0)
+    labels = np.arange(96) % 2
+    images = rng.integers(0, 60, (96, 32, 32, 3)) + 150 * labels[:, None, None, None]
+    images[40] = 255
+    arrays = {"x_train": images.astype(np.uint8), "y_train": labels}
+    tested = {"x_test": arrays["x_train"][:4], "y_test": labels[:4]}
+    np.savez(folder / "set.npz", **arrays, **tested)
+    values = {"data": str(folder / "set.npz"), "batch_size": 8, "num_gpus": 2}
+    values |= {"distortions": "none", "max_steps": 90, "checkpoint_steps": 30}
+    return trained(folder / "run", log_frequency=1, **values)
+
+
+def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
+    words = [broken, "--steps", "60:90", "--find", "--json", "--images", tmp_path]
+    code, said = called(replay, capsys, *words)
+    found = json.loads(said.splitlines()[-1])
+    assert code == 0
+    assert found["images"][0]["image"] == "image 40"
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".csv", ".png"]
+
+
+def test_steps_without_a_jump_say_so(run_dir, capsys):
+    code, said = called(replay, capsys, run_dir, "--steps", "11:20", "--find")
+    assert code == 1
+    assert "No gradient" in said
+
+
+# Audits.
+
+
+def audited(run, capsys, segments=9, seed=0):
+    words = [run, "--segments", segments, "--seed", seed, "--json"]
+    code, said = called(audit, capsys, *words)
+    found = json.loads(said)
+    assert code == bool(found["breaks"] or found["differences"])
+    return found
+
+
+def test_an_honest_run_is_verified(run_dir, capsys):
+    found = audited(run_dir, capsys)
+    assert not found["breaks"] + found["differences"]
+    assert found["verified"] == 1.0
+    assert found["passes"] == 0.0
+    assert found["chain"] == 5  # One of the interruption, too.
+    code, said = called(audit, capsys, run_dir, "--segments", 2)
+    assert code == 0
+    assert "60%" in said  # That three of five segments miss the one.
+
+
+def test_draws_are_the_seeds(run_dir, capsys):
+    drawn = [audited(run_dir, capsys, 2, seed)["segments"] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_run_of_before_has_no_chain_and_is_replayed(copied, capsys):
+    (copied / chain.FILE).unlink()
+    found = audited(copied, capsys)
+    assert found["chain"] == 0
+    assert not found["differences"]
+
+
+# Tampering.
+
+
+def folder_of(run, step):
+    return checkpoints.folder(run / "checkpoints", step)
+
+
+def edit(path, change):
+    """Applies a change to the lines of a log."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in change(lines)))
+
+
+def forge(run):
+    """Writes all manifests anew, so that the chain fits what is there."""
+    previous, before, links = "", 0, []
+    for link in chain.read(run):
+        step = link["step"]
+        folder = folder_of(run, step)
+        manifest = {name: of for name, of in link.items() if name != "sha256"}
+        if folder.exists():
+            manifest["files"] = {
+                path.name: checkpoints._sums(path) for path in folder.glob("state*")
+            }
+        log = chain.digest_of_log(run, before, step)
+        manifest["chain"] |= {"previous": previous, "log": log}
+        manifest["sha256"] = previous = chain.digest_of(manifest)
+        if folder.exists():
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+        links.append(manifest)
+        before = step
+    edit(run / chain.FILE, lambda _: links)
+
+
+def add_to_a_weight(run):
+    """Changes one weight of the checkpoint of step 15 by a thousandth."""
+    replayed = replay.start_replay(run, replay.ReplayOptions(trust_model=runs.SMALL))
+    replayed.go_before(16)
+    state = replayed.training.towers.state
+    kernel = state.model.trainable_variables[0]
+    change = np.zeros(kernel.shape)
+    change.flat[3] = 1e-3
+    kernel.assign_add(change)
+    written = checkpoints.save(run, state.trackables(), step=15, facts={})
+    for path in written.glob("state*"):
+        shutil.copy(path, folder_of(run, 15))
+    shutil.rmtree(written)
+
+
+def better_loss(lines):
+    return [{**one, "total_loss": one["total_loss"] * 0.99} for one in lines]
+
+
+def better_score(lines):
+    return [{**one, "precision @ 1": 0.99} for one in lines]
+
+
+def swap(run):
+    one, two = folder_of(run, 10), folder_of(run, 15)
+    one.rename(run / "aside")
+    two.rename(one)
+    (run / "aside").rename(two)
+
+
+def leave_out_batches(run):
+    edit(
+        run / chain.FILE,
+        lambda links: [
+            {**link, "left_out": 3 if link["step"] >= 15 else 0} for link in links
+        ],
+    )
+    forge(run)
+
+
+def another_seed(run):
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+
+
+# By what each is found: the chain, or segments that begin at these steps.
+TAMPERED = {
+    "a weight": (add_to_a_weight, None),
+    "a weight, and its digests": (
+        lambda run: (add_to_a_weight(run), forge(run)),
+        {12, 15},
+    ),
+    "a loss in the log": (lambda run: edit(run / "metrics.jsonl", better_loss), None),
+    "a loss in the log, and its digest": (
+        lambda run: (edit(run / "metrics.jsonl", better_loss), forge(run)),
+        {0, 5, 10, 12, 15},
+    ),
+    "a score": (lambda run: edit(run / "eval/metrics.jsonl", better_score), {5, 15}),
+    "a swapped checkpoint": (swap, None),
+    "a checkpoint that is gone from the chain": (
+        lambda run: edit(run / chain.FILE, lambda links: links[:1] + links[2:]),
+        None,
+    ),
+    "batches left out": (leave_out_batches, {12, 15}),
+}
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_what_was_tampered_with_is_found(copied, capsys, kind):
+    tamper, segments = TAMPERED[kind]
+    tamper(copied)
+    words = [copied, "--segments", 9, "--json", "--trust_model", runs.SMALL]
+    code, said = called(audit, capsys, *words)
+    found = json.loads(said)
+    assert code == 1
+    ends = [one["step"] for one in found["differences"]]
+    begun = {
+        first
+        for first, last in found["segments"]
+        for end in ends
+        if first < end <= last
+    }
+    if segments is None:
+        assert found["breaks"]
+    else:
+        assert not found["breaks"]
+        assert begun == segments
+
+
+def test_another_seed_is_refused(copied, capsys):
+    another_seed(copied)
+    with pytest.raises(UsageError, match="seed"):
+        called(audit, capsys, copied, "--trust_model", runs.SMALL)
+
+
+def test_stolen_weights_that_a_run_goes_on_with_are_found(
+    stand_in_dir, tmp_path, capsys
+):
+    values = {"batch_size": 4, "checkpoint_steps": 5, "data": "synthetic"}
+    values["data_dir"] = str(stand_in_dir)
+    stolen = trained(tmp_path / "stolen", max_steps=10, seed=1, **values)
+    run = trained(tmp_path / "run", max_steps=10, **values)
+    for path in folder_of(stolen, 10).glob("state*"):
+        shutil.copy(path, folder_of(run, 10))
+    forge(run)
+    trained(run, max_steps=20, **values)
+    capsys.readouterr()
+    found = audited(run, capsys)
+    assert not found["breaks"]
+    assert {(one["step"], one["place"]) for one in found["differences"]} == {
+        (10, "checkpoint"),
+    }
