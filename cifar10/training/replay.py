@@ -60,8 +60,8 @@ class Replay:
         is_exact: Whether the same bits are to be expected, on the same kind of machine.
 
     Raises:
-        UsageError: The run's data or model has changed, or its batches cannot be
-            divided among so many towers.
+        UsageError: The run's data or model has changed, or its images cannot be divided
+            among so many towers.
     """
 
     def __init__(
@@ -70,19 +70,17 @@ class Replay:
         self.recorded = recorded = run_config.read_run_config(run)
         batches = recorded["towers"] * recorded["accumulate"]
         towers = towers or recorded["towers"]
-        if batches % towers:
-            raise UsageError(
-                f"--num_gpus {towers}: the run computes {batches} batches a step, "
-                "which do not divide among so many towers. Give a divisor of it."
-            )
+        # As many batches as the run had, so that each has the same images; or else other
+        # ones, in a model without batch norm and dropout.
+        divides = batches % towers == 0
         values = {
             name: recorded[name] for name in options(fields.ALL) if name in recorded
         }
         values |= {
             "train_dir": str(run),
             "num_gpus": towers,
-            "accumulate": batches // towers,
-            "global_batch_size": None,
+            "accumulate": batches // towers if divides else 1,
+            "global_batch_size": None if divides else recorded["global_batch_size"],
             "split_gpu": 1,
             "steps_per_call": 1,
             "variable_update": "towers",

@@ -47,7 +47,7 @@ def called(command, capsys, *words):
     return code, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("towers", [1, 2, 4])
 def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     before = contents(run_dir)
     words = [run_dir, "--steps", "7:20", "--num_gpus", towers, "--json"]
