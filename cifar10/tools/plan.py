@@ -1,11 +1,9 @@
-"""`python -m cifar10 plan`: the memory of a step, and which sections or batch fit."""
+"""`python -m cifar10 plan`: the memory of a step, and which sections fit."""
 
 import argparse
-import bisect
 import dataclasses
 import json
 import math
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,27 +12,24 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config
 from cifar10.config.options import Checked, names
-from cifar10.errors import UsageError, say
+from cifar10.errors import say
 from cifar10.models.registry import check_name
-from cifar10.process import entry_point, invocation
+from cifar10.process import entry_point
 
 if TYPE_CHECKING:
-    from cifar10.sections.planning import Planner
     from cifar10.training.assembly import Training
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
-    python -m cifar10 plan --model resnet --find_batch
 
 Traces the step without computing it, so it needs neither its memory nor data.
 On CPUs the figures are within 25 % of what a step takes; a GPU's kernels take
 memory of their own, which is not known here. Without a GPU, what one tower's
 step takes is what its GPU would have to hold beside the variables. It says
 which --sections fit into --memory_limit, or into 85 % of what is free; exit
-code 1 if none does. With --find_batch it says which --batch_size is the largest
-that fits there by these figures.
+code 1 if none does.
 """
 
 # The flags of a training on which the memory of a step depends.
@@ -53,11 +48,9 @@ class Options(Checked):
     """What to plan.
 
     Attributes:
-        find_batch: find the largest --batch_size that fits, by estimate
         json: print the plan as JSON, in bytes
     """
 
-    find_batch: bool = False
     json: bool = False
 
 
@@ -71,61 +64,39 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     config = Config(**given)
     check_name(config.network.model)
     entry_point.import_tensorflow()
-    found = plan_step(config, given, find_batch=options.find_batch)
+    found = plan_step(config)
     print(json.dumps(found) if options.json else _text(found))
     return 0 if found["fits"] else 1
 
 
-def plan_step(
-    requested: Config, given: Mapping[str, Any], *, find_batch: bool = False
-) -> dict[str, Any]:
+def plan_step(requested: Config) -> dict[str, Any]:
     """Returns the memory of a step, plain and in sections, and which of them fit.
 
-    Args:
-        requested: The configuration of the training.
-        given: The flags of the training.
-        find_batch: Whether to plan the largest batch that fits.
-
-    Returns:
-        The plan, with sizes in bytes. `most` is the largest batch that the data allows,
-        `next` is the command that trains with the batch that was found.
+    Sizes are in bytes.
     """
     from cifar10.sections.memory import memory_limit
 
-    if find_batch:
-        _check_search(requested, given)
     training = _assemble(requested)
     config, placement, planner = training.config, training.placement, training.planner
-    size, sections = config.batch.batch_size, requested.memory.sections
+    sections = requested.memory.sections
     limit = memory_limit(requested.memory.memory_limit, placement, planner.bytes_so_far)
-    found: dict[str, Any] = {}
-    if find_batch:
-        most = len(training.images) * size // config.global_batch_size
-        size = _largest_batch(sections, planner, most, limit)
-        planner = _with_batch(planner, max(1, size))
-        # A training takes a limit only for --sections auto.
-        flags = {**given, "batch_size": size}
-        flags.pop("memory_limit", None)
-        words = shlex.join(f"--{name}={value}" for name, value in flags.items())
-        command = f"{invocation.command('train')} {words}" if size else None
-        found = {"most": most, "next": command}
     plans = [planner.choose(None if sections == "auto" else sections)]
     if plans[0].cuts:
         plans.insert(0, planner.plain)
     elif sections != "1":
         plans = [*planner.all()]
-    return found | {
+    return {
         "model": config.network.model,
         "parameters": planner.state.model.count_params(),
         "precision": config.network.precision,
-        "batch_size": size,  # 0 if no batch fits; the plans are of one image then.
+        "batch_size": config.batch.batch_size,
         "towers": placement.description,
         "on_gpus": placement.on_gpus,
         "limit": limit if math.isfinite(limit) else None,
         "variables": planner.variable_bytes,
         "gradients": planner.gradient_bytes,
         "plans": [{**vars(one), "fits": one.total_bytes <= limit} for one in plans],
-        "fits": size > 0 and any(one.total_bytes <= limit for one in plans),
+        "fits": any(one.total_bytes <= limit for one in plans),
     }
 
 
@@ -156,48 +127,11 @@ def _assemble(requested: Config) -> "Training":
     return assemble(requested.replace(sections="1", memory_limit=None), dataset)
 
 
-def _with_batch(planner: "Planner", size: int) -> "Planner":
-    import tensorflow as tf
-
-    say(f"Tracing a step of {size:,} images ...")
-    images = tf.TensorSpec([size, *planner.images.shape[1:]])
-    return dataclasses.replace(planner, images=images)
-
-
-def _largest_batch(
-    sections: str | None, planner: "Planner", most: int, limit: float
-) -> int:
-    """Returns the largest batch of a tower that fits; 0 if none does."""
-    if math.isinf(limit):
-        raise UsageError(
-            "--find_batch: the free memory of this device is unknown. Give "
-            "--memory_limit."
-        )
-
-    def total_bytes(size: int) -> int:
-        return _with_batch(planner, size).choose(sections).total_bytes
-
-    return bisect.bisect_right(range(1, most + 1), limit, key=total_bytes)
-
-
-def _check_search(config: Config, given: Mapping[str, Any]) -> None:
-    """Refuses flags of the training that contradict `--find_batch`."""
-    for name in {"batch_size", "global_batch_size"} & {*given}:
-        raise UsageError(
-            f"--{name} {given[name]}: --find_batch chooses it. Remove one of them."
-        )
-    if config.memory.sections == "auto":
-        raise UsageError(
-            "--sections auto: the more sections, the larger the batch that fits. "
-            "Give --find_batch their number."
-        )
-
-
 def _text(found: Mapping[str, Any]) -> str:
     where = "on each GPU" if found["on_gpus"] else "in all"
     lines = [
         f"{found['model']}, {found['parameters']:,} parameters, {found['precision']}",
-        f"Images of a batch: {found['batch_size'] or 1:,}",
+        f"Images of a batch: {found['batch_size']:,}",
         f"Towers: {found['towers']}",
         f"Variables, averages and optimizer: {_megabytes(found['variables'])}",
         f"Gradients in each tower's step: {_megabytes(found['gradients'])}",
@@ -209,17 +143,10 @@ def _text(found: Mapping[str, Any]) -> str:
         lines.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
     room = f"Into {_megabytes(found['limit'])}" if found["limit"] else "Here"
     fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
-    if "next" in found and not found["fits"]:
-        advice = f"{room} no batch fits. Try --sections."
-    elif not fitting:
+    if not fitting:
         least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
         advice = f"{room} none of these fits; the least is {least}.\nGive a smaller "
         advice += "--batch_size, and --accumulate to make up for it."
-    elif "next" in found:
-        why = f"{room} no larger batch fits."
-        if found["batch_size"] >= found["most"]:
-            why = "The training set has no more images."
-        advice = f"{why} Next:\n\n    {found['next']}"
     elif not fitting[0]:
         advice = f"{room} a step fits as it is, with --sections 1."
     else:

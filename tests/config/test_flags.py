@@ -43,7 +43,7 @@ FLAGS = {
         use_averages with_preprocessing
     """,
     "cifar10/__main__.py plan --help": """
-        accumulate batch_size clip_norm data depth distortions find_batch
+        accumulate batch_size clip_norm data depth distortions
         global_batch_size image_size json memory_limit
         model momentum num_gpus optimizer precision recipe sections
         split_gpu variable_device width

@@ -1,12 +1,10 @@
-"""`python -m cifar10 plan`: which sections and which batch fit."""
+"""`python -m cifar10 plan`: which sections fit."""
 
 import json
 
 import keras
 
 import runs
-from cifar10.sections import memory
-from cifar10.tools import plan
 
 PROGRAM = "cifar10/__main__.py"
 SMALL = {"model": runs.SMALL, "num_gpus": 1, "precision": "float32"}
@@ -35,43 +33,6 @@ def test_the_fewest_sections_that_fit_are_named():
         found, printed = planned(recipe="tutorial", **options)
         assert found == code
         assert named in " ".join(printed.split())
-
-
-def test_a_batch_that_was_found_fits_and_a_larger_one_does_not():
-    flags = {**SMALL, "accumulate": 2}
-    code, printed = planned("--find_batch", "--json", memory_limit=0.1, **flags)
-    found = json.loads(printed)
-    assert code == 0
-    assert 8 < found["batch_size"] < found["most"] == 25_000
-    assert found["next"].endswith(f" --batch_size={found['batch_size']}")
-    assert "memory_limit" not in found["next"]
-    for more in (0, 1):
-        size = found["batch_size"] + more
-        _, printed = planned("--json", batch_size=size, sections=1, **flags)
-        (only,) = json.loads(printed)["plans"]
-        assert (only["total_bytes"] <= 1e8) is not bool(more)
-        if not more:
-            assert only["total_bytes"] == found["plans"][0]["total_bytes"]
-    assert "no larger batch fits" in plan._text(found)
-    assert "has no more images" in plan._text({**found, "batch_size": found["most"]})
-    code, printed = planned("--find_batch", memory_limit=1e-3, **flags)
-    assert code == 1
-    assert "no batch fits" in printed
-
-
-def test_flags_that_contradict_the_search_are_refused(monkeypatch):
-    for flag, value in (
-        ("--batch_size", 8),
-        ("--global_batch_size", 8),
-        ("--sections", "auto"),
-    ):
-        done = runs.call(PROGRAM, "plan", "--find_batch", flag, value)
-        assert done.returncode == 2
-        assert flag in done.stderr
-    monkeypatch.setattr(memory, "memory_limit", lambda *_: float("inf"))
-    done = runs.call(PROGRAM, "plan", "--find_batch", *runs.flags(**SMALL))
-    assert done.returncode == 2
-    assert "--memory_limit" in done.stderr
 
 
 def test_a_model_larger_than_the_memory_is_refused_unbuilt():
