@@ -13,11 +13,10 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import did_you_mean
 from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
     Architecture,
@@ -67,8 +66,6 @@ APPLICATIONS = (
 OPTIONS = ("depth", "width")
 # What `config.json` calls a function that cannot be imported by its name.
 PYTHON = "python:"
-# Bytes of a parameter and its moving average, in float32.
-_BYTES = 8
 
 
 def is_code(name: str) -> bool:
@@ -178,7 +175,6 @@ def build_model(
     seed: int | None = 0,
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
-    room: int | None = None,
 ) -> "keras.Model":
     """Builds a model.
 
@@ -193,14 +189,13 @@ def build_model(
         device: Where the variables live.
         options: Further arguments of the function, from `OPTIONS`; None, or a value
             of None, for the function's defaults.
-        room: Bytes that are free; None if that is not known.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].
 
     Raises:
-        UsageError: The name is unknown, there is no room for what `options` ask for, or
-            the function does not return such a model.
+        UsageError: The name is unknown, the function fails, or does not return such a
+            model.
     """
     import keras
     import tensorflow as tf
@@ -208,10 +203,7 @@ def build_model(
     from cifar10.models import custom
 
     given = {key: value for key, value in (options or {}).items() if value}
-    architecture = find_architecture(name)
-    builder = architecture.build
-    if given and architecture.options and room is not None:
-        _check_room(lambda: builder(image_shape, classes, **given), given, room)
+    builder = find_architecture(name).build
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
     keras.config.set_dtype_policy(f"mixed_{precision}" if mixed else precision)
@@ -229,25 +221,3 @@ def build_model(
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model
-
-
-def _check_room(build: Callable[[], Any], given: Mapping, room: int) -> None:
-    """Refuses a model that does not fit into `room` bytes, without allocating it."""
-    import keras
-
-    def count_parameters() -> int:
-        # Variables have shapes there, but no values.
-        with keras.StatelessScope(initialize_variables=False):
-            return build().count_params()
-
-    # Keras keeps a list for each thread of variables that wait for their values, which
-    # they would get at the end of the next scope.
-    with ThreadPoolExecutor(1) as thread:
-        count = thread.submit(count_parameters).result()
-    if count * _BYTES > room:
-        flags = " ".join(f"--{option} {value}" for option, value in given.items())
-        raise UsageError(
-            f"{flags}: the model has {count:,} parameters.\nThey and their averages "
-            f"take {count * _BYTES / 1e9:,.0f} GB, and {room / 1e9:,.1f} GB of memory "
-            "are free. Give a smaller number."
-        )

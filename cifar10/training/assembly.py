@@ -345,7 +345,6 @@ def build_state(
         seed=config.run.seed,
         device=home,
         options={option: getattr(config.network, option) for option in OPTIONS},
-        room=hardware.available_memory(),
     )
     if is_code(config.network.model):
         custom.check_training(config.network.model, model, image_shape, classes)
