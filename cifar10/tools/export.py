@@ -127,10 +127,9 @@ def export_run(options: Options) -> int:
     invocation.require_packages("export", *_PACKAGES.get(options.file_format, ()))
     output = layout.absolute_path(options.output)
     _check_free(output)
-    card = None
+    is_folder = options.file_format == "savedmodel"
+    card = (output if is_folder else output.parent) / model_card.NAME
     if options.model_card:
-        is_folder = options.file_format == "savedmodel"
-        card = (output if is_folder else output.parent) / model_card.NAME
         _check_free(card)
     devices.place_evaluation("cpu")
     directory = layout.locate_run(options.train_dir)
@@ -138,10 +137,6 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    scored = {}
-    if card:
-        averaged = options.use_averages
-        scored = model_card.read_scores(directory, step, use_averages=averaged)
     of_program = trained.settings["data"].startswith(PYTHON)
     if of_program and options.quantize == "none" and options.data_dir is None:
         dataset: datasets.Dataset = export_formats.random_images(trained)
@@ -154,6 +149,10 @@ def export_run(options: Options) -> int:
         "temperature": trained.temperature,
         "precision": "float32" if options.quantize == "none" else options.quantize,
     }
+    text = ""
+    if options.model_card:
+        exported_as = output.name, options.file_format
+        text = model_card.build(directory, *exported_as, description)
     # Logits are exported as they are, with the temperature in the description.
     applied = named(trained.temperature) if options.with_preprocessing else ""
     print(
@@ -188,19 +187,9 @@ def export_run(options: Options) -> int:
         if not passed:
             say(f"REFUSED: {compared}. Nothing was written.")
             return 1
-        if card:
-            text = model_card.build(
-                output.name,
-                options.file_format,
-                trained.settings,
-                description,
-                scored,
-                f"on {len(images):,} images: in another process it {finding}",
-            )
         _check_free(output)  # Another process may have created it meanwhile.
         files.rename(path, output)
-        if card:
-            _check_free(card)
+        if text:
             files.write_atomically(card, text.encode())
         files.sync(output.parent)
     print(f"Check:  {compared}\nDone:   {output}")

@@ -1,64 +1,72 @@
-"""The model card of an export, which Hugging Face's hub shows: a folder's README.md.
+"""The model card of an export: a README.md that Hugging Face's hub shows.
 
-The front matter is https://huggingface.co/docs/hub/model-cards; JSON is YAML too. No
+Its front matter is https://huggingface.co/docs/hub/model-cards; JSON is YAML too. No
 path of this machine goes into it.
 """
 
-import html
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout
+from cifar10.config import layout, run_config
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.run_directory import logs, scores
 
 NAME = "README.md"
-_HUB_NAMES = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
-_DATA = {
-    "folder": "pictures in folders",
-    "npz": "pictures in an .npz file",
-    "synthetic": "the generated stand-in for CIFAR-10, which are no photographs",
-}
-# The hub's names of metrics, by ours; the parts have an interval.
+# The hub's names of data, formats and metrics, by ours.
+_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+_LIBRARIES = {"savedmodel": "tensorflow", "litert": "tflite"}
 _METRICS = {
     "precision @ 1": "accuracy",
     "precision @ 5": "top_5_accuracy",
     "macro F1": "f1",
     "balanced accuracy": "balanced_accuracy",
-    "cross_entropy": "cross_entropy",
 }
-_PARTS = ("precision @ 1", "precision @ 5")
 _TRAINED_WITH = (
-    *("recipe", "optimizer", "learning_rate", "schedule", "global_batch_size"),
-    *("max_steps", "distortions", "label_smoothing", "loss", "precision", "seed"),
+    *("optimizer", "learning_rate", "schedule", "global_batch_size", "distortions"),
+    *("label_smoothing", "loss", "precision", "seed", "versions"),
 )
+# How a program loads and calls each format.
+_CODE = {
+    "savedmodel": """\
+import tensorflow as tf
+model = tf.saved_model.load(".").signatures["serving_default"]
+outputs = model(tf.constant(images))["{output}"]""",
+    "onnx": """\
+import onnxruntime
+model = onnxruntime.InferenceSession({file})
+outputs = model.run(None, {{"images": images}})[0]""",
+    "keras": """\
+import keras
+model = keras.saving.load_model({file})
+outputs = model(images)""",
+    "litert": """\
+from ai_edge_litert.interpreter import Interpreter
+model = Interpreter({file}).get_signature_runner()
+outputs = model(images=images)["{output}"]""",
+}
 _CARD = """\
 ---
-{front}---
+license: unknown
+library_name: {library}
+pipeline_tag: image-classification
+datasets: {datasets}
+model-index: {index}
+---
 
 # {name}
 
-An image classifier: {model}, {parameters:,} parameters, after step {step:,};
-{variables} variables. Its license is yours to choose; above, `license` says unknown.
-
-## Data
-
-{data}, {shape}. Classes, in the order of the {output}: {classes}.
+It classifies images. Its license is yours to choose; above, `license` says unknown.
 
 ## Scores
 
-Of the run's model, each image scored once. The interval, of 95 %, is Wilson's.
+Of the run's model on {count:,} test images, each scored once. Wilson's interval of
+95 % for the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
 
-| part, images | metric | value | interval |
-| --- | --- | ---: | --- |
-{rows}
-
-The export was checked {check}.
+{scores}
 
 ## Load it
 
@@ -66,143 +74,50 @@ The export was checked {check}.
 {code}
 ```
 
-`images` are {dtype} {given}, `outputs` the {output}. They are prepared so:
+The data, the images and the output, and the training:
 
 ```json
-{preparation}
+{description}
 ```
-
-## Training
-
-{trained}
-
-## Versions
-
-{versions}
 """
-# Of each format: its library, and how a program imports, loads and calls it.
-_FORMATS = {
-    "savedmodel": (
-        *("tensorflow", "import tensorflow as tf"),
-        'tf.saved_model.load(".").signatures["serving_default"]',
-        'model(tf.constant(images))["{output}"]',
-    ),
-    "onnx": (
-        *("onnx", "import onnxruntime", "onnxruntime.InferenceSession({file})"),
-        'model.run(None, {{"images": images}})[0]',
-    ),
-    "keras": (
-        *("keras", "import keras", "keras.saving.load_model({file})", "model(images)"),
-    ),
-    "litert": (
-        *("tflite", "from ai_edge_litert.interpreter import Interpreter"),
-        "Interpreter({file}).get_signature_runner()",
-        'model(images=images)["{output}"]',
-    ),
-}
-
-
-def read_scores(run: Path, step: int, *, use_averages: bool) -> dict[str, Any]:
-    """Returns the recorded scores of a step, by the part of the data; test comes first.
-
-    Raises:
-        UsageError: The step has none.
-    """
-    found = {}
-    for part in ("test", "val"):
-        folder = layout.evaluation_events(part) + ("" if use_averages else "_raw")
-        entries = logs.read_lines(run / folder / layout.METRICS)
-        if entry := scores.comparable(entries).get(step):
-            found[part] = entry
-    if not found:
-        words = f"--run_once --step {step} --train_dir {run}"
-        words += "" if use_averages else " --no-use_averages"
-        raise UsageError(
-            f"--model_card: step {step} has no score to put on the card. Score it "
-            f"first:\n  {invocation.command('eval')} {words}"
-        )
-    return found
 
 
 def build(
-    name: str,
-    file_format: str,
-    settings: Mapping[str, Any],
-    description: Mapping[str, Any],
-    scored: Mapping[str, Mapping[str, Any]],
-    check: str,
+    run: Path, name: str, file_format: str, description: Mapping[str, Any]
 ) -> str:
-    """Returns the text of a model card.
+    """Returns the card of an export of a run, with this name, format and description.
 
-    Args:
-        name: That of the export's file or folder.
-        file_format: As in `--format`.
-        settings: The content of the run's `config.json`.
-        description: That of the export.
-        scored: As `read_scores` returns it.
-        check: How the export was compared with the run's model.
+    Raises:
+        UsageError: The run has recorded no scores of the step on the test part.
     """
-    data, output = settings["data"], description["output"]["name"]
-    library, *code = _FORMATS[file_format]
-    hub_name = _HUB_NAMES.get(data)
-    results, rows = [], []
-    for part, entry in scored.items():
-        known: dict[str, Any] = {key: entry.get(key) for key in _METRICS}
-        found = {
-            key: v for key, v in known.items() if is_a(v, float) and math.isfinite(v)
-        }
-        results.append(
-            {
-                "task": {"type": "image-classification"},
-                "dataset": {"type": hub_name or data, "name": data, "split": part},
-                "metrics": [
-                    {"type": _METRICS[key], "name": key, "value": value}
-                    for key, value in found.items()
-                ],
-            }
+    settings, step = run_config.read_run_config(run), description["step"]
+    kind = "" if description["use_averages"] else "_raw"
+    log = run / f"{layout.EVALUATION_EVENTS}{kind}" / layout.METRICS
+    entry = scores.comparable(logs.read_lines(log)).get(step)
+    if not entry:
+        how = invocation.to_score(str(run), settings["model"], settings["data"], step)
+        raise UsageError(
+            f"--model_card: step {step} has no score to put on the card. Score it "
+            f"first:\n  {how}{' --no-use_averages' if kind else ''}"
         )
-        count = entry["num_examples"]
-        for key, value in found.items():
-            between = ""
-            if key in _PARTS:
-                between = "{:.4f} to {:.4f}".format(*scores.interval(value, count))
-            rows.append(f"| {part}, {count:,} | {key} | {value:.4f} | {between} |")
-    front: dict[str, Any] = {
-        "license": "unknown",
-        "library_name": library,
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", library, settings["model"]],
-        "metrics": ["accuracy", "f1"],
-        "model-index": [{"name": name, "results": results}],
+    found = {key: entry[key] for key in _METRICS if is_a(entry.get(key), float)}
+    data, hub_name = settings["data"], _DATA.get(settings["data"])
+    result = {
+        "task": {"type": "image-classification"},
+        "dataset": {"type": hub_name or data, "name": data, "split": "test"},
+        "metrics": [{"type": _METRICS[key], "value": found[key]} for key in found],
     }
-    if hub_name:
-        front["datasets"] = [hub_name]
-    trained = {key: settings.get(key) for key in _TRAINED_WITH}
-    trained["recipe"] = Path(f"{trained['recipe']}").stem  # It may be a path.
+    training = {key: settings.get(key) for key in _TRAINED_WITH}
     return _CARD.format(
-        front="".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()),
+        library=_LIBRARIES.get(file_format, file_format),
+        datasets=json.dumps([hub_name] if hub_name else []),
+        index=json.dumps([{"name": name, "results": [result]}]),
         name=name,
-        model=f"`{settings['model']}`",
-        parameters=settings["parameters"],
-        step=description["step"],
-        variables="averaged" if description["use_averages"] else "last",
-        data=_DATA.get(data, f"`{data}`"),
-        shape=" x ".join(map(str, description["picture_shape"])),
-        output=output,
-        classes=html.escape(", ".join(description["class_names"]), quote=False),
-        rows="\n".join(rows),
-        check=" ".join(check.split()),
-        code="{}\n\nmodel = {}\noutputs = {}".format(*code).format(
-            file=json.dumps(name), output=output
+        count=entry["num_examples"],
+        interval=scores.interval(found["precision @ 1"], entry["num_examples"]),
+        scores="\n".join(f"- {key}: {value:.4f}" for key, value in found.items()),
+        code=_CODE[file_format].format(
+            file=json.dumps(name), output=description["output"]["name"]
         ),
-        dtype=description["input"]["dtype"],
-        given=description["input"]["shape"],
-        preparation=json.dumps(description["preparation"], indent=2),
-        trained=_listed(trained),
-        versions=_listed(settings.get("versions", {})),
+        description=json.dumps({**description, "training": training}, indent=2),
     )
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    lines = (f"- {key}: {value}" for key, value in values.items() if value)
-    return html.escape("\n".join(lines), quote=False)
