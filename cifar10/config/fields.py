@@ -180,8 +180,7 @@ class Dataset(Checked):
             --data_dir, else downloaded, else a generated stand-in
         data_dir: folder with the .bin files, with cifar-10-batches-bin/ or with the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
-        data_url: URL of the archive, or several in the order to try, separated by
-            commas (default: the data set's own site)
+        data_url: URL of the archive (default: that of the data set's own site)
         image_size: side of your pictures: the shorter side is resized, then the centre
             cut (default: 64)
         validation_fraction: fraction of your pictures that is the test part, if they

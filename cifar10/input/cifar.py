@@ -24,9 +24,6 @@ FORMATS = {
 }
 ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
-# Under --data auto a machine without a network should start soon, with the stand-in.
-IMPATIENT = download.Patience(timeout=5.0, attempts=3)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BinaryDataset(Dataset):
@@ -64,9 +61,10 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset
             only read: a folder without a data set is refused. Without it, the data set
             is looked for and downloaded to the folder that the environment variable
             CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
-        data_url: URLs of the archive, separated by commas.
+        data_url: URL of the archive, or of the folder that it is in.
     """
-    urls = download.parse_urls(data_url)
+    if data_url:
+        download.check_url(data_url)
     home = cache()
     directory = _named_folder(data_dir) or home
     with records.explained(directory):
@@ -81,9 +79,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset
         if folder is None and data_dir:
             raise _nothing_in(data_dir, directory, name)
         if folder is None:
-            patience = IMPATIENT if data == "auto" else download.Patience()
             try:
-                folder = download.fetch(archive, directory, urls, patience)
+                folder = download.fetch(archive, directory, data_url)
             except UsageError as error:
                 problem = f"No {title} in {directory}: {error}"
                 if data == "auto":

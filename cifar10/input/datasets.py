@@ -43,7 +43,7 @@ def find(
         data_dir: Place of the data. For "cifar10", "cifar100", "synthetic" and "auto"
             see `cifar.find`; for "folder" and "npz" the folder or file itself; for
             "tfds:NAME" the data directory of TensorFlow Datasets.
-        data_url: URLs of CIFAR's archive, separated by commas.
+        data_url: URL of CIFAR's archive.
         **preparation: `val_fraction`; and for pictures `image_size`,
             `validation_fraction` and `max_bad_images`, as in `config.dataset`, and as
             recorded by a run `division` and `without_val`.

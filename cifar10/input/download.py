@@ -19,7 +19,7 @@ import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ from cifar10.input.progress import progress
 from cifar10.process import files
 
 SCHEMES = ("https", "http", "file")
+# When to give up on a server.
+TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.
+ATTEMPTS = 5  # In a row, without a hundredth of the file gained in between.
+PAUSE = 1.0  # Seconds between two attempts.
 _CHUNK_BYTES = 1 << 16
 
 
@@ -63,46 +67,31 @@ CIFAR100 = Archive(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """When to give up on a server."""
-
-    timeout: float = 30.0  # Seconds to wait for a connection, or for the next bytes.
-    attempts: int = 5  # In a row, without a hundredth of the file gained in between.
-    pause: float = 1.0  # Seconds between two attempts.
-    least_rate: float = 1000.0  # Bytes a second; a connection that drips has failed.
-    window: float = 60.0  # Seconds over which it holds.
-
-
 class SourceError(Exception):
-    """This URL does not give the file; another one may."""
+    """The URL does not give the file."""
 
 
 class NoConnectionError(SourceError):
-    """A connection failed: this URL may give the file later."""
+    """A connection failed: the URL may give the file later."""
 
 
 class UnreachableError(NoConnectionError):
     """No connection was made."""
 
 
-def parse_urls(flag: str | None) -> tuple[str, ...]:
-    """Splits the value of `--data_url` at its commas, and checks the parts' schemes."""
-    urls = tuple(url.strip() for url in (flag or "").split(",") if url.strip())
-    for url in urls:
-        if url.partition("://")[0].lower() not in SCHEMES:
-            raise UsageError(
-                f"--data_url {url} cannot be downloaded from; it must begin with one "
-                f"of {', '.join(SCHEMES)} and '://'."
-            )
-    return urls
+def check_url(url: str) -> None:
+    """Refuses a value of `--data_url` that is of no known scheme."""
+    if url.partition("://")[0].lower() not in SCHEMES:
+        raise UsageError(
+            f"--data_url {url} cannot be downloaded from; it must begin with one "
+            f"of {', '.join(SCHEMES)} and '://'."
+        )
 
 
 def fetch(
     archive: Archive,
     directory: Path,
-    urls: Sequence[str] = (),
-    patience: Patience | None = None,
+    url: str | None = None,
     packed: Path | None = None,
 ) -> Path:
     """Unpacks an archive in a folder once, after downloading it if it is not there.
@@ -110,9 +99,8 @@ def fetch(
     Args:
         archive: The archive. Another file, or a damaged one, is refused.
         directory: The folder, which is created if it does not exist.
-        urls: Tried in order; by default the archive's own. One that ends in a slash is
-            a folder that contains the archive.
-        patience: When to give up on a server.
+        url: By default the archive's own. One that ends in a slash is a folder that
+            contains the archive.
         packed: Where the archive is, and is not downloaded to; by default in the
             folder.
 
@@ -127,26 +115,22 @@ def fetch(
         packed = packed or directory / archive.name
         if not packed.exists():
             part = packed.with_name(f"{archive.name}.part")
-            _download(archive, part, urls or (archive.url,), patience or Patience())
+            _download(archive, part, url or archive.url)
             part.replace(packed)
         _unpack(archive, packed, folder)
         return folder
 
 
-def _download(
-    archive: Archive, part: Path, urls: Sequence[str], patience: Patience
-) -> None:
-    """Completes the part file from the first URL that gives the archive."""
-    reasons, kind = [], UsageError
-    for url in urls:
-        source = url + archive.name if url.endswith("/") else url
-        try:
-            return receive(source, part, archive.size, archive.md5, patience)
-        except SourceError as error:
-            reasons.append(printable(f"{source}: {error}"))  # A server's words.
-            if isinstance(error, NoConnectionError):
-                kind = UnavailableError
-    raise kind(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
+def _download(archive: Archive, part: Path, url: str) -> None:
+    source = url + archive.name if url.endswith("/") else url
+    try:
+        receive(source, part, archive.size, archive.md5)
+    except SourceError as error:
+        is_away = isinstance(error, NoConnectionError)
+        raise (UnavailableError if is_away else UsageError)(
+            # A server's words.
+            printable(f"{archive.name} could not be downloaded ({source}: {error}).")
+        ) from error
 
 
 def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
@@ -170,7 +154,7 @@ def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> None:
+def receive(url: str, part: Path, size: int, md5: str) -> None:
     """Completes a part file from a URL, and verifies its size and MD5.
 
     Raises:
@@ -182,7 +166,7 @@ def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> No
     while True:
         try:
             if _length(part) < size:
-                _append(url, part, size, patience)
+                _append(url, part, size)
         except NoConnectionError as error:
             # A host that never answered will not do so in a second; one that stopped
             # answering may.
@@ -191,10 +175,10 @@ def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> No
             if _length(part) >= milestone + size // 100:
                 failures, milestone = 0, _length(part)
             failures += 1
-            if failures >= patience.attempts:
+            if failures >= ATTEMPTS:
                 message = f"{error}, {failures} times in a row"
                 raise NoConnectionError(message) from error
-            time.sleep(patience.pause)
+            time.sleep(PAUSE)
             continue
         if _length(part) == size and _md5_of(part) == md5:
             return
@@ -218,9 +202,9 @@ def _md5_of(path: Path) -> str:
         return hashlib.file_digest(file, checksum).hexdigest()
 
 
-def _append(url: str, part: Path, size: int, patience: Patience) -> None:
+def _append(url: str, part: Path, size: int) -> None:
     """Downloads the rest of a file over one connection, and appends it to `part`."""
-    opened = _request(url, _length(part), patience.timeout)
+    opened = _request(url, _length(part))
     with contextlib.closing(opened) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
@@ -233,7 +217,7 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
             progress(part.stem, "MB", size, start, unit_size=10**6) as report,
         ):
             file.truncate(start)
-            for chunk in _chunks(response, patience):
+            for chunk in _chunks(response):
                 file.write(chunk)
                 done += len(chunk)
                 if done > size:
@@ -245,17 +229,15 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
         raise NoConnectionError(problem)
 
 
-def _request(url: str, offset: int, timeout: float) -> Any:
+def _request(url: str, offset: int) -> Any:
     """Requests a file from a byte onwards and returns the response."""
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     try:
-        # The URL is the user's; `parse_urls` has checked its scheme.
+        # The URL is the user's; `check_url` has checked its scheme.
         asked = url_request.Request(url, headers=headers)  # noqa: S310
-        return url_request.urlopen(asked, timeout=timeout)  # noqa: S310
+        return url_request.urlopen(asked, timeout=TIMEOUT)  # noqa: S310
     except url_error.HTTPError as error:
         error.close()
-        if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return _request(url, 0, timeout)
         problem = f"HTTP {error.code} {error.reason}"
         if error.code >= http.client.INTERNAL_SERVER_ERROR:
             raise NoConnectionError(problem) from error
@@ -268,19 +250,11 @@ def _request(url: str, offset: int, timeout: float) -> Any:
         raise SourceError(f"{type(error).__name__}: {error}") from error
 
 
-def _chunks(response: Any, patience: Patience) -> Iterator[bytes]:
-    """Yields the body of a response as it arrives, unless it comes too slowly."""
-    began, received = time.monotonic(), 0
+def _chunks(response: Any) -> Iterator[bytes]:
+    """Yields the body of a response as it arrives."""
     try:
         # Not `read`, which would wait for a whole chunk however slowly it comes.
         while chunk := response.read1(_CHUNK_BYTES):
             yield chunk
-            received += len(chunk)
-            seconds = time.monotonic() - began
-            if seconds >= patience.window:
-                if received < patience.least_rate * seconds:
-                    problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
-                    raise NoConnectionError(problem)
-                began, received = time.monotonic(), 0
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise NoConnectionError(str(error) or type(error).__name__) from error

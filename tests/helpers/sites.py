@@ -13,7 +13,6 @@ import numpy as np
 
 from cifar10.input import download
 
-QUICK = download.Patience(timeout=5.0, attempts=3, pause=0.01)
 # Random bytes, which gzip cannot make smaller.
 PAYLOAD = np.random.RandomState(1).bytes(400_000)
 
@@ -53,9 +52,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(status)
                 return
         if site.raw:
-            for byte in site.raw if site.drips else [site.raw]:
-                self.wfile.write(bytes([byte]) if site.drips else byte)
-                time.sleep(site.delay)
+            self.wfile.write(site.raw)
+            time.sleep(site.delay)
             return
         start = int(asked[len("bytes=") : -1]) if asked and site.ranges else 0
         body = site.content[start:]
@@ -91,7 +89,6 @@ class Site(http.server.ThreadingHTTPServer):
         self.delay = 0.0  # Seconds after each piece of so many bytes.
         self.piece = 16384
         self.raw = b""  # The whole answer, status and headers included.
-        self.drips = False  # Whether it comes byte by byte.
         self.asked = []  # The Range header of each request.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"
 

@@ -15,7 +15,6 @@ from sites import (
     ARCHIVE,
     CONTENT,
     PAYLOAD,
-    QUICK,
     archive_of,
     packed,
     refused_url,
@@ -26,10 +25,11 @@ from sites import (
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(download, "PAUSE", 0.01)
 
 
-def fetch(directory, *urls, archive=ARCHIVE):
-    return download.fetch(archive, directory, urls, QUICK)
+def fetch(directory, url=None, archive=ARCHIVE):
+    return download.fetch(archive, directory, url)
 
 
 def assert_good(directory):
@@ -40,10 +40,10 @@ def assert_good(directory):
     assert names == {"images-bin", "images.tar.gz", ".images.tar.gz.lock"}
 
 
-def fails(directory, *urls, archive=ARCHIVE):
+def fails(directory, url):
     """Returns the message of a download that fails and publishes nothing."""
     with pytest.raises(UsageError) as caught:
-        fetch(directory, *urls, archive=archive)
+        fetch(directory, url)
     assert not (directory / "images-bin").exists()
     assert not (directory / "images.tar.gz").exists()
     return str(caught.value)
@@ -68,26 +68,20 @@ def test_corrupt_bytes_are_not_kept(tmp_path):
     with serving(content=corrupt) as bad, serving() as good:
         assert ARCHIVE.md5 in fails(tmp_path, bad.url)
         assert not (tmp_path / "images.tar.gz.part").exists()
-        # And the next URL starts afresh.
-        fetch(tmp_path, bad.url, good.url)
+        # And another URL starts afresh.
+        fetch(tmp_path, good.url)
     assert good.asked == [None]
     assert_good(tmp_path)
 
 
-def test_mirrors_are_tried_in_order_and_a_scheduler_tries_again(tmp_path):
+def test_a_scheduler_tries_again_where_a_server_is_down(tmp_path):
     """A missing archive is the user's to correct; a server that is down is not."""
-    with serving(statuses=[404] * 9) as missing, serving() as mirror:
-        for code, *urls in (
-            (75, refused_url()),
-            (75, missing.url, refused_url()),
-            (2, missing.url),
-        ):
+    with serving(statuses=[404] * 9) as missing:
+        for code, url in ((75, refused_url()), (2, missing.url)):
             with pytest.raises(UsageError) as caught:
-                fetch(tmp_path, *urls)
+                fetch(tmp_path, url)
             assert caught.value.exit_code == code
-        assert len(missing.asked) == 2
-        fetch(tmp_path, missing.url, refused_url(), mirror.url)
-    assert_good(tmp_path)
+    assert len(missing.asked) == 1
 
 
 def test_an_archive_that_reaches_outside_is_refused(tmp_path):
@@ -128,7 +122,7 @@ if trouble == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     tarfile.TarFile.extractall = extractall
 try:
-    download.fetch(download.Archive(**archive), Path(directory), [url])
+    download.fetch(download.Archive(**archive), Path(directory), url)
 except UsageError as error:
     sys.exit(str(error))
 """
