@@ -96,7 +96,7 @@ def test_a_local_copy_is_found(tmp_path, cache, data, place, named_by):
 @pytest.mark.parametrize("data", ["auto", "cifar100"])
 def test_a_download_is_kept(tmp_path, cache, mirror, data):
     folder = SMALL["cifar10" if data == "auto" else data].folder
-    found = datasets.find(data, None, f"{NO_NETWORK},{mirror}")
+    found = datasets.find(data, None, mirror)
     assert found.is_real
     assert found.directory == cache / folder
     assert datasets.find(data, None, NO_NETWORK) == found
