@@ -58,7 +58,6 @@ class Options(run_options.RunOptions):
     Attributes:
         run_dirs: directories of runs besides `train_dir`
         output: the page (default: report.html, in the directory of a single run)
-        evaluate: score a checkpoint of each run
         data_dir: directory of the data set (default: the run's)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
     """
@@ -66,17 +65,8 @@ class Options(run_options.RunOptions):
     run_dirs: Sequence[str] = ()
     _: dataclasses.KW_ONLY
     output: str | None = None
-    evaluate: bool = True
     data_dir: str | None = None
     device: str = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step is not None and not self.evaluate:
-            raise UsageError(
-                f"--step {self.step} cannot be combined with --no-evaluate, which "
-                "skips scoring. Remove one of them."
-            )
 
     @property
     def directories(self) -> list[str]:
@@ -110,9 +100,7 @@ def write_report(options: Options) -> None:
     files.check_replaceable(output, _FLAG, "report", MARK)
     device = devices.place_evaluation(options.device)
     for run in runs:
-        if not options.evaluate:
-            run.notes.append("Not scored for this report, because of --no-evaluate.")
-        elif run.saved:
+        if run.saved:
             try:
                 run.score(device, options.data_dir, options.trust_model, options.step)
             except UsageError as error:

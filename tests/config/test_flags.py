@@ -53,7 +53,7 @@ FLAGS = {
         use_averages
     """,
     "cifar10/__main__.py report --help": """
-        data_dir device evaluate output step train_dir trust_model
+        data_dir device output step train_dir trust_model
     """,
     "cifar10/__main__.py runs --help": "json prune yes",
     "cifar10/__main__.py serve --help": """

@@ -199,8 +199,6 @@ def test_headline_best_and_table_are_one_reading(runs, copy, tmp_path):
     values = [entry.get("value") for entry in shown.all("data")]
     assert not {"0.9", "0.5", "0.8"} & set(values), "later, or of fewer images"
     proportional(shown.line("accuracy-1")[:, 1], [0.99, found[PRECISION]])
-    with pytest.raises(UsageError, match="--no-evaluate"):
-        report(tmp_path / "page.html", copy, step="best", evaluate=False)
 
 
 def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
@@ -213,7 +211,7 @@ def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
     assert [saved.step for saved in run.saved] == [10, 20, 30, 40, 50, 60, 70]
     assert run.saved[0].written == 1e9
     # Of the last one no line was logged.
-    figures = report(tmp_path / "page.html", copy, evaluate=False).figures()
+    figures = report(tmp_path / "page.html", copy).figures()
     assert figures["step"] == "70 of 30"
     assert "training loss, step 30" in figures
 
@@ -245,11 +243,11 @@ def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypat
         ("exists already", run_dir, other),
     ):
         with pytest.raises(UsageError, match=match):
-            report(place, *run_dirs, evaluate=False)
+            report(place, *run_dirs)
     assert not output.exists()
     assert other.read_bytes() == (run_dir / "config.json").read_bytes()
     for _ in range(2):  # A report may be replaced, and each run counts once.
-        shown = report(output, run_dir, run_dir, evaluate=False)
+        shown = report(output, run_dir, run_dir)
         assert len(shown.all("article")) == 1
     monkeypatch.setattr(importlib.util, "find_spec", {"jinja2": 1}.get)
     done = programs.call("cifar10/__main__.py", "report", run_dir)
