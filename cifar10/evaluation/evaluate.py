@@ -16,7 +16,7 @@ from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, scores
+from cifar10.run_directory import checkpoints
 from cifar10.towers import devices
 
 if TYPE_CHECKING:
@@ -76,17 +76,8 @@ class _Evaluator(FollowedRun):
         self._held.enter_context(checkpoints.reading(directory, checkpoint.step))
 
     def score(self, step: int) -> None:
-        """Scores the loaded checkpoint, prints a line about it and records the score.
-
-        Checkpoints that the training has scored are skipped, except for the last one,
-        whose tables only this program prints.
-        """
+        """Scores the loaded checkpoint, prints a line about it and records that."""
         options = self._options
-        asked_for = options.once or options.json or self.has_finished
-        asked_for = asked_for or options.calibrate
-        if not asked_for and self._is_scored_by_training(step):
-            print(f"step {step}: scored by the training itself", flush=True)
-            return
         with self._held:
             trained, device = self._trained, self._scoring_device
             if options.calibrate:
@@ -105,14 +96,6 @@ class _Evaluator(FollowedRun):
         if not options.once:
             self.report = "\n" + self.report
             print(line, flush=True)
-
-    def _is_scored_by_training(self, step: int) -> bool:
-        period = self._trained.settings.get("eval_steps")
-        if not period or step % period:
-            return False
-        own = scores.deciding_folder(self.directory)
-        found = scores.read(own, self._scored.count)
-        return self._scored.events == own and step in found
 
     def _as_json(
         self, step: int, sums: metrics.Sums, scalars: dict[str, float]

@@ -180,19 +180,6 @@ def test_a_longer_training_is_followed_further(run_dir, follow):
     assert scored == [30, 40]
 
 
-def test_scores_of_the_training_itself_are_not_computed_again(run_dir, follow):
-    """But for the last checkpoint, whose tables only an evaluation prints."""
-    settle(run_dir, eval_steps=10)
-    score(run_dir, {10: 0.9, 30: 0.9}, num_examples=1)
-    later = [lambda step=step: save(run_dir, step) for step in (10, 15, 20, 30)]
-    assert follow(while_waiting=later) == [15, 20, 30]
-    settle(run_dir, max_steps=40)
-    assert follow(run_once=True) == [30]
-    elsewhere = {"eval_dir": str(run_dir / "other")}
-    later = [lambda: save(run_dir, 40)]
-    assert follow(while_waiting=later, **elsewhere) == [30, 40]
-
-
 def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow):
     settle(run_dir, eval_steps=10, stop_after_no_gain=2)
     counts = [{"correct": 1, "images": 2, "step": 5, "without_gain": n} for n in (1, 2)]
