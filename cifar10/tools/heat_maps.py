@@ -3,12 +3,8 @@
 From Draelos and Carin 2020 (https://arxiv.org/abs/2011.08891): the activations of the
 last convolution, each times the gradient of a class's logit, summed over the channels
 where the sum speaks for the class. Grad-CAM (https://arxiv.org/abs/1610.02391) averages
-the gradients over the places first, which is the same before a mean over the image. Of
-the tutorial's network, with dense layers there, trained to tell in which quarter a
-square is, 92 of 200 of its maps were empty, and none of these.
-
-The activations are found in the traced graph, so that it does not matter how layers are
-wrapped in others.
+the gradients over the places first, which misleads where dense layers follow, as in the
+tutorial's network (`docs/archive/lab-notes.md`).
 """
 
 import io
@@ -18,18 +14,19 @@ import tensorflow as tf
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input.distortions import prepare
 
 MARK = "A heat map of python -m cifar10 predict"
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
+_TOGETHER = 32  # Images; it changes memory, not the result.
+_SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.
 _STRONGEST = 0.7  # The colour's share where the heat is 1, so that the picture shows.
 
 
 def heat_maps(
     trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
-) -> np.ndarray:
+) -> np.ndarray | None:
     """Computes how much each pixel speaks for a class.
 
     Args:
@@ -39,33 +36,30 @@ def heat_maps(
         device: Device that computes.
 
     Returns:
-        float32 [images, height, width]. The highest value of an image is 1, or 0 if
-        nothing speaks for the class.
-
-    Raises:
-        UsageError: No convolution of the model has a map of more than one place.
+        float32 [images, height, width]; the highest value of an image is 1, or 0 if
+        nothing speaks for the class. None if no convolution of the model has a map of
+        more than one place.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+    def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor | None:
         values = trained.trainable, trained.non_trainable
         prepared = prepare(images, distortion)
         logits, _ = evaluation_logits(trained.model, *values, prepared)
         products = _products(tf.gather(logits, classes, batch_dims=1))
         if products is None:
-            raise UsageError(
-                f"The model {trained.settings['model']} has no convolution with more "
-                "than one place, so there is no map of where it looks."
-            )
+            return None
         heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))
         heat = tf.image.resize(heat, prepared.shape[1:3])
         heat = tf.math.divide_no_nan(heat, tf.reduce_max(heat, [1, 2], keepdims=True))
         # Around the centre, where a model that crops images looks at nothing.
         return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
 
+    parts = [slice(n, n + _TOGETHER) for n in range(0, len(images), _TOGETHER)]
     with tf.device(device):
-        return compute(tf.constant(images), tf.constant(classes)).numpy()
+        maps = [compute(images[part], classes[part]) for part in parts]
+    return None if maps[0] is None else np.concatenate(maps)
 
 
 def _products(chosen: tf.Tensor) -> tf.Tensor | None:
@@ -96,14 +90,23 @@ def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
 
     Args:
         picture: uint8 [height, width, channels].
-        heat: float32 [any height, any width], 0 to 1.
+        heat: float32 [height, width], 0 to 1.
     """
-    height, width, _ = picture.shape
-    sized = Image.fromarray(heat).resize((width, height), Image.Resampling.BILINEAR)
+    times = max(1, _SIDE // max(heat.shape))
+    large = picture.repeat(times, axis=0).repeat(times, axis=1)
+    sized = Image.fromarray(heat).resize(large.shape[1::-1], Image.Resampling.BILINEAR)
     strength = np.asarray(sized)[..., None]
     colour = 255 * np.concatenate([strength**0, strength, 0 * strength], axis=-1)
-    mixed = picture + _STRONGEST * strength * (colour - picture)
+    mixed = large + _STRONGEST * strength * (colour - large)
     content, marked = io.BytesIO(), PngInfo()
     marked.add_text("Description", MARK)
     Image.fromarray(mixed.astype(np.uint8)).save(content, "PNG", pnginfo=marked)
     return content.getvalue()
+
+
+def explained(
+    trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
+) -> list[bytes]:
+    """Returns a PNG of each image with its heat map; of no bytes if there is none."""
+    maps = heat_maps(trained, images, classes, device)
+    return [b""] * len(images) if maps is None else [*map(draw, images, maps)]

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
-    from cifar10.follower.trained_model import TrainedModel
 
 HELP = "classify images"
 DESCRIPTION = """Names the likeliest classes of images, with their probabilities.
 
     python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
-    python -m cifar10 predict cat.png --explain why.png
+    python -m cifar10 predict cat.png --explain maps
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
 PNG, JPEG, WebP, BMP, GIF and TIFF files, up to 50 megapixels and 50 MB, are
@@ -34,8 +33,6 @@ predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
 
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
-_EXPLAINED = 32  # The same, where gradients are computed.
-_SHOWN = 320  # Pixels of a side of a heat map; pictures are read once more for it.
 # The largest images take a fifth of it; see `Decoder`.
 _DECODING_SECONDS = 5.0
 _KNOWS_FIGURES = (
@@ -55,8 +52,8 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name (default: 3, or all of fewer)
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu, gpu or gpu:NUMBER
-        explain: PNG, or folder for one per image, of what speaks for the likeliest
-            class: HiResCAM, drawn over the picture (default: none)
+        explain: folder for a PNG of each image: what speaks for the likeliest class,
+            by HiResCAM, over the picture (default: none)
         json: print JSON, one object per image
     """
 
@@ -97,7 +94,7 @@ def predict_files(options: Options) -> int:
     from cifar10.towers import devices
 
     paths = find_images(options.images, sys.stdin or ())
-    places = explanations(paths, options.explain) if options.explain else {}
+    places = _places_of_maps(paths, options.explain) if options.explain else {}
     device = devices.place_evaluation(options.device)
     read: list[Path] = []
     shape = None
@@ -114,65 +111,25 @@ def predict_files(options: Options) -> int:
                 read, images = _read(paths, shape)
             if not read:
                 break
-            _predict(follower, read, images, options)
-            if places and follower.model:
-                _explain(follower, follower.model, read, images, places, device)
+            _predict(follower, read, images, options, places, device)
     return 0 if len(read) == len(paths) else 1
 
 
-def explanations(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
-    """Returns where the heat map of each image goes; refuses what is not one there.
+def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
+    """Returns the file for the heat map of each image, by its place in the list."""
+    from cifar10.tools.heat_maps import MARK
 
-    Images of one name in several folders have numbers.
-    """
-    from cifar10.tools import heat_maps
-
-    place = layout.absolute_path(explain)
-    found: dict[Path, Path] = {}
-    if place.suffix == ".png" and len(paths) > 1:
-        raise UsageError(
-            f"--explain {explain}: there are several images. Name a folder."
-        )
-    for path in dict.fromkeys(paths):
-        to = place if place.suffix == ".png" else place / f"{path.stem}.png"
-        for number in range(2, len(paths) + 2):
-            if to in found.values():
-                to = place / f"{path.stem}-{number}.png"
-        found[path] = to
+    folder = layout.absolute_path(explain)
     try:
-        next(iter(found.values())).parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"--explain {explain} is no place: {reason(error)}."
-        ) from error
-    for to in found.values():
-        files.check_replaceable(to, "--explain", "heat map", heat_maps.MARK)
-    return found
-
-
-def _explain(
-    follower: "Follower",
-    trained: "TrainedModel",
-    paths: list[Path],
-    images: Any,
-    places: dict[Path, Path],
-    device: str,
-) -> None:
-    """Writes where the model looks in each image, over the picture."""
-    import numpy as np
-
-    from cifar10.tools.heat_maps import draw, heat_maps
-
-    height, width, channels = follower.image_shape
-    times = max(1, _SHOWN // height)
-    larger, pictures = _read(paths, (times * height, times * width, channels))
-    seen = dict(zip(larger, pictures, strict=True))
-    for first in range(0, len(paths), _EXPLAINED):
-        part = slice(first, first + _EXPLAINED)
-        classes = follower.predict(images[part]).logits.argmax(axis=1)
-        maps = heat_maps(trained, np.stack(images[part]), classes, device)
-        for path, heat in zip(paths[part], maps, strict=True):
-            files.write_output(places[path], "--explain", draw(seen[path], heat))
+        why = f"--explain {explain} is no folder: {reason(error)}."
+        raise UsageError(why) from error
+    numbered = enumerate(paths, 1)
+    places = {path: folder / f"{number}-{path.stem}.png" for number, path in numbered}
+    for place in places.values():
+        files.check_replaceable(place, "--explain", "heat map", MARK)
+    return places
 
 
 def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
@@ -235,9 +192,16 @@ def _read(
 
 
 def _predict(
-    follower: "Follower", paths: list[Path], images: Any, options: Options
+    follower: "Follower",
+    paths: list[Path],
+    images: Any,
+    options: Options,
+    places: Mapping[Path, Path],
+    device: str,
 ) -> None:
-    """Prints the likeliest classes of each image."""
+    """Prints the likeliest classes of each image, and draws what speaks for them."""
+    import numpy as np
+
     from cifar10.input import synthetic
     from cifar10.run_directory.temperature import named
     from cifar10.tools.classification import likeliest_classes
@@ -266,3 +230,15 @@ def _predict(
                 }
                 line = json.dumps(content)
             print(line, flush=True)
+        if places and follower.model:
+            from cifar10.tools.heat_maps import explained
+
+            best, some = logits.argmax(axis=1), np.stack(images[part])
+            drawn = explained(follower.model, some, best, device)
+            if not all(drawn):
+                raise UsageError(
+                    "--explain: the model has no convolution with more than one place, "
+                    "so there is no map of where it looks. Leave it out."
+                )
+            for path, picture in zip(paths[part], drawn, strict=True):
+                files.write_output(places[path], "--explain", picture)

@@ -24,12 +24,11 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.restoring import Wanted
-from cifar10.tools.heat_maps import draw, heat_maps
+from cifar10.tools.heat_maps import explained
 from cifar10.training import timing
 
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
 _HARDEST = 24
-_SMALL = 96  # Pixels of a side.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,25 +111,25 @@ class Run:
         sums, scalars, outcomes, after = scored.score(*values)
         self.scores = Scores(
             *(step, scored.subject, dataset.class_names, sums),
-            *(_hardest(dataset, outcomes), after),
+            *(_hardest(dataset, outcomes, trained, device), after),
         )
-        try:
-            _explain(self.scores.hardest, trained, dataset, outcomes, device)
-        except UsageError as error:
-            self.notes.append(str(error))
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test":
             lines = [*self.scored, self.tested]
             self.scored = [*scores.comparable(lines, sums.count).values()]
 
 
-def _hardest(dataset: datasets.Dataset, outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Returns the test images of the largest loss, descending."""
-    images, _ = dataset.read("test")
+def _hardest(
+    dataset: datasets.Dataset, outcomes: Outcomes, trained: TrainedModel, device: str
+) -> list[dict[str, Any]]:
+    """Returns the test images of the largest loss, descending, and where it looks."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
+    images = dataset.read("test")[0][numbers]
+    drawn = explained(trained, images, outcomes.predictions[numbers], device)
     return [
         {
             "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
+            "looks_at": base64.b64encode(heat).decode(),
             "height": image.shape[0],
             "width": image.shape[1],
             "number": int(number),  # Its index in the set.
@@ -139,25 +138,8 @@ def _hardest(dataset: datasets.Dataset, outcomes: Outcomes) -> list[dict[str, An
             "confidence": float(outcomes.confidence[number]),
             "cross_entropy": float(outcomes.cross_entropy[number]),
         }
-        for number, image in zip(numbers, images[numbers], strict=True)
+        for number, image, heat in zip(numbers, images, drawn, strict=True)
     ]
-
-
-def _explain(
-    hardest: list[dict[str, Any]],
-    trained: TrainedModel,
-    dataset: datasets.Dataset,
-    outcomes: Outcomes,
-    device: str,
-) -> None:
-    """Adds where the model looks to the hardest images."""
-    numbers = [image["number"] for image in hardest]
-    images = dataset.read("test")[0][np.array(numbers)]
-    maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
-    for image, picture, heat in zip(hardest, images, maps, strict=True):
-        times = max(1, _SMALL // len(picture))  # Small pixels would hide the heat.
-        large = picture.repeat(times, axis=0).repeat(times, axis=1)
-        image["looks_at"] = base64.b64encode(draw(large, heat)).decode()
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

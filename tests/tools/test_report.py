@@ -223,7 +223,14 @@ def test_text_from_elsewhere_is_escaped(runs):
     names = tuple(f"{HOSTILE}{number}" for number in range(10))
     bins = np.ones((3, 15))
     sums = metrics.Sums(1.0, np.full(10, 5), np.diag(np.full(10, 5)), bins)
-    image = {"png": "", "height": 64, "width": 96, "number": 3, "confidence": 0.5}
+    image = {
+        "png": "",
+        "looks_at": "",
+        "height": 64,
+        "width": 96,
+        "number": 3,
+        "confidence": 0.5,
+    }
     image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}
     run.scores = Scores(30, HOSTILE, names, sums, [image])
     shown = Page(tool.render([run], 0.0))
