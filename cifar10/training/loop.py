@@ -209,7 +209,7 @@ def _why_not_compiled(message: str) -> str:
             "it finds no convolution in this cuDNN; it wants 9.24 or newer, which "
             "GPUs of compute capability below 7.5 cannot use."
         )
-    if "tf2xla" not in message:
+    if not re.search("tf2xla|libdevice", message):
         return ""
     # The cause stands before the graph; with several towers it is numbered.
     cause = re.split(r"\n(?:\t|The op is)", message)[0].rpartition("\n")[2]
