@@ -42,7 +42,7 @@ with or without a GPU; 1: something is broken; 2: a wrong flag.
 """
 
 DRIVER, TENSORFLOW = "driver", "TensorFlow"
-LIBRARIES, NCCL = "CUDA libraries", "NCCL"
+LIBRARIES, NCCL, LIBDEVICE = "CUDA libraries", "NCCL", "libdevice"
 
 # The libraries that TensorFlow 2.21 and 2.22 open. Without one they use no GPU.
 _CUDNN = "libcudnn.so.9"
@@ -55,12 +55,18 @@ _NAMES = (
     "libcusparse.so.12",
     _CUDNN,
 )
+# What XLA links into code for GPUs with an exponential or the like, and where it looks:
+# in --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the CUDA of the system.
+_BITCODE = "nvvm/libdevice/libdevice.10.bc"
+_CUDA_ROOTS = ("/usr/local/cuda-12.5", "/usr/local/cuda")
 _CAPABILITY = (75, 76)  # Its major and minor number, in NVIDIA's cuda.h.
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
-# cuDNN 9.11 dropped the GPUs below.
+# cuDNN 9.11 dropped the GPUs below; XLA finds no configuration for convolutions in
+# versions before 9.24, which PyTorch may bring.
 NEW_GPU = (7, 5)
 OLD_CUDNN = "nvidia-cudnn-cu12==9.10.2.21"
+NEW_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
 # The newest compute capability for which TensorFlow 2.21 and 2.22 have code. The
 # driver compiles the small kernels for it, from what CUDA 12.5 wrote.
 NEWEST_GPU = (9, 0)
@@ -215,12 +221,17 @@ def _examine_driver() -> dict[str, Fact]:
     TensorFlow looks in LD_LIBRARY_PATH, then in NVIDIA's wheels, then in the system's
     folders.
     """
+    search_path = [os.environ.get("LD_LIBRARY_PATH", ""), *_glob_wheels("*/lib")]
+    path = ":".join(filter(None, search_path))
+    facts = _ask_child(DRIVER, _DRIVER_SECONDS, LD_LIBRARY_PATH=path)
+    return facts | ({LIBDEVICE: _find_libdevice()} if _capabilities(facts) else {})
+
+
+def _glob_wheels(pattern: str) -> list[str]:
+    """Returns the paths in NVIDIA's wheels that match a pattern."""
     wheels = importlib.util.find_spec("nvidia")
     folders = (wheels and wheels.submodule_search_locations) or ()
-    found = [str(path) for folder in folders for path in Path(folder).glob("*/lib")]
-    search_path = [os.environ.get("LD_LIBRARY_PATH", ""), *found]
-    path = ":".join(filter(None, search_path))
-    return _ask_child(DRIVER, _DRIVER_SECONDS, LD_LIBRARY_PATH=path)
+    return [str(path) for folder in folders for path in Path(folder).glob(pattern)]
 
 
 def _capabilities(facts: dict[str, Fact]) -> list[tuple[int, ...]]:
@@ -235,8 +246,9 @@ def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
             # On one machine only --variable_update mirrored needs it, on several GPUs.
             is_alone = name == NCCL and cluster.TF_CONFIG not in os.environ
             if not is_alone or len(_capabilities(facts)) > 1:
+                broken = not is_alone and name != LIBDEVICE
                 finding = f"{name}: {fact['error']}."
-                yield Advice(finding, _find_fix(name, facts), broken=not is_alone)
+                yield Advice(finding, _find_fix(name, facts), broken=broken)
         elif name == TENSORFLOW:
             yield from _advise_on_gpus(facts)
 
@@ -262,6 +274,12 @@ def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
     if count and not facts[TENSORFLOW]["has_cuda"]:
         fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."
         yield Advice("TensorFlow was built without CUDA.", fix)
+    if facts.get(LIBRARIES, {}).get("cuDNN", [9, 24]) < [9, 24]:
+        text = "cuDNN is older than 9.24, so --xla finds no convolutions."
+        # Nobody can have both: a cuDNN for XLA has no code for old GPUs.
+        other = "" if _has_old_gpu(facts) else f", or pip install '{NEW_CUDNN}'"
+        fix = f"Train without --xla, which is the default{other}."
+        yield Advice(text, fix, broken=False)
 
 
 def _has_old_gpu(facts: dict[str, Fact]) -> bool:
@@ -272,6 +290,8 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     """Returns what to do about the error of a fact."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
+    if name == LIBDEVICE:
+        return f"Train without --xla, which is the default, or {_INSTALL}."
     if name in (LIBRARIES, NCCL):
         path = os.environ.get("LD_LIBRARY_PATH")
         unset = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
@@ -280,7 +300,7 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     if name.startswith("/gpu") and _has_old_gpu(facts):
         return (
             f"pip install '{OLD_CUDNN}', as the extra gpu-old does: a later cuDNN has "
-            "no code for Pascal and Volta."
+            "no code for Pascal and Volta. Train without --xla."
         )
     if name.startswith("/gpu") and max(_capabilities(facts), default=()) > NEWEST_GPU:
         return (
@@ -415,6 +435,16 @@ def _load(*names: str) -> Fact:
         return {"loaded": True}
     major, rest = divmod(loaded[_CUDNN].cudnnGetVersion(), 10_000)
     return {"cuDNN": [major, rest // 100]}
+
+
+def _find_libdevice() -> Fact:
+    """Finds the file without which XLA compiles no exponential for a GPU."""
+    chosen = re.findall(r"--xla_gpu_cuda_data_dir=(\S+)", os.getenv("XLA_FLAGS", ""))
+    roots = [*chosen, *_glob_wheels("cuda_nvcc"), *_CUDA_ROOTS]
+    for path in (Path(root, _BITCODE) for root in roots):
+        if path.is_file():
+            return {"path": str(path)}
+    return {"error": f"XLA finds no {_BITCODE} in {', '.join(roots)}"}
 
 
 def describe_tensorflow() -> Fact:

@@ -11,7 +11,7 @@ import pytest
 
 import runs
 from cifar10.tools import doctor
-from cifar10.tools.doctor import OLD_CUDNN
+from cifar10.tools.doctor import NEW_CUDNN, OLD_CUDNN
 
 ABSENT = {"absent": "cannot open libcuda"}
 NONE_FOUND = {"TensorFlow": {"gpus": 0}}
@@ -37,6 +37,7 @@ def machine(*changes):
         "driver": {"CUDA": "12.8", "capabilities": [[8, 0]]},
         "CUDA libraries": {"cuDNN": [9, 24]},
         "NCCL": {"loaded": True},
+        "libdevice": {"path": "/usr/local/cuda/nvvm/libdevice/libdevice.10.bc"},
         "TensorFlow": {"version": "2.21.0", "has_cuda": True, "gpus": 1},
         "/cpu:0": {"result": "right"},
         "/gpu:0": {"result": "right"},
@@ -50,7 +51,7 @@ def machine(*changes):
 def broken_driver(error):
     """Facts about a machine whose driver does not start, or stalls."""
     facts = machine(NONE_FOUND)
-    del facts["CUDA libraries"], facts["NCCL"], facts["/gpu:0"]
+    del facts["CUDA libraries"], facts["NCCL"], facts["libdevice"], facts["/gpu:0"]
     return {**facts, "driver": error}
 
 
@@ -109,11 +110,22 @@ def test_driver_that_does_not_start_is_a_problem(error):
     assert "fabricmanager" in advice.fix
 
 
-def test_library_of_a_choice_is_a_note():
-    (advice,) = doctor.advise(machine(TWO, failing("NCCL", "libnccl")))
+@pytest.mark.parametrize(
+    ("changes", "finding", "fix"),
+    [
+        ([TWO, failing("NCCL", "libnccl")], "libnccl", "[and-cuda]"),
+        ([failing("libdevice", "no libdevice.10.bc")], ".bc", "without --xla"),
+        ([{"CUDA libraries": {"cuDNN": [9, 10]}}], "cuDNN", NEW_CUDNN),
+        ([OLD, {"CUDA libraries": {"cuDNN": [9, 10]}}], "cuDNN", "without --xla"),
+    ],
+)
+def test_choice_or_a_limit_is_a_note(changes, finding, fix):
+    (advice,) = doctor.advise(machine(*changes))
     assert not advice.broken
-    assert "libnccl" in advice.finding
-    assert "[and-cuda]" in advice.fix
+    assert finding in advice.finding
+    assert fix in advice.fix
+    # Nobody can have both on an old GPU.
+    assert NEW_CUDNN not in advice.fix or OLD not in changes
 
 
 def test_machine_without_a_gpu_or_driver_gets_a_note():
@@ -145,6 +157,7 @@ def test_healthy_machine_gets_no_advice(changes):
 def test_advice_names_the_cudnn_of_the_extras():
     text = (runs.ROOT / "pyproject.toml").read_text()
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    assert NEW_CUDNN in extras["gpu"]
     assert OLD_CUDNN in extras["gpu-old"]
 
 
@@ -208,6 +221,17 @@ def test_training_is_told_why_gpus_are_missing(
     if fault:
         monkeypatch.setenv("FAULT", fault)
     assert finding in doctor.explain_missing_gpus()
+
+
+def test_a_missing_file_of_xlas_is_named(driver, tmp_path, monkeypatch):
+    del driver
+    monkeypatch.setattr(doctor, "_CUDA_ROOTS", ())
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_cuda_data_dir={tmp_path}")
+    said = doctor.explain_missing_gpus()
+    assert f"libdevice.10.bc in {tmp_path}" in said
+    (tmp_path / "nvvm/libdevice").mkdir(parents=True)
+    (tmp_path / "nvvm/libdevice/libdevice.10.bc").touch()
+    assert "libdevice" not in doctor.explain_missing_gpus()
 
 
 def test_driver_without_a_library_of_its_own_is_broken(driver, tmp_path):
