@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, did_you_mean, printable, reason
+from cifar10.errors import UsageError, did_you_mean, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
@@ -29,13 +29,11 @@ def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
 def corrected(dataset: Dataset, name: str) -> Dataset:
     """Returns a data set with its training part corrected as a file says.
 
-    The division into parts and the test part stay. The fingerprint is another one if
-    any label is.
+    The division into parts and the test part stay; the fingerprint changes.
 
     Raises:
         UsageError: A picture or class is unknown, or a class would have no pictures.
     """
-    file = f"--corrections {name}"
     parts = getattr(dataset, "labels", None)
     parts = parts or {split: dataset.read(split)[1] for split in dataset.parts}
     paths = {split: names_of(dataset, split, len(parts[split])) for split in parts}
@@ -44,24 +42,21 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     labels = parts["train"].copy()
     for path, to, label in _read(name):
         if path not in places:
-            raise UsageError(f"{file}: {path} is no training picture. Remove its line.")
-        was = dataset.class_names[parts["train"][places[path]]]
-        if label and label != was:
-            made = "The file is of other data, or of other fractions of it."
-            raise UsageError(f"{file}: {path} is of {was}, not {label}. {made}")
-        if to and to not in classes:
-            meant = f"{did_you_mean(to, classes)} Correct it, or leave it empty."
-            raise UsageError(f"{file}: there is no class {to}, of {path}.{meant}")
-        labels[places[path]] = classes[to] if to else -1
+            why = "is no training picture. Remove its line."
+        elif label and classes.get(label) != parts["train"][places[path]]:
+            why = f"is not of {label}. The file is of other data, or other fractions."
+        elif to and to not in classes:
+            why = f"goes to an unknown class, {to}.{did_you_mean(to, classes)}"
+        else:
+            labels[places[path]] = classes[to] if to else -1
+            continue
+        raise UsageError(f"--corrections {name}: {path} {why}")
     if emptied := {*parts["train"].tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
-        raise UsageError(f"{file}: it leaves no picture of {last}. Keep some.")
-    changed, kept = labels != parts["train"], np.flatnonzero(labels >= 0)
-    if not changed.any():
-        return dataset
-    left_out = len(labels) - len(kept)
-    counts = f"leaves out {left_out:,} and moves {changed.sum() - left_out:,}"
-    digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
+        raise UsageError(f"--corrections {name} leaves no picture of {last}; keep one.")
+    moved = np.count_nonzero((labels != parts["train"]) & (labels >= 0))
+    kept = np.flatnonzero(labels >= 0)
+    counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
 
     def images(split: Split) -> Images:
         found = dataset.read(split)[0]
@@ -69,13 +64,14 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
             return found
         return found[kept] if isinstance(found, np.ndarray) else _Some(found, kept)
 
+    digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
     values = {
         **vars(dataset),
         "images": images,
         "labels": {**parts, "train": labels[kept]},
         "paths": {**paths, "train": [paths["train"][n] for n in kept.tolist()]},
         "fingerprint": digest.hexdigest(),
-        "description": f"{dataset.description}; {printable(file)} {counts}",
+        "description": f"{dataset.description}; --corrections {name} {counts}",
     }
     fields = PictureDataset.__dataclass_fields__.keys() & values.keys()
     return PictureDataset(**{field: values[field] for field in fields})
@@ -89,13 +85,10 @@ def _read(name: str) -> list[tuple[str, str, str]]:
         # where the comma is decimal.
         text = content.decode("utf-8-sig", "surrogateescape")
         separator = ";" if ";" in text.partition("\n")[0] else ","
-        rows = csv.DictReader(io.StringIO(text, ""), delimiter=separator, strict=True)
-        if not {"picture", "class"} <= {*(rows.fieldnames or ())}:
-            raise ValueError("its first line has other names")  # noqa: TRY301
-        return [
-            (row["picture"], row["class"] or "", row.get("label") or "") for row in rows
-        ]
-    except (OSError, ValueError, csv.Error) as error:
+        lines = io.StringIO(text, newline="")
+        rows = csv.DictReader(lines, delimiter=separator, restval="", strict=True)
+        return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UsageError(
             f"--corrections {name} cannot be read: {reason(error)}.\nIt is a CSV file "
             "with the columns picture and class."

@@ -49,14 +49,15 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
 
     trained = TrainedModel(run, trust_model=trust_model)
     described = datasets.check_same_kind(dataset, trained.settings, "The data")
-    names, classes = described.class_names, dataset.class_names
-    if names != classes:
-        raise UsageError(f"The run knows {names}, the data {classes}. Name its data.")
+    classes = dataset.class_names
+    if (known := described.class_names) != classes:
+        raise UsageError(f"The run knows {known}, the data {classes}. Name its data.")
     device = devices.place_evaluation("auto")
     part = eval_command.Options(eval_data="train_eval")
     scored = ScoredSet(trained.model, trained.settings, dataset, run, part)
     outcomes = []
-    for step in checkpoints.steps(run / layout.CHECKPOINTS):
+    saved = checkpoints.steps(run / layout.CHECKPOINTS)
+    for step in saved or [trained.restore()]:  # Which says why there is none.
         trained.restore(step)
         outcomes.append(scored.score(trained.trainable, device).outcomes)
     places, instead, own = find_issues(outcomes)
@@ -75,14 +76,11 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     rows = [("picture", "class", "label", "probability"), *map(dict.values, issues)]
     csv.writer(table, lineterminator="\n").writerows(rows)
     template = Path(__file__).with_name("corrections.html").read_text()
-    page = jinja2.Template(template, autoescape=True).render(
-        run=run.name,
-        file=layout.CORRECTIONS,
-        issues=issues,
-        coded=[*map(_coded, images[places])],
-    )
+    coded = [*map(_coded, images[places])]
+    page = jinja2.Template(template, autoescape=True)
     path = run / layout.CORRECTIONS
-    for text, where in ((page, path.with_suffix(".html")), (table.getvalue(), path)):
+    shown = page.render(run=run.name, file=path.name, issues=issues, coded=coded)
+    for text, where in ((shown, path.with_suffix(".html")), (table.getvalue(), path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
     agreement = float(np.mean(outcomes[-1].predictions == labels))
     return {"agreement": agreement, "issues": issues, "corrections": str(path)}
@@ -102,7 +100,10 @@ def find_issues(
     confidence = np.stack([each.confidence for each in outcomes])
     own = np.mean([np.exp(-each.cross_entropy) for each in outcomes], axis=0)
     # By model, how sure all of them are of the class that it predicts.
-    sure = ((predictions[:, None] == predictions) * confidence).mean(axis=1)
+    each = zip(predictions, confidence, strict=True)
+    sure = np.mean(
+        [(predictions == of_one) * by_one for of_one, by_one in each], axis=0
+    )
     sure *= predictions != labels
     best = sure.argmax(axis=0), np.arange(len(labels))
     places = np.flatnonzero(sure[best] > own)

@@ -99,12 +99,16 @@ def test_wrong_labels_are_listed_shown_and_corrected(shades):
     file.unlink()
 
 
-def test_other_data_than_the_runs_is_refused(shades):
+def test_other_data_than_the_runs_and_no_checkpoints_are_refused(shades):
     folder, _ = shades
     x, y = np.zeros((9, 24, 24, 3), np.uint8), np.arange(9) % 3
     other = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
     np.savez(folder / "other.npz", **other)
-    done = call(folder, data="other.npz")
+    assert call(folder, data="other.npz").returncode == 2
+    saved = folder / "run" / "checkpoints"
+    aside = saved.rename(folder / "checkpoints")
+    done = call(folder)
+    aside.rename(saved)
     assert done.returncode == 2
     assert not (folder / "run" / "corrections.csv").exists()
 
