@@ -130,7 +130,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
 
 def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
     """Reads the record of a run from its directory."""
-    lines = logs.read_lines(train_dir / layout.METRICS)
+    lines = logs.read_steps(train_dir / layout.METRICS)
     return Record(
         train_dir=train_dir,
         step=step,
@@ -143,8 +143,6 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
                 if name not in _FACTS
             }
             for line in lines
-            # A line that a kill has torn has no step.
-            if isinstance(line, dict) and isinstance(line.get("step"), int)
         },
         scores=scores.deciding(train_dir),
         config=config,

@@ -7,8 +7,9 @@ the result; and it holds the digest of the manifest before. So whoever changes a
 these has to write all later manifests anew, and no copy of one agrees any more.
 """
 
-import hashlib
+import bisect
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,107 +20,86 @@ from cifar10.run_directory import checkpoints, logs
 
 FILE = "chain.jsonl"
 ENTRY = "chain"  # Of a manifest.
+_STEP = operator.itemgetter("step")
 # Of a line of the log: two runs that compute the same differ in these.
 _TIMES = ("time", "seconds", "examples_per_sec")
+# What is wrong with a checkpoint where its entry is not what it has to be. The code is
+# no part of it, as another version may have continued the run.
+_BREAKS = {
+    "previous": f"it does not follow the one before it in {FILE}",
+    "log": f"the lines of {layout.METRICS} before it are not its own",
+    "config": "its settings are not those of the run",
+    "data": "its data is not that of the run",
+}
 
 
 def read(run: Path) -> list[dict[str, Any]]:
     """Returns the manifests of a run's checkpoints, in order; none in an older run."""
-    entries = logs.read_lines(run / FILE)
-    return [one for one in entries if isinstance(one, dict) and _is_step(one)]
-
-
-def describe_origin(
-    settings: Mapping[str, Any], determining: Sequence[str]
-) -> dict[str, Any]:
-    """Returns digests of what a run is computed from: settings, data and code."""
-    known = {name: settings.get(name) for name in sorted(determining)}
-    return {
-        "config": digest_of(known),
-        "data": settings.get("data_fingerprint"),
-        "code": settings.get("versions"),
-    }
+    return [
+        link
+        for link in logs.read_steps(run / FILE)
+        if checkpoints.is_plausible(link) and isinstance(link.get(ENTRY, {}), dict)
+    ]
 
 
 def make_link(run: Path, step: int, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the manifest of a new checkpoint says of the chain."""
-    *_, last = [{}, *read(run)]
-    log = digest_of_log(run, last.get("step", 0), step)
-    return {ENTRY: {"previous": last.get("sha256", ""), "log": log, **origin}}
+    *_, last = [{"step": 0, "sha256": ""}, *read(run)]
+    log = digest_of_log(logs.read_steps(run / layout.METRICS), last["step"], step)
+    return {ENTRY: {**origin, "previous": last.get("sha256"), "log": log}}
 
 
 def append(run: Path, checkpoint: Path) -> None:
     """Adds the manifest of a checkpoint that is complete."""
-    logs.append_line(
-        run / FILE, json.loads(files.read(checkpoint / checkpoints.MANIFEST))
-    )
+    manifest = json.loads(files.read(checkpoint / checkpoints.MANIFEST))
+    logs.append_line(run / FILE, manifest)
 
 
-def cut_to(run: Path, checkpoint: Path | None, step: int) -> None:
+def go_back(run: Path, checkpoint: Path | None, step: int) -> None:
     """Drops what is later than the checkpoint that a run resumes from.
 
     A process that was killed may not have added that one.
     """
-    links = read(run)
-    kept = [link for link in links if link["step"] <= step]
-    if len(kept) < len(links):
-        lines = (f"{json.dumps(link)}\n".encode() for link in kept)
-        files.write_atomically(run / FILE, lines)
-    if checkpoint and step not in [link["step"] for link in kept]:
+    logs.drop_later_lines(run / FILE, step)
+    if checkpoint and step not in [link["step"] for link in read(run)]:
         append(run, checkpoint)
 
 
-def digest_of_log(run: Path, after: int, last: int) -> str:
-    """Returns the SHA-256 of what `metrics.jsonl` says of some steps, but for times."""
-    lines = [
-        {name: of for name, of in line.items() if name not in _TIMES}
-        for line in logs.read_lines(run / layout.METRICS)
-        if isinstance(line, dict) and after < line.get("step", 0) <= last
-    ]
-    return digest_of(lines)
-
-
-def digest_of(value: Any) -> str:
-    """Returns the SHA-256 of a value of JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def digest_of_log(log: Sequence[Mapping[str, Any]], after: int, last: int) -> str:
+    """Returns the SHA-256 of what a log says of some steps, but for times."""
+    start, end = (bisect.bisect(log, at, key=_STEP) for at in (after, last))
+    return checkpoints.digest_of(
+        [
+            {name: of for name, of in line.items() if name not in _TIMES}
+            for line in log[start:end]
+        ]
+    )
 
 
 def find_breaks(run: Path, origin: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what contradicts the chain of a run, the earliest first.
-
-    `origin` is that of the run as it is now; its code may have changed on the way.
-    """
-    links, previous = read(run), ""
-    manifests = {link["step"]: link for link in links}
+    """Yields what contradicts the chain of a run, whose origin now is `origin`."""
+    links, log = read(run), logs.read_steps(run / layout.METRICS)
+    previous: Any = ""
     before = 0
     for link in links:
         step, entry = link["step"], link.get(ENTRY, {})
-        where = f"checkpoint of step {step}"
-        told = {name: one for name, one in link.items() if name != "sha256"}
-        if link.get("sha256") != digest_of(told):
-            yield f"{where}: its manifest in {FILE} was edited"
-        if entry and entry.get("previous") != previous:
-            yield f"{where}: it does not follow the one before it in {FILE}"
-        if entry and entry.get("log") != digest_of_log(run, before, step):
-            yield f"{where}: the lines of {layout.METRICS} before it are not its own"
-        for name in ("config", "data"):
-            if entry and entry.get(name) != origin[name]:
-                yield f"{where}: its {name} is not that of the run now"
-        previous, before = link.get("sha256", ""), step
+        manifest = {name: of for name, of in link.items() if name != "sha256"}
+        if link.get("sha256") != checkpoints.digest_of(manifest):
+            yield f"checkpoint of step {step}: its manifest in {FILE} was edited"
+        if entry or previous:  # An older version may have begun the run.
+            own = {"previous": previous, "log": digest_of_log(log, before, step)}
+            for name, expected in {**origin, **own}.items():
+                if name in _BREAKS and entry.get(name) != expected:
+                    yield f"checkpoint of step {step}: {_BREAKS[name]}"
+        previous, before = link.get("sha256"), step
     directory = run / layout.CHECKPOINTS
+    known = {link["step"]: link for link in links}
     for step in checkpoints.steps(directory):
-        where = f"checkpoint of step {step}"
         try:
-            found = checkpoints.verify(directory, step)
+            manifest = checkpoints.verify(directory, step).manifest
         except checkpoints.DamagedError as error:
-            yield f"{where}: {error}"
+            yield f"checkpoint of step {step}: {error}"
             continue
-        told = {
-            name: of for name, of in manifests.get(step, {}).items() if name != "sha256"
-        }
-        if links and found.manifest != told:
-            yield f"{where}: its manifest is not the one in {FILE}"
-
-
-def _is_step(link: Mapping[str, Any]) -> bool:
-    return type(link.get("step")) is int and type(link.get("left_out", 0)) is int
+        link = {**manifest, "sha256": checkpoints.digest_of(manifest)}
+        if (links or ENTRY in manifest) and known.get(step) != link:
+            yield f"checkpoint of step {step}: its manifest is not the one in {FILE}"

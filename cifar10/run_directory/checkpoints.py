@@ -101,7 +101,7 @@ def save(
 def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
     sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
     manifest = {**facts, "files": sums}
-    manifest["sha256"] = _sha256_of(manifest)
+    manifest["sha256"] = digest_of(manifest)
     text = json.dumps(manifest, indent=2) + "\n"
     (incomplete / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -185,8 +185,8 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
     file = folder(directory, step) / MANIFEST
     try:
         manifest = json.loads(files.read(file).decode())
-        is_ours = manifest.pop("sha256") == _sha256_of(manifest)
-        if not (is_ours and manifest["step"] == step and _is_plausible(manifest)):
+        is_ours = manifest.pop("sha256") == digest_of(manifest)
+        if not (is_ours and manifest["step"] == step and is_plausible(manifest)):
             raise DamagedError(f"{file} is not the one that was written here")
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(file, error) from error
@@ -309,21 +309,27 @@ def _trouble(file: Path, error: Exception) -> Exception:
     return DamagedError(f"{file} is missing or unreadable")
 
 
-def _is_plausible(manifest: Mapping[str, Any]) -> bool:
+def is_plausible(manifest: Mapping[str, Any]) -> bool:
     """Returns whether a manifest's entries are of the kinds that `save` takes."""
-    averages = manifest.get("loss_averages", {})
-    counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
-    best = {"best_by": "", "score": 0.0, **manifest.get("validation", {})}
-    is_best = isinstance(best.pop("best_by"), str) and is_a(best.pop("score"), float)
-    is_best = is_best and best.keys() <= {"correct", "images", "step", "without_gain"}
-    counts += best.values()
-    return is_best and (
-        all(map(_FILE_NAME.fullmatch, manifest["files"]))
-        and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
-        and all(isinstance(average, float) for average in averages.values())
-    )
+    try:
+        averages = manifest.get("loss_averages", {})
+        counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
+        best = {"best_by": "", "score": 0.0, **manifest.get("validation", {})}
+        is_best = isinstance(best.pop("best_by"), str)
+        is_best = is_best and is_a(best.pop("score"), float)
+        known = {"correct", "images", "step", "without_gain"}
+        counts += best.values()
+        return is_best and (
+            best.keys() <= known
+            and all(map(_FILE_NAME.fullmatch, manifest["files"]))
+            and all(type(one) is int and 0 <= one < _LARGEST_COUNT for one in counts)
+            and all(isinstance(average, float) for average in averages.values())
+        )
+    except _NOT_A_MANIFEST:
+        return False
 
 
-def _sha256_of(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True)
+def digest_of(value: Any) -> str:
+    """Returns the SHA-256 of a value of JSON."""
+    text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

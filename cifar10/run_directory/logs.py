@@ -7,6 +7,7 @@ incomplete, or a disk damaged, costs that line and nothing else.
 import contextlib
 import errno
 import json
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +53,13 @@ def read_lines(path: Path) -> list[Any]:
     except OSError as error:
         raise files.unreadable(path, error) from error
     return [_value(line) for line in lines if line.strip()]
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a log that are of a step, in the order of steps."""
+    lines = [line for line in read_lines(path) if isinstance(line, dict)]
+    of_steps = [line for line in lines if type(line.get("step")) is int]
+    return sorted(of_steps, key=operator.itemgetter("step"))
 
 
 def _value(line: bytes) -> Any:
@@ -114,7 +122,7 @@ def forget_later(events: Path, log: Path, step: int) -> None:
     """
     if events.exists():
         _mark_resume(events, step)
-    _drop_later_lines(log, step)
+    drop_later_lines(log, step)
 
 
 def wait_for_later_second(events: Path) -> None:
@@ -144,15 +152,15 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
             file.write(event.SerializeToString())
 
 
-def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
+def drop_later_lines(log: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and incomplete ones of a killed process."""
-    if not metrics.exists():
+    if not log.exists():
         return
-    before = files.read(metrics, LARGEST_LOG)
+    before = files.read(log, LARGEST_LOG)
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:
-        files.write_atomically(metrics, after)
+        files.write_atomically(log, after)
 
 
 def _is_kept(line: bytes, resumed_step: int) -> bool:

@@ -7,14 +7,13 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cifar10.config import flags, layout
+from cifar10.config import layout
 from cifar10.config.options import Count, Range
 from cifar10.errors import UsageError, say
 from cifar10.run_directory import chain, checkpoints, logs, scores
-from cifar10.tools.replay import ReplayOptions, as_json, start_replay
+from cifar10.tools.replay import ReplayOptions, open_run
 
 if TYPE_CHECKING:
     from cifar10.training.replay import Replay
@@ -48,18 +47,13 @@ class Options(ReplayOptions):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
-    parser.add_argument("run", metavar="RUN", help="directory of the run")
-    flags.add_flags(parser, Options)
-    given = flags.parse(parser, words)
-    run = layout.locate_run(given.pop("run"))
-    options = Options(**given)
-    replay = start_replay(run, options)
-    found = audit_run(run, replay, options.segments, options.seed)
+    replay, options = open_run(parser, words, Options)
+    found = audit_run(replay, options.segments, options.seed)
     print(json.dumps(found, indent=2) if options.json else _text(found))
     return 1 if found["breaks"] or found["differences"] else 0
 
 
-def audit_run(run: Path, replay: "Replay", count: int, seed: int) -> dict[str, Any]:
+def audit_run(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
     """Checks the chain of a run, and recomputes some of its segments.
 
     Returns what contradicts the chain as `breaks`, and the recomputed steps and scores
@@ -67,81 +61,64 @@ def audit_run(run: Path, replay: "Replay", count: int, seed: int) -> dict[str, A
     steps that is `verified`; `passes`, the chance with which these draws miss a run of
     which one segment was tampered with.
     """
-    segments = find_segments(run, has_seed=not replay.recorded.get("initial_weights"))
+    ends = checkpoints.steps(replay.run / layout.CHECKPOINTS)
+    if not replay.recorded.get("initial_weights"):
+        ends = [0, *ends]  # The initial values follow from the seed.
+    segments = [*itertools.pairwise(ends)]
     if not segments:
         raise UsageError(
-            f"{run} has no two checkpoints to recompute a segment between."
+            f"{replay.run} has no two checkpoints to recompute a segment between."
         )
     drawn = random.Random(seed).sample(segments, min(count, len(segments)))  # noqa: S311
     differences = []
     for first, last in sorted(drawn):
         say(f"Recomputing steps {first + 1:,} to {last:,} ...")
-        differences += check_segment(run, replay, first, last)
+        replay.go_before(first + 1)
+        compared = replay.compare(first + 1, last)
+        differing = (one for one in compared if one.largest > replay.bound)
+        differences += [one._asdict() for one in itertools.islice(differing, 1)]
+        differences += _rescore(replay, last)
     steps = sum(last - first for first, last in drawn)
     return {
-        "chain": len(chain.read(run)),
-        "breaks": [*chain.find_breaks(run, replay.training.origin)],
+        "chain": len(chain.read(replay.run)),
+        "breaks": [*chain.find_breaks(replay.run, replay.training.origin)],
         "segments": sorted(drawn),
         "of": len(segments),
         "differences": differences,
         "bound": replay.bound,
-        "verified": 0.0 if differences else steps / segments[-1][1],
+        "verified": 0.0 if differences else steps / ends[-1],
         "passes": chance_to_pass(len(segments), len(drawn), 1),
     }
 
 
-def find_segments(run: Path, *, has_seed: bool) -> list[tuple[int, int]]:
-    """Returns the steps between which a run can be recomputed.
-
-    A run `has_seed` if its initial values follow from its seed.
-    """
-    steps = checkpoints.steps(run / layout.CHECKPOINTS)
-    ends = sorted({*steps, *([0] if has_seed else [])})
-    return [*itertools.pairwise(ends)]
-
-
-def check_segment(
-    run: Path, replay: "Replay", first: int, last: int
-) -> list[dict[str, Any]]:
-    """Recomputes a segment; returns what differs, at most one step and the scores."""
-    replay.go_before(first + 1)
-    if replay.step != first:  # Its checkpoint is damaged, which the chain shows.
-        say(f"It begins at step {replay.step:,}.")
-    found = next(
-        (one for one in replay.compare(first + 1, last) if one.largest > replay.bound),
-        None,
-    )
-    differences = [as_json(found)] if found else []
-    recorded = scores.comparable(
-        logs.read_lines(run / layout.EVALUATION_EVENTS / layout.METRICS)
-    ).get(last)
-    return [*differences, *_rescored(run, replay, last, recorded)]
-
-
-def _rescored(
-    run: Path, replay: "Replay", step: int, recorded: dict[str, Any] | None
-) -> Iterator[dict[str, Any]]:
+def _rescore(replay: "Replay", step: int) -> Iterator[dict[str, Any]]:
     """Yields the scores of a checkpoint that are not those that the run recorded."""
-    if not recorded or step not in checkpoints.steps(run / layout.CHECKPOINTS):
-        return
     from cifar10.evaluation.eval_command import Options as EvalOptions
     from cifar10.evaluation.scored_set import ScoredSet
+    from cifar10.towers.verification import proportion
+    from cifar10.training.replay import as_logged
 
+    events = replay.run / layout.EVALUATION_EVENTS
+    log = logs.read_lines(events / layout.METRICS)
+    recorded = scores.comparable(log).get(step)
+    if recorded is None:
+        return
     training = replay.training
     scored = ScoredSet(
         training.towers.state.model,
         training.settings,
         training.dataset,
-        run / layout.EVALUATION_EVENTS,
+        events,
         EvalOptions(num_examples=recorded["num_examples"]),
     )
     replay.go_before(step + 1)
     found = scored.score(training.towers.state.averages, training.towers.devices[0])
+    # Another processor rounds otherwise: a few images may change their class.
+    bound = max(1e-3, replay.bound)
     for name in _SCORES:
-        ours, theirs = found.scalars[name], recorded.get(name, math.nan)
-        # Another processor rounds otherwise: a few images may change their class.
-        if not abs(ours - theirs) <= max(1e-3, replay.bound) * max(ours, theirs, 1e-9):
-            largest = abs(ours - theirs) / max(ours, 1e-9)
+        pair = found.scalars[name], recorded.get(name)
+        largest = proportion(*map(as_logged, pair))
+        if largest > bound:
             yield {"step": step, "place": "scores", "largest": largest, "name": name}
 
 
@@ -151,27 +128,21 @@ def chance_to_pass(segments: int, drawn: int, tampered: int) -> float:
 
 
 def _text(found: dict[str, Any]) -> str:
+    count, of = len(found["segments"]), found["of"]
     lines = [f"Chain:    {found['chain']} checkpoints, each naming the one before"]
     if not found["chain"]:
         lines = ["Chain:    none; an earlier version wrote this run"]
     lines += [f"  BROKEN: {one}" for one in found["breaks"]]
     shown = ", ".join(f"{first:,} to {last:,}" for first, last in found["segments"])
-    lines.append(f"Segments: {len(found['segments'])} of {found['of']}: {shown}")
+    lines.append(f"Segments: {count} of {of}: {shown}")
     for one in found["differences"]:
         lines.append(f"  DIFFERS: step {one['step']:,}, {one['place']}: {one['name']}")
     if found["breaks"] or found["differences"]:
         return "\n".join([*lines, "The run is not what it says."])
-    bits = "to the last bit" if not found["bound"] else f"within {found['bound']:g}"
-    tenth = max(1, found["of"] // 10)
-    chances = {
-        "one segment": found["passes"],
-        f"{tenth} segments": chance_to_pass(found["of"], len(found["segments"]), tenth),
-    }
-    passes = " and ".join(f"{of:.0%} with {what}" for what, of in chances.items())
-    return "\n".join(
-        [
-            *lines,
-            f"Verified: {found['verified']:.0%} of the steps, {bits}",
-            f"If it was tampered with, it passes such draws by chance: {passes}.",
-        ]
-    )
+    bits = f"within {found['bound']:g}" if found["bound"] else "to the last bit"
+    lines.append(f"Verified: {found['verified']:.0%} of the steps, {bits}")
+    few = max(1, of // 10)
+    chances = f"{found['passes']:.0%} with one segment and "
+    chances += f"{chance_to_pass(of, count, few):.0%} with {few} segments"
+    lines.append(f"If it was tampered with, it passes such draws by chance: {chances}.")
+    return "\n".join(lines)

@@ -63,7 +63,7 @@ def draw_sheet(
         _write(pen, top + 2, f"{names[label]}: {len(places):,}")
         for column, image in enumerate(images[_spread(places, _EACH)]):
             corner = (_GAP + column * (_SIDE + _GAP), top + _LINE)
-            sheet.paste(_thumbnail(image), corner)
+            sheet.paste(thumbnail(image), corner)
     content, marked = io.BytesIO(), PngInfo()
     marked.add_text("Description", SHEET_MARK)
     sheet.save(content, "PNG", pnginfo=marked)
@@ -100,7 +100,7 @@ def _spread(values: np.ndarray, most: int) -> np.ndarray:
     return values[np.arange(most) * len(values) // most]
 
 
-def _thumbnail(image: np.ndarray) -> Image.Image:
+def thumbnail(image: np.ndarray) -> Image.Image:
     """Returns an image at the size of the sheet's pictures."""
     # What is enlarged shows its pixels.
     is_small = max(image.shape) < _SIDE

@@ -6,18 +6,19 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cifar10.config import flags, layout, run_config
 from cifar10.config.options import Checked, Count, Form
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files
-from cifar10.run_directory import restoring
+from cifar10.run_directory import checkpoints, restoring, starting
+from cifar10.run_directory.lock import is_locked
 
 if TYPE_CHECKING:
-    from cifar10.training.replay import Difference, Replay
+    from cifar10.training.replay import Replay
 
 HELP = "recompute steps of a run, and find the images that broke it"
 DESCRIPTION = """Recomputes steps of a run; compares them with log and checkpoints.
@@ -33,7 +34,9 @@ it. Exit code 1: something differs, or --find found nothing.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _SIDE, _LINE = 8, 96, 14  # Of a sheet: pictures, pixels, a line of text.
+_COLUMNS, _SIDE, _TEXT = 8, 96, 28  # Of a sheet: pictures, and pixels of each.
+
+_Options = TypeVar("_Options", bound="ReplayOptions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,70 +77,67 @@ class Options(ReplayOptions):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
-    parser.add_argument("run", metavar="RUN", help="directory of the run")
-    flags.add_flags(parser, Options)
-    given = flags.parse(parser, words)
-    run = layout.locate_run(given.pop("run"))
-    options = Options(**given)
+    replay, options = open_run(parser, words, Options)
     first, last = map(int, options.steps.split(":"))
-    replay = start_replay(run, options)
-    most = replay.recorded["max_steps"] if options.find else replay.reached
-    if not first <= last <= most:
+    if options.find:
+        known = [first, replay.recorded["max_steps"]]
+    else:
+        known = [0, *replay.logged, *checkpoints.steps(replay.run / layout.CHECKPOINTS)]
+    if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
-            f"--steps {options.steps}: the run has {most:,} steps. Give two of them, "
-            "the earlier first."
+            f"--steps {options.steps}: the run has {max(known):,} steps. Give two of "
+            "them, the earlier first, and between them one that it has logged or saved."
         )
     replay.go_before(first)
     say(f"From step {replay.step:,} on, on {replay.training.placement.description}")
     return (_find if options.find else _compare)(replay, first, last, options)
 
 
-def start_replay(run: Path, options: ReplayOptions) -> "Replay":
-    """Assembles the training of a run; says if its code was another."""
+def open_run(
+    parser: argparse.ArgumentParser, words: Sequence[str], kind: type[_Options]
+) -> tuple["Replay", _Options]:
+    """Assembles the training of the run that is named; says if its code was another."""
+    parser.add_argument("run", metavar="RUN", help="directory of the run")
+    flags.add_flags(parser, kind)
+    given = flags.parse(parser, words)
+    run = layout.locate_run(given.pop("run"))
+    options = kind(**given)
     restoring.check_usable(str(run), None, options.trust_model)
+    if is_locked(run):
+        raise UsageError(f"{run} is still being trained. Wait for its end, or copy it.")
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
     from cifar10.training.replay import Replay
 
     replay = Replay(run, options.num_gpus, options.data_dir)
-    if replay.version_note:
-        say(replay.version_note)
-    return replay
+    if note := starting.version_note(settings, replay.training.settings):
+        say(note)
+    return replay, options
 
 
 def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Compares steps with the run until one differs."""
 
     def write(batches: Any) -> None:
-        if options.images and replay.step + 1 >= first:
-            _write_sheet(Path(options.images), replay, batches)
+        if options.images:
+            _write_sheet(options.images, replay, batches)
 
-    largest, count = 0.0, 0
-    for found in replay.compare(first, last, write):
-        largest, count = max(largest, found.largest), count + 1
+    found, verdict = [], "These are the steps of the run."
+    for one in replay.compare(first, last, write):
+        found.append(one)
         if options.json:
-            print(json.dumps(as_json(found)), flush=True)
-        elif found.largest > replay.bound:
-            print(
-                f"Step {found.step:,} differs from the run's {found.place}: "
-                f"{found.name} by {found.largest:.2g} of its size; rounding explains "
-                f"{replay.bound:g} at most."
-            )
-        if found.largest > replay.bound:
-            return 1
+            print(json.dumps(one._asdict()), flush=True)
+        if one.largest > replay.bound:
+            verdict = "This is not what the run has."
+            break
+    worst = max(found, key=lambda one: one.largest)
     if not options.json:
         print(
-            f"Steps {first:,} to {last:,} are the run's: {count} comparisons with its "
-            f"log and its checkpoints, largest difference {largest:.2g}"
-            f"{'' if largest else ' (to the last bit)'}."
+            f"Steps {first:,} to {replay.step:,}: the largest difference is "
+            f"{worst.largest:.2g} of its size, of {worst.name} in the {worst.place} of "
+            f"step {worst.step:,}; rounding explains {replay.bound:g}.\n{verdict}"
         )
-    return 0
-
-
-def as_json(found: "Difference") -> dict[str, Any]:
-    """Returns a difference as values of JSON, which has no infinity."""
-    largest = found.largest if math.isfinite(found.largest) else None
-    return {**found._asdict(), "largest": largest}
+    return 1 if worst.largest > replay.bound else 0
 
 
 def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
@@ -147,54 +147,53 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
         print(f"No gradient from step {first:,} to {last:,} jumps.")
         return 1
     norm, batches = found
-    heaviest, computed = replay.heaviest(batches, _MOST)
-    names, losses = replay.image_names(), replay.losses(batches)
     if options.images:
-        _write_sheet(Path(options.images), replay, batches)
-    images = [
-        {"image": names[at], "norm": of_image, "loss": float(losses[at])}
-        for at, of_image in heaviest.items()
-    ]
-    result = {"step": replay.step + 1, "gradient_norm": norm, "images": images}
-    print(json.dumps(result) if options.json else _text(result, computed))
+        _write_sheet(options.images, replay, batches)
+    described, step = replay.describe(batches), replay.step + 1
+    lines = [f"Step {step:,}: the gradient's norm is {norm:.3g}, most of it from:"]
+    images = []
+    for at, of_image in replay.heaviest(batches, _MOST).items():
+        name, _, loss = described[at]
+        lines.append(f"  {name}: norm {of_image:.3g}, cross entropy {loss:.3g}")
+        numbers = {"norm": _finite(of_image), "loss": _finite(loss)}
+        images.append({"image": name, **numbers})
+    result = {"step": step, "gradient_norm": _finite(norm), "images": images}
+    print(json.dumps(result) if options.json else "\n".join(lines))
     return 0
 
 
-def _text(found: Mapping[str, Any], computed: int) -> str:
-    lines = [
-        f"Step {found['step']:,}: the gradient's norm is {found['gradient_norm']:.3g}.",
-        f"By {computed} gradients of parts of the batch, the largest are of:",
-    ]
-    for one in found["images"]:
-        norm, loss = f"norm {one['norm']:.3g}", f"cross entropy {one['loss']:.3g}"
-        lines.append(f"  {one['image']}: {norm}, {loss}")
-    return "\n".join(lines)
+def _finite(number: float) -> float | None:
+    """Returns a number as JSON has it, in which only finite ones exist."""
+    return number if math.isfinite(number) else None
 
 
-def _write_sheet(folder: Path, replay: "Replay", batches: Any) -> None:
+def _write_sheet(folder: str, replay: "Replay", batches: Any) -> None:
     """Writes the next step's distorted images, the worst first, and their table."""
     import numpy as np
     from PIL import Image, ImageDraw
 
-    names, losses = replay.image_names(), replay.losses(batches)
-    images, labels = map(np.concatenate, zip(*batches, strict=True))
-    order = np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable").tolist()
-    row = _SIDE + 2 * _LINE
+    from cifar10.tools.data_contents import thumbnail
+
+    pictures = np.concatenate([images for images, _ in batches]).astype(np.float32)
+    described = replay.describe(batches)
+    losses = [loss for *_, loss in described]
+    order = np.argsort(np.nan_to_num(losses, nan=np.inf), kind="stable")[::-1].tolist()
+    row = _SIDE + _TEXT
     size = (_COLUMNS * _SIDE, math.ceil(len(order) / _COLUMNS) * row)
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     for place, at in enumerate(order):
         left, top = place % _COLUMNS * _SIDE, place // _COLUMNS * row
-        shown = images[at] - images[at].min()
-        shown = (shown / max(shown.max(), 1e-6) * 255).astype(np.uint8).squeeze()
-        picture = Image.fromarray(shown).resize((_SIDE - 4, _SIDE - 4), 0)
-        sheet.paste(picture, (left, top))
-        text = f"{names[at][-15:]}\n{losses[at]:.3g}"
-        pen.multiline_text((left, top + _SIDE - 4), text, "black")
+        shown = np.nan_to_num(pictures[at] - pictures[at].min())
+        shown *= 255 / max(shown.max(), 1e-6)
+        sheet.paste(thumbnail(shown.astype(np.uint8).squeeze()), (left, top))
+        text = f"{described[at][0][-15:]}\n{losses[at]:.3g}"
+        pen.multiline_text((left, top + _SIDE), text, "black")
     content, table = io.BytesIO(), io.StringIO()
     sheet.save(content, "PNG")
-    rows = ([names[at], labels[at].tolist(), losses[at]] for at in order)
-    csv.writer(table).writerows([["image", "label", "cross entropy"], *rows])
-    name = f"step-{replay.step + 1:08d}"
-    files.write_output(folder / f"{name}.png", "--images", content.getvalue())
-    files.write_output(folder / f"{name}.csv", "--images", table.getvalue().encode())
+    rows = [("image", "label", "cross entropy"), *(described[at] for at in order)]
+    csv.writer(table, lineterminator="\n").writerows(rows)
+    path = Path(folder, f"step-{replay.step + 1:08d}.png")
+    files.write_output(path, "--images", content.getvalue())
+    written = table.getvalue().encode(errors="surrogateescape")
+    files.write_output(path.with_suffix(".csv"), "--images", written)

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+import numpy.typing as npt
 
 from cifar10.errors import NotFiniteError
 from cifar10.towers.graphs import traced
-from cifar10.towers.towers import Batch, StepResult, TowerBuilder
-from cifar10.towers.update import Gradient
+from cifar10.towers.towers import Batch, StepResult, TowerBuilder, TowerResult
 
 # By how much two devices may differ in a variable's gradient, in proportion to its
 # norm, where --deterministic does not promise the same bits (docs/auditing.md).
@@ -38,15 +37,17 @@ class VerifyingBuilder(TowerBuilder):
         super().__init__(*arguments, **named)
         self._period = period
         self._bound = bound
-        self._elsewhere = self.devices[1:] + self.devices[:1]
+        batches = len(self.devices) // len({*self.devices})  # Of each device.
+        self._elsewhere = self.devices[batches:] + self.devices[:batches]
         self._done = 0  # Steps, of the whole run.
 
     def freeze(self, names: Sequence[str]) -> None:
         """Trains all variables but these from now on; all is traced anew."""
         super().freeze(names)
-        self._again = traced(self._trace_elsewhere)
+        self._again = traced(
+            lambda batches: self._trace_towers(self.state, self._elsewhere, batches)
+        )
         self._verified = traced(self._trace_verified)
-        self._compare = traced(_proportions)
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Notes the first number, the step that a run begins with or goes back to."""
@@ -63,56 +64,50 @@ class VerifyingBuilder(TowerBuilder):
         self._done += 1
         if self._done % self._period:
             return super().step(batches)
-        again = self._again([*batches])
         variables = self.state.variables()
         before = [variable.read_value() for variable in variables]
-        gradients, result = self._verified([*batches])
-        found = self._compare(gradients, again).numpy()
-        for tower, place in np.argwhere(~(found <= self._bound)):
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
-            path = self.state.model.trainable_variables[place].path
-            raise CorruptedError(
-                self._done,
-                f"the gradient of {path} on tower {tower} ({self.tower_names[tower]}) "
-                f"differs from that on {self._elsewhere[tower]} by "
-                f"{found[tower, place]:.2g} of its size: one of these devices computes "
-                "wrongly",
-            )
+        again = self._again([*batches])
+        results, result = self._verified([*batches])
+        for tower, pair in enumerate(zip(results, again, strict=True)):
+            both = (of_tower.gradients for of_tower in pair)
+            for path, ours, theirs in zip(self._names, *both, strict=True):
+                far = 0.0 if ours is None else proportion(ours, theirs)
+                if far <= self._bound:
+                    continue
+                for variable, value in zip(variables, before, strict=True):
+                    variable.assign(value)
+                raise CorruptedError(
+                    self._done,
+                    f"the gradient of {path} on tower {tower} "
+                    f"({self.tower_names[tower]}) differs from that on "
+                    f"{self._elsewhere[tower]} by {far:.2g} of its size: one of these "
+                    "devices computes wrongly",
+                )
         return result
-
-    def _trace_elsewhere(self, batches: list[Batch]) -> list[list[Gradient]]:
-        results = self._trace_towers(self.state, self._elsewhere, batches)
-        return [result.gradients for result in results]
 
     def _trace_verified(
         self, batches: list[Batch]
-    ) -> tuple[list[list[Gradient]], StepResult]:
+    ) -> tuple[list[TowerResult], StepResult]:
         """Builds a step in one graph, as without verification: so it rounds alike."""
         state, devices = self.state, self.devices
         results = self._trace_towers(state, devices, batches)
         averages = self._trace_averages(state, devices, batches, results=results)
-        gradients = [result.gradients for result in results]
-        return gradients, self._trace_update(state, averages)
+        return results, self._trace_update(state, averages)
 
 
-def _proportions(ours: list[list[Gradient]], theirs: list[list[Gradient]]) -> tf.Tensor:
-    """Returns how far gradients differ in proportion, float64 [towers, variables].
+def proportion(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
+    """Returns how far values are from others, in proportion to the larger norm.
 
-    It is 0 where all bits are the same.
+    It is 0 if all are the same, and at most 2, as for what is no number.
     """
-    return tf.stack(
-        [
-            tf.stack([*map(_proportion, of_tower, again)])
-            for of_tower, again in zip(ours, theirs, strict=True)
-        ]
-    )
-
-
-def _proportion(ours: Gradient, theirs: Gradient) -> tf.Tensor:
-    if ours is None or theirs is None:
-        return tf.constant(0.0, tf.float64)
-    are_same = (ours == theirs) | (tf.math.is_nan(ours) & tf.math.is_nan(theirs))
-    far = tf.norm(tf.cast(ours, tf.float64) - tf.cast(theirs, tf.float64))
-    size = tf.norm(tf.cast(theirs, tf.float64))
-    return tf.where(tf.reduce_all(are_same), tf.zeros_like(far), far / size)
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    is_floating = ours.dtype.kind not in "iub"
+    if np.array_equal(ours, theirs, equal_nan=is_floating):
+        return 0.0
+    if not is_floating:
+        return 2.0
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(all="ignore"):
+        size = np.maximum(np.linalg.norm(ours), np.linalg.norm(theirs))
+        found = np.linalg.norm(ours - theirs) / size
+    return float(found) if np.isfinite(found) else 2.0

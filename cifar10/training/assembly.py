@@ -43,7 +43,7 @@ from cifar10.models.registry import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import chain
+from cifar10.run_directory.checkpoints import digest_of
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
@@ -120,7 +120,14 @@ class Training:
     @property
     def origin(self) -> dict[str, Any]:
         """What the chain of checkpoints says that the run is computed from."""
-        return chain.describe_origin(self.settings, self.determining())
+        settings = self.settings
+        return {
+            "config": digest_of(
+                {name: settings.get(name) for name in self.determining()}
+            ),
+            "data": settings["data_fingerprint"],
+            "code": settings["versions"],
+        }
 
     def determining(self) -> list[str]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -405,22 +412,22 @@ def build_towers(
     batch_devices = placement.batch_devices(config.batch.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
     if period := config.checkpoints.verify_steps:
-        bound = BOUNDS[config.network.precision]
+        exact = config.speed.deterministic
         towers = VerifyingBuilder(
             period,
-            0.0 if config.speed.deterministic else bound,
+            0.0 if exact else BOUNDS[config.network.precision],
             states[0],
             batch_devices,
             tower=tower,
             update=update,
         )
-    if strategy is not None and config.checkpoints.verify_steps:
-        raise UsageError(
-            f"--verify_steps {config.checkpoints.verify_steps}: only towers that share "
-            "their variables are verified.\nLeave it out with several machines and "
-            "--variable_update mirrored."
-        )
     if strategy is not None:
+        if period:
+            raise UsageError(
+                f"--verify_steps {period}: only towers that share their variables are "
+                "verified.\nLeave it out with several machines and --variable_update "
+                "mirrored."
+            )
         towers = ReplicaBuilder(
             strategy,
             states,

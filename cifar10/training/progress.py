@@ -129,7 +129,7 @@ class Progress:
                 newest.manifest, self._config.checkpoints.best_by
             )
         with logs.writing(run):
-            chain.cut_to(run, newest.path if newest else None, self.step)
+            chain.go_back(run, newest.path if newest else None, self.step)
         self._goodput.go_back(run / layout.METRICS, self.step)
         self._hours, self._since = 0.0, time.monotonic()
         if newest:  # The log has the time of a run that began without a limit.

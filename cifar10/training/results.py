@@ -9,6 +9,7 @@ be saved.
 """
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -164,42 +165,40 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            raise UsageError(f"Stopped: {error}. {self._advice()}") from error
+            raise UsageError(
+                f"Stopped: {error}. {self._advice(error.step, error.step)}"
+            ) from error
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
-        if isinstance(error, CorruptedError):
-            what = f"{error}. {self._save(error, {})}"
-        else:
-            what = self._examined(error, bad_batch)
+        is_of_images = not isinstance(error, CorruptedError)
+        what, found = str(error), {}
+        if is_of_images:
+            with self._training.open_batches(bad_batch, self._progress.step) as batches:
+                found = self._gradients(batches.get())
+            where = "every single gradient is finite here"
+            for tower, names in [*found.items()][:1]:
+                shown = first_few(names, _SHOWN_NAMES)
+                where = f"the gradients of {tower} are not finite in {shown}"
+            what = f"{what}; {where}"
+        what = f"{what}. {self._save(error, found)}"
         if (
             self._training.config.checkpoints.on_nan == "rollback"
             and self._progress.has_checkpoint()
         ):
-            is_batch = not isinstance(error, CorruptedError)
-            self._roll_back(what, bad_batch if is_batch else None)
+            self._roll_back(what, bad_batch if is_of_images else None)
             return
-        if isinstance(error, CorruptedError):
+        if not is_of_images:
             raise UsageError(
                 f"Stopped: {what} Have the machine tested, then resume on another one. "
                 f"{self._progress.how_to_resume()}"
-            )
+            ) from error
         raise UsageError(
-            f"Stopped: {what} {self._advice()} With --on_nan skip, updates that are "
-            "not finite are left out."
+            f"Stopped: {what} {self._advice(error.step, error.step)} With --on_nan "
+            "skip, updates that are not finite are left out."
         ) from error
 
-    def _examined(self, error: NotFiniteError, bad_batch: int) -> str:
-        """Returns what was not finite at a step, once more from its batch."""
-        with self._training.open_batches(bad_batch, self._progress.step) as batches:
-            found = self._gradients(batches.get())
-        where = "every single gradient is finite here"
-        for tower, names in [*found.items()][:1]:
-            shown = first_few(names, _SHOWN_NAMES)
-            where = f"the gradients of {tower} are not finite in {shown}"
-        return f"{error}; {where}. {self._save(error, found)}"
-
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
-        """Restores the last checkpoint, and skips the batches up to a bad one."""
+        """Restores the last checkpoint, and skips all batches up to a bad one."""
         failed = self._progress.step + 1
         messages = self._progress.restore()
         self._progress.share(self._towers)
@@ -209,15 +208,15 @@ class NotFinitePolicy:
         if self._rollbacks > MOST_ROLLBACKS:
             raise UsageError(
                 f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
-                f"{step} have not helped. {self._advice()}"
+                f"{step} have not helped. {self._advice(step + 1, failed)}"
             )
         without = ""
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step
-            since = (
+            steps = (
                 f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
             )
-            without = f", without the images of {since}"
+            without = f", without the images of {steps}"
         for message in messages:
             say(message)
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
@@ -249,15 +248,15 @@ class NotFinitePolicy:
                 found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
         return found
 
-    def _advice(self) -> str:
+    def _advice(self, first: int, last: int) -> str:
+        """Returns what helps against a number that is not finite at these steps."""
         rate = self._training.config.update.learning_rate
-        first = self._progress.step + 1
-        find = f"{invocation.command('replay')} {self._training.train_dir}"
+        run = shlex.quote(str(self._training.train_dir))
         return (
             f"A lower --learning_rate than {rate}, "
             "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
             f"{self._progress.how_to_resume()}\nThe images that caused it:\n"
-            f"    {find} --steps {first}:{first} --find"
+            f"    {invocation.command('replay')} {run} --steps {first}:{last} --find"
         )
 
 
