@@ -42,8 +42,6 @@ _FACTS = {
     "simulated": bool,
     "versions": dict,
 }
-# What a run of an older version does not record.
-WITHOUT_VAL = {"data_parts": ["train", "test"]}
 _PLACES = ("data_dir", "data_url", "corrections")  # A stranger's run decides neither.
 
 
@@ -97,16 +95,16 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     return values
 
 
-def recorded_division(directory: Path, *, fresh: bool) -> dict[str, Any]:
-    """Returns how a run divided its images into parts, as its `config.json` has it.
+def recorded_division(directory: Path, *, fresh: bool) -> str | None:
+    """Returns how a run divided its pictures into parts.
 
-    It is empty if there is no run in `directory`. Any worker may call this.
+    The value is that of `PictureDataset.division`; None if there is no run in
+    `directory`. Any worker may call this.
     """
     # `Path.exists` raises where this user may not look.
     if fresh or not os.path.exists(directory / layout.CONFIG):  # noqa: PTH110
-        return {}
-    run = {**WITHOUT_VAL, **read_run_config(directory, complete=False)}
-    return {name: run[name] for name in ("data_division", "data_parts")}
+        return None
+    return read_run_config(directory, complete=False)["data_division"]
 
 
 def why_no_run(directory: Path) -> str:

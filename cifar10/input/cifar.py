@@ -4,7 +4,6 @@ Two rules hold throughout. A damaged copy is an error, never a reason to use som
 else. And wherever the stand-in is named, it is called a stand-in.
 """
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import numpy as np
 from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
 from cifar10.input.dataset_base import Dataset
-from cifar10.input.division import held_out
 
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
 
@@ -25,29 +23,14 @@ FORMATS = {
 ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class BinaryDataset(Dataset):
-    """A data set of fixed files, which are verified whenever they are read.
-
-    Attributes:
-        val_fraction: The share of the training files' images that is the part `val`.
-    """
+    """A data set of fixed files, which are verified whenever they are read."""
 
     directory: Path
-    val_fraction: float = 0.0
-
-    @property
-    def parts(self) -> tuple[records.Split, ...]:
-        """The parts that it has: those of its files, and `val` if it has a share."""
-        return records.SPLITS if self.val_fraction else records.WITHOUT_VAL
 
     def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
         """Returns all images of a split and their labels, as `records.read_split`."""
-        file_format = FORMATS[self.name]
-        if split == "test" or not self.val_fraction:
-            return records.read_split(self.directory, file_format, split)
-        whole = records.read_split(self.directory, file_format, "train")
-        return held_out(split, *whole, self.val_fraction)
+        return records.read_split(self.directory, FORMATS[self.name], split)
 
 
 def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset:

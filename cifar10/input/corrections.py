@@ -14,7 +14,7 @@ import numpy as np
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, did_you_mean, reason
-from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.process import files
@@ -60,9 +60,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
     def images(split: Split) -> Images:
         found = dataset.read(split)[0]
-        if split != "train":
-            return found
-        return found[kept] if isinstance(found, np.ndarray) else _Some(found, kept)
+        return selected(found, kept) if split == "train" else found
 
     digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
     values = {
@@ -93,18 +91,3 @@ def _read(name: str) -> list[tuple[str, str, str]]:
             f"--corrections {name} cannot be read: {reason(error)}.\nIt is a CSV file "
             "with the columns picture and class."
         ) from error
-
-
-class _Some:
-    """Some of the images of a part that stays on the disk."""
-
-    def __init__(self, images: Images, places: np.ndarray) -> None:
-        self._images, self._places, self.dtype = images, places, images.dtype
-        self.shape = (len(places), *images.shape[1:])
-        self.nbytes = images.nbytes // len(images) * len(places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        return self._images[self._places[chosen]]

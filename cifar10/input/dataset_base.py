@@ -71,3 +71,25 @@ class Dataset:
     def read(self, split: Split) -> tuple[Images, np.ndarray]:
         """Returns the images of a split, and its labels, int32 [count]."""
         raise NotImplementedError
+
+
+def selected(images: Images, places: np.ndarray) -> Images:
+    """Returns some of the images of a part; what is on the disk stays there."""
+    if isinstance(images, np.ndarray):
+        return images[places]
+    return _Some(images, places)
+
+
+class _Some:
+    """Some of the images of a part that stays on the disk."""
+
+    def __init__(self, images: Images, places: np.ndarray) -> None:
+        self._images, self._places, self.dtype = images, places, images.dtype
+        self.shape = (len(places), *images.shape[1:])
+        self.nbytes = images.nbytes // len(images) * len(places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        return self._images[self._places[chosen]]

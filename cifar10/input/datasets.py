@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
-from cifar10.config.run_config import WITHOUT_VAL
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.dataset_base import Dataset
+from cifar10.input.division import with_val
 
 # Side of the images that pictures become unless `--image_size` says otherwise.
 DEFAULT_SIZE = 64
@@ -44,21 +44,17 @@ def find(
             see `cifar.find`; for "folder" and "npz" the folder or file itself; for
             "tfds:NAME" the data directory of TensorFlow Datasets.
         data_url: URL of CIFAR's archive.
-        **preparation: `val_fraction`; and for pictures `image_size`,
-            `validation_fraction` and `max_bad_images`, as in `config.dataset`, and as
-            recorded by a run `division` and `without_val`.
+        **preparation: For pictures: `image_size`, `validation_fraction`,
+            `val_fraction` and `max_bad_images`, as in `config.dataset`; `division`, as
+            recorded by a run.
     """
-    val_fraction = preparation.get("val_fraction", 0.0)
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
-        found = cifar.find(data, data_dir, data_url)
-        return dataclasses.replace(found, val_fraction=val_fraction)
+        return cifar.find(data, data_dir, data_url)
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
 
-        without_val = preparation.get("without_val", False)
-        path = Path(_required(data, data_dir))
-        return find_npz(path, val_fraction, without_val=without_val)
+        return find_npz(Path(_required(data, data_dir)))
     from cifar10.input.pictures.dataset import Preparation, find_folder
 
     how = Preparation(cache_of_pictures(), **preparation)
@@ -90,12 +86,12 @@ def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
     preparation["val_fraction"] = settings.get("val_fraction", 0.0)
     preparation["division"] = settings.get("data_division")
-    preparation["without_val"] = "val" not in settings.get("data_parts", ("val",))
     dataset = find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
     for note in getattr(dataset, "notes", ()) if say_notes else ():
         say(f"Note: {note}.")
+    dataset = with_val(dataset, preparation["val_fraction"])
     if corrections := settings.get("corrections"):
         from cifar10.input.corrections import corrected
 
@@ -123,7 +119,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     found = {"data_dir": data_dir, "corrections": corrections}
-    dataset = find_for({**WITHOUT_VAL, **settings, **found})
+    dataset = find_for({**settings, **found})
     described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     # CIFAR's classes are fixed, whatever an older version called them.
     if settings["data"] not in cifar.FORMATS:

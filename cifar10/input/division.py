@@ -5,6 +5,7 @@ lowest hashes, below a limit, and those up to a second limit are the part `val`.
 division is the same on every machine, and images that are added move few others.
 """
 
+import dataclasses
 import hashlib
 import math
 import unicodedata
@@ -12,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cifar10.errors import UsageError
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.dataset_base import Dataset, Images, selected
+from cifar10.input.records import Split
 
 # How a run of an older version was divided: by one limit for all classes.
 BY_FRACTION = ""
@@ -41,9 +42,8 @@ def divided(
             other classes than those of the run.
 
     Returns:
-        The place of each image's part in `SPLITS`, uint8 [count], and the division as a
-        run keeps it: for each part the limits of all classes, each 16 hexadecimal
-        digits.
+        The part of each image, str [count], and the division as a run keeps it: for
+        each part the limits of all classes, each 16 hexadecimal digits.
     """
     hashes = np.array([*map(_hash_of, names)], np.uint64)
     if division == BY_FRACTION:
@@ -59,28 +59,44 @@ def divided(
         of_classes = np.split(ordered, ends[:-1])
         wanted = [*shares.values()]
         limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
-    parts = np.zeros(len(hashes), np.uint8)
+    parts = np.full(len(hashes), "train")
     for split, of_part in [*zip(shares, limits, strict=False)][::-1]:
-        parts[hashes < of_part[labels]] = SPLITS.index(split)
+        parts[hashes < of_part[labels]] = split
     return parts, limits.astype(">u8").tobytes().hex()
 
 
-def held_out(
-    split: Split, images: np.ndarray, labels: np.ndarray, fraction: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `train` or `val` of a training part whose images have no names.
+def with_val(dataset: Dataset, fraction: float) -> Dataset:
+    """Returns a data set with that fraction of its training part held out as `val`.
 
-    The numbers of the images stand for names.
+    It is the data set itself if it has such a part or nothing to train on, or the
+    fraction is 0.
     """
-    numbers = map(str, range(len(labels)))
-    parts, _ = divided(numbers, labels, int(labels.max()) + 1, {"val": fraction})
-    chosen = parts == SPLITS.index(split)
-    if not chosen.any():
-        raise UsageError(
-            f"--val_fraction {fraction}: no class has two training images, of which "
-            "one could be held out. Leave it out."
-        )
-    return images[chosen], labels[chosen]
+    if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
+        return dataset
+    names = [field.name for field in dataclasses.fields(Dataset)]
+    values = {name: getattr(dataset, name) for name in names}
+    return _HeldOut(**values, whole=dataset, fraction=fraction)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _HeldOut(Dataset):
+    """A data set whose images have no names; their numbers stand for these."""
+
+    whole: Dataset
+    fraction: float
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        return ("train", "val", *self.whole.parts[1:])
+
+    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+        if split == "test":
+            return self.whole.read(split)
+        images, labels = self.whole.read("train")
+        numbers = map(str, range(len(labels)))
+        parts, _ = divided(numbers, labels, self.classes, {"val": self.fraction})
+        chosen = np.flatnonzero(parts == split)
+        return selected(images, chosen), labels[chosen]
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:

@@ -19,8 +19,8 @@ import numpy as np
 from cifar10.errors import UsageError
 
 Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test", "val")
-WITHOUT_VAL = SPLITS[:2]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+WITHOUT_VAL: tuple[Split, ...] = ("train", "test")
 
 # Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)

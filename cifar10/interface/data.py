@@ -12,40 +12,29 @@ from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures.arrays import array_dataset
 from cifar10.input.pictures.dataset import PictureDataset
-from cifar10.input.records import WITHOUT_VAL, Split
+from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
 # The parts of pairs of arrays, by their number.
-_ORDERS: dict[int, tuple[Split, ...]] = {2: WITHOUT_VAL, 3: ("train", "val", "test")}
+_ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
     "Give (x, y), ((x, y), (x_test, y_test)) or ((x, y), (x_val, y_val), (x_test, "
     "y_test)), or an object with the attributes of cifar10.input.dataset_base.Dataset."
 )
 
 
-def as_dataset(
-    data: Any, split: Split = "train", val_fraction: float = 0.0
-) -> Dataset | None:
+def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     """Returns data as a data set; None for a name, which is looked up elsewhere.
 
-    A single pair of arrays belongs to the `split`. Of training arrays `val_fraction`
-    is held out.
+    A single pair of arrays belongs to the `split`.
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = _read_streams(data)
     if not isinstance(data, tuple):
-        wrapped = _wrap(data)
-        if val_fraction and "val" not in wrapped.parts:
-            raise UsageError(
-                f"val_fraction={val_fraction}: of an object nothing is held out. Let "
-                'its read("val") return that part, and its `parts` name it.'
-            )
-        return wrapped
+        return _wrap(data)
     order = _ORDERS.get(len(data)) if all(isinstance(p, tuple) for p in data) else None
     pairs = dict(zip(order, data, strict=True)) if order else None
-    if val_fraction and split == "train" and pairs and "val" in pairs:
-        raise UsageError(f"val_fraction={val_fraction}: the data have a part for that.")
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
@@ -54,7 +43,7 @@ def as_dataset(
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return array_dataset(found, _WHERE, name_of(data), None, val_fraction)
+    return array_dataset(found, _WHERE, name_of(data), None)
 
 
 def _read_streams(data: Any) -> Any:

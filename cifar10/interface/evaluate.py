@@ -76,13 +76,15 @@ def evaluate(
     from cifar10.evaluation.scored_set import ScoredSet
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
+    from cifar10.input.division import with_val
     from cifar10.interface.data import as_dataset, fitting
 
-    trusted = None
+    dataset, trusted = as_dataset(data, split), None
     if isinstance(run, Record):
         directory, trusted = run.train_dir, run.config.network.model
         know_model(run.config)
-        data = run.config.data_objects if data is None else data
+        if data is None:
+            dataset = as_dataset(run.config.data_objects)
     else:
         directory = layout.locate_run(str(run))
     if model is not None:
@@ -101,10 +103,6 @@ def evaluate(
     )
     found_step = trained.restore(options.step)
     settings = trained.settings
-    # A single pair of arrays is what is scored, unless the run has trained on it.
-    is_runs = isinstance(run, Record) and data is run.config.data_objects
-    held = settings.get("val_fraction", 0.0) if is_runs or split == "val" else 0.0
-    dataset = as_dataset(data, "train" if is_runs else split, held)
     if dataset is None and data is None:
         dataset = datasets.find_again(settings)
     elif dataset is None:
@@ -112,10 +110,13 @@ def evaluate(
         dataset = datasets.find_for(
             {**settings, "data_dir": None, "corrections": None, **named}
         )
+    # Of data that are given for split="train" all is scored.
+    is_whole = data is not None and split == "train"
+    held = 0.0 if is_whole else settings.get("val_fraction", 0.0)
     scored = ScoredSet(
         trained.model,
         settings,
-        fitting(dataset, settings),
+        with_val(fitting(dataset, settings), held),
         directory / layout.EVALUATION_EVENTS,
         options,
         own_metrics=own_metrics,

@@ -29,14 +29,14 @@ DESCRIPTION = """Prepares pictures as a training would, and shows what is in the
     python -m cifar10 data photos
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
-Prints how many pictures each class has for training and for testing, which
-were left out and why, and which are equal or nearly so: a test picture that is
-also trained on makes scores too good, and a picture in two classes cannot be
-learned. It draws some of each class on a contact sheet, and prints the command
-that trains on them, with --max_bad_images if a training would refuse so many
-bad pictures. A training with the same flags finds the pictures prepared. With
---train_dir it writes which training pictures' labels a run contradicts, as
-corrections.csv and corrections.html in the run's directory.
+Prints how many pictures each class has in each part, which were left out and
+why, and which are equal or nearly so: a held-out picture that is also trained
+on makes scores too good, and a picture in two classes cannot be learned. It
+draws some of each class on a contact sheet, and prints the command that trains
+on them, with --max_bad_images if a training would refuse so many bad pictures.
+A training with the same flags finds the pictures prepared. With --train_dir it
+writes which training pictures' labels a run contradicts, as corrections.csv
+and corrections.html in the run's directory.
 Exit code 0: shown; 2: a mistake that you can fix.
 """
 
@@ -213,8 +213,8 @@ def _on_duplicates(
     nearly: Sequence[Sequence[str]],
 ) -> Iterator[str]:
     if nearly:
-        tested = counted(len(nearly), "test picture is", "test pictures are")
-        yield f"{tested} nearly the same as one that is trained on:"
+        held_out = counted(len(nearly), "held-out picture is", "held-out pictures are")
+        yield f"{held_out} nearly the same as one that is trained on:"
         yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
         yield "no two pictures pixel for pixel"
@@ -222,8 +222,10 @@ def _on_duplicates(
     repeating = counted(repeated, "picture repeats", "pictures repeat")
     yield f"{repeating} another one, pixel for pixel as prepared"
     if in_both_parts:
-        tested = counted(in_both_parts, "test picture is", "test pictures are")
-        yield f"{tested} trained on too: scores are too good"
+        held_out = counted(
+            in_both_parts, "held-out picture is", "held-out pictures are"
+        )
+        yield f"{held_out} trained on too: scores are too good"
     if in_several_classes:
         several = counted(in_several_classes, "is", "are")
         yield f"{several} in several classes: nothing can learn them"

@@ -5,9 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from cifar10.config.config import Config
-from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.input.division import with_val
 from cifar10.input.pictures.arrays import find_npz
 from cifar10.interface.data import as_dataset
 from small_folders import find, numbered, write
@@ -30,7 +29,7 @@ def content(dataset):
 def test_cifar_has_a_val_part_where_a_fraction_asks_for_it(stand_in_dir):
     whole = datasets.find("synthetic", str(stand_in_dir))
     assert (whole.parts, whole.validation_split) == (("train", "test"), "test")
-    divided = datasets.find("synthetic", str(stand_in_dir), val_fraction=0.1)
+    divided = with_val(whole, 0.1)
     assert divided.validation_split == "val"
     parts = {split: divided.read(split) for split in ("train", "val")}
     images, labels = whole.read("train")
@@ -39,7 +38,7 @@ def test_cifar_has_a_val_part_where_a_fraction_asks_for_it(stand_in_dir):
     assert counts.min() == pytest.approx(counts.max(), abs=2), "class by class"
     seen = np.concatenate([part.reshape(len(part), -1) for part, _ in parts.values()])
     assert sorted(map(bytes, seen)) == sorted(map(bytes, images)), "each image once"
-    again = datasets.find("synthetic", str(stand_in_dir), val_fraction=0.1)
+    again = with_val(whole, 0.1)
     np.testing.assert_array_equal(again.read("val")[0], parts["val"][0])
     np.testing.assert_array_equal(divided.read("test")[1], whole.read("test")[1])
 
@@ -57,18 +56,12 @@ def test_arrays_have_three_parts(tmp_path):
     assert two.validation_split == "test"
     assert three.fingerprint != two.fingerprint
     np.testing.assert_array_equal(three.read("val")[0], val[0])
-    old = find_npz(tmp_path / "three.npz", without_val=True)
-    assert (old.parts, old.fingerprint) == (two.parts, two.fingerprint)
-    held = as_dataset((train, test), val_fraction=0.2)
-    assert content(held) == {"train": 16, "test": 20, "val": 4}
-    assert content(as_dataset(train, val_fraction=0.2)) == {"train": 16, "val": 4}
-
-
-def test_a_val_part_is_not_given_twice():
-    with pytest.raises(UsageError, match="val_fraction"):
-        as_dataset(PAIRS, val_fraction=0.2)
-    with pytest.raises(UsageError, match="val_fraction"):
-        Config(val_fraction=0.95)
+    held = with_val(as_dataset((train, test)), 0.2)
+    assert content(held) == {"train": 16, "val": 4, "test": 20}
+    assert content(with_val(as_dataset(train), 0.2)) == {"train": 16, "val": 4}
+    # A part that is there needs no fraction, and one to score is not divided.
+    assert with_val(given, 0.2) is given
+    assert content(with_val(as_dataset(test, "test"), 0.2)) == {"test": 20}
 
 
 def test_a_folder_has_three_parts(tmp_path, cache):
@@ -81,15 +74,14 @@ def test_a_folder_has_three_parts(tmp_path, cache):
     dataset = find(folder, cache)
     assert content(dataset) == {"train": 18, "test": 10, "val": 6}
     assert all(path.startswith("val/") for path in dataset.paths["val"])
-    # A run of an older version used two of them, and goes on so.
-    old = find(folder, cache, without_val=True)
-    assert content(old) == {"train": 18, "test": 10}
     # Read from the cache, they are the same.
     again = find(folder, cache)
     np.testing.assert_array_equal(again.read("val")[0], dataset.read("val")[0])
     assert again.fingerprint == dataset.fingerprint
     shutil.rmtree(folder / "val")
-    assert find(folder, cache).fingerprint == old.fingerprint != dataset.fingerprint
+    two = find(folder, cache)
+    assert content(two) == {"train": 18, "test": 10}
+    assert two.fingerprint != dataset.fingerprint
 
 
 def test_a_folder_is_divided_into_three_parts(tmp_path, cache):

@@ -18,8 +18,7 @@ import numpy as np
 
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
-from cifar10.input.division import held_out
-from cifar10.input.pictures.dataset import UNUSED_FRACTION, PictureDataset
+from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
@@ -28,21 +27,16 @@ from cifar10.process import files
 # times its size if that is more: real pictures become smaller by less. Grey ones then
 # take three times as much.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
-_ARRAYS, _OF_VAL = (
-    tuple(f"{kind}_{split}" for split in splits for kind in "xy")
-    for splits in (WITHOUT_VAL, SPLITS[2:])
-)
+_ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
 
-def find_npz(
-    path: Path, val_fraction: float = 0.0, *, without_val: bool = False
-) -> PictureDataset:
-    """Reads and checks the pictures of an .npz file, perhaps `without_val` in it."""
+def find_npz(path: Path) -> PictureDataset:
+    """Reads and checks the pictures of an .npz file."""
     path = path.expanduser().absolute()
     where = printable(str(path))
     try:
         with files.opened(path, follow=True) as file:
-            found = _unpacked(file, without_val=without_val)
+            found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
         why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
@@ -50,15 +44,15 @@ def find_npz(
             f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and they "
             "fit in memory. Pictures in folders, one for each class, need not fit."
         ) from error
-    return array_dataset(found, where, NPZ, path, val_fraction)
+    return array_dataset(found, where, NPZ, path)
 
 
-def _unpacked(file: BinaryIO, *, without_val: bool) -> dict[str, np.ndarray]:
+def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
     """Returns the arrays in a file: no pickles, and not far larger than the file."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
-        has_val = not without_val and f"{_OF_VAL[0]}.npy" in archive.namelist()
-        names = (*_ARRAYS, *_OF_VAL) if has_val else _ARRAYS
+        has_val = "x_val.npy" in archive.namelist()
+        names = (*_ARRAYS, "x_val", "y_val") if has_val else _ARRAYS
         entries = [archive.getinfo(f"{name}.npy") for name in names]
         usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
         if not usual.issuperset(entry.compress_type for entry in entries):
@@ -75,11 +69,7 @@ def _unpacked(file: BinaryIO, *, without_val: bool) -> dict[str, np.ndarray]:
 
 
 def array_dataset(
-    found: Mapping[str, np.ndarray],
-    where: str,
-    name: str,
-    directory: Path | None,
-    val_fraction: float = 0.0,
+    found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
 ) -> PictureDataset:
     """Checks pictures, and makes a data set of them.
 
@@ -88,7 +78,6 @@ def array_dataset(
         where: Where they are, for messages.
         name: As in `config.json`.
         directory: What finds them again; None if nothing does.
-        val_fraction: The share of the training part that becomes `val`.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
@@ -108,12 +97,6 @@ def array_dataset(
             f"The images in {where} have the shapes {' and '.join(map(str, shapes))} "
             "(height, width, channels). Give all images the same shape."
         )
-    notes = [UNUSED_FRACTION] if val_fraction and "val" in labels else []
-    if val_fraction and "train" in labels and not notes:
-        whole = images["train"], labels["train"]
-        for split in ("train", "val"):
-            held = held_out(split, *whole, val_fraction)
-            images[split], labels[split] = held
     for split, some in labels.items():
         unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
@@ -138,7 +121,6 @@ def array_dataset(
         fingerprint=digest.hexdigest(),
         images=images.__getitem__,
         labels=labels,
-        notes=notes,
     )
 
 

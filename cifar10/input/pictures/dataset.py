@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -19,12 +18,11 @@ from cifar10.input.division import divided
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.listing import Listing, list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.records import Split
 
 # The score of a class with fewer test pictures is chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
-UNUSED_FRACTION = "--val_fraction is not used, because there is a val part"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -52,7 +50,7 @@ class PictureDataset(Dataset):
     @property
     def parts(self) -> tuple[Split, ...]:
         """The parts that it has."""
-        return tuple(split for split in SPLITS if split in self.labels)
+        return tuple(self.labels)
 
     def read(self, split: Split) -> tuple[Images, np.ndarray]:
         """Returns the images of a part, in memory or on disk, and its int32 labels."""
@@ -76,7 +74,6 @@ class Preparation:
     max_bad_images: float  # The share of pictures that may be bad and left out.
     division: str | None = None  # That of a run, as `divided` returns it.
     val_fraction: float = 0.0  # The share of the part `val` where there is none.
-    without_val: bool = False  # As a run of an older version, which had no such part.
 
 
 def find_folder(directory: Path, how: Preparation) -> PictureDataset:
@@ -85,7 +82,7 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     `listing.py` says how the folder has to be laid out.
     """
     directory = directory.expanduser().absolute()
-    listing = list_folder(directory, without_val=how.without_val)
+    listing = list_folder(directory)
     contents = (
         functools.partial(decoding.read, directory / path, path)
         for path, _, _ in listing.files
@@ -121,41 +118,29 @@ def prepared_dataset(
     files, classes, side = listing.files, listing.classes, how.image_size
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
-    parts = np.array(listing.parts or np.zeros(len(files)), np.uint8)
+    parts, division = np.array(listing.parts or ["train"] * len(files)), None
     shares: dict[Split, float] = {}
     if listing.parts is None:
         shares["test"] = how.validation_fraction
-    if how.val_fraction and 2 in parts:
-        listing.notes.append(UNUSED_FRACTION)
-    elif how.val_fraction:
+    if how.val_fraction and "val" not in parts:
         shares["val"] = how.val_fraction
-    division = None
     if shares:
-        free = parts == 0
+        free = np.flatnonzero(parts == "train")
+        some, some_labels = [names[n] for n in free], labels_of[free]
         parts[free], division = divided(
-            itertools.compress(names, free),
-            labels_of[free],
-            len(classes),
-            shares,
-            how.division,
+            some, some_labels, len(classes), shares, how.division
         )
     shards = Shards(home, files, parts, contents, side)
     left_out = shards.left_out
     where = printable(name if name.startswith(TFDS) else str(directory))
     _check_left_out(left_out, len(files), how.max_bad_images, where)
     labels = {split: labels_of[places] for split, places in shards.places.items()}
-    fixes: dict[Split, str] = {
-        "train": "lower --validation_fraction",
-        "test": "raise --validation_fraction",
-        "val": "remove --val_fraction",
-    }
-    if "val" in shares:  # A class of one picture has none to hold out.
-        labels.setdefault("val", labels_of[:0])
-    for split, some in labels.items():
-        if not some.size:
+    for split in {**labels, **shares}:
+        if not len(labels.get(split, ())):
+            fraction = "val_fraction" if split == "val" else "validation_fraction"
             raise UsageError(
                 f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} part. Add pictures, or {fixes[split]}."
+                f"{split} part. Add pictures, or change --{fraction}."
             )
     counts = np.bincount(labels["test"], minlength=len(classes)).tolist()
     if few := [name for name, n in zip(classes, counts, strict=True) if n < _ENOUGH]:
@@ -191,7 +176,7 @@ def _fingerprint(
     """Returns the SHA-256 of the pixels, labels and classes that a training sees."""
     blocks = {
         f"{split}-{number:05d}.bin": sha256
-        for split, of_part in zip(labels, shards.hashes, strict=True)
+        for split, of_part in shards.hashes.items()
         for number, sha256 in enumerate(of_part)
     }
     seen = [PIXELS, classes, (side, side, 3), sorted(blocks)]

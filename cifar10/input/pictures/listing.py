@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cifar10.errors import UsageError, counted, first_few, printable, reason
-from cifar10.input.records import SPLITS
+from cifar10.input.records import WITHOUT_VAL, Split
 
 # The ends of pictures' names; files with other names are left alone. Those of the
 # second line are not read, but must not be lost in silence: they count as bad unless
@@ -54,19 +54,16 @@ class Listing:
     classes: list[str]
     files: list[File]
     labels: list[int]
-    parts: list[int] | None  # Places in `SPLITS`; None if there is no test part.
+    parts: list[str] | None  # None if there is no test part.
     notes: list[str] = dataclasses.field(default_factory=list)  # For the user.
 
 
-def list_folder(directory: Path, *, without_val: bool = False) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone.
-
-    Beside a test part `val` is a part of its own, unless the list is `without_val`.
-    """
+def list_folder(directory: Path) -> Listing:
+    """Lists the pictures in a folder, in an order that depends on their names alone."""
     where = printable(str(directory))
     found, visited, notes, left_out = _walk(directory)
     folders = _by_folder(found)
-    used = _parts(folders, notes, without_val=without_val)
+    used = _parts(folders, notes)
     for folder, why in visited.items():
         top = folder.partition("/")[0].casefold()
         if why and (len(used) < 2 or top in (TRAIN, *TESTS)):
@@ -75,12 +72,13 @@ def list_folder(directory: Path, *, without_val: bool = False) -> Listing:
                 f"{why}.\nCorrect its name, or make it readable for this user. "
                 f"{_LAYOUTS}"
             )
-    parts = [_by_folder(folders[part], part) for part in used] or [folders]
-    in_no_class = sum(len(part.pop("", ())) for part in parts)
+    parts = {split: _by_folder(folders[part], part) for split, part in used.items()}
+    parts = parts or {"train": folders}
+    in_no_class = sum(len(part.pop("", ())) for part in parts.values())
     left_out["in no class"] += in_no_class
-    classes = [*parts[0]]
+    classes = [*parts["train"]]
     _check_classes(classes, directory, in_no_class)
-    for split, part in zip(SPLITS, parts, strict=False):
+    for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
                 f"{where}: the {split} part has classes that {TRAIN}/ lacks: "
@@ -89,18 +87,20 @@ def list_folder(directory: Path, *, without_val: bool = False) -> Listing:
             )
     files: list[File] = []
     labels: list[int] = []
-    places: list[int] = []
+    parts_of: list[str] = []
     for label, name in enumerate(classes):
-        for number, part in enumerate(parts):
+        for split, part in parts.items():
             of_class = part.get(name, [])
             files += of_class
             labels += [label] * len(of_class)
-            places += [number] * len(of_class)
+            parts_of += [split] * len(of_class)
     # Folders of classes, as the file system and the pictures have them.
-    there = {name for name in visited if name.rpartition("/")[0] in ("", *used)} - {""}
+    there = {
+        name for name in visited if name.rpartition("/")[0] in ("", *used.values())
+    } - {""}
     filled = {*folders}
-    for top, part in zip(used, parts if used else (), strict=True):
-        filled |= {f"{top}/{name}" for name in part}
+    for split, top in used.items():
+        filled |= {f"{top}/{name}" for name in parts[split]}
     if empty := sorted(there - filled):
         lack = counted(len(empty), "folder has", "folders have")
         notes.append(f"{lack} no pictures: {_some(empty)}")
@@ -109,7 +109,7 @@ def list_folder(directory: Path, *, without_val: bool = False) -> Listing:
         total = counted(left_out.total(), "file is", "files are")
         notes.append(f"{total} left out ({kinds})")
     names, notes = [*map(printable, classes)], [*map(printable, notes)]
-    return Listing(names, files, labels, places if len(parts) > 1 else None, notes)
+    return Listing(names, files, labels, parts_of if len(parts) > 1 else None, notes)
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
@@ -191,10 +191,8 @@ def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
     return found
 
 
-def _parts(
-    folders: Mapping[str, Sequence[File]], notes: list[str], *, without_val: bool
-) -> list[str]:
-    """Returns the folders of the parts, as in `SPLITS`, if there are any.
+def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> dict[Split, str]:
+    """Returns the folders of the parts, if there are any.
 
     A folder `train` is the training part if it has subfolders and no pictures of its
     own, and stands beside a test part or alone. Otherwise it is a class.
@@ -204,17 +202,15 @@ def _parts(
         alike = [name for name in folders if name.casefold() == part]
         return [name for name in alike if "" not in _by_folder(folders[name], name)]
 
-    train, test = named(TRAIN), named(TESTS[0])
-    vals = [name for part in TESTS[1:] for name in named(part)]
-    tests = [*test, *vals]
+    train, tests = named(TRAIN), [name for part in TESTS for name in named(part)]
     others = [name for name in folders if name not in ("", *train, *tests)]
     if len(train) != 1 or (others and not tests):
-        return []
-    used = [*train, *tests[:1]]
-    if test and not without_val:
-        used += vals[:1]
-    if unused := [name for name in (*tests, *others) if name not in used]:
-        notes.append(f"{_some(unused)} beside {_some(used)} is not used")
+        return {}
+    used = dict(zip(WITHOUT_VAL, [*train, *tests], strict=False))
+    if len(named(TESTS[0])) == 1 and tests[1:]:
+        used["val"] = tests[1]
+    if unused := [name for name in (*tests, *others) if name not in used.values()]:
+        notes.append(f"{_some(unused)} beside {_some([*used.values()])} is not used")
     return used
 
 

@@ -57,7 +57,7 @@ _MANIFEST = "manifest.json"
 # The SHA-256 of its records, and why pictures are left out, by their paths. The SHA-256
 # is empty if the fault may not be in the picture: the next start decodes it again.
 _Shard: TypeAlias = tuple[str, dict[str, str]]
-# The SHA-256 of each block of a part's records, part by part as in `SPLITS`.
+# The SHA-256 of each block of a part's records, part by part.
 _Hashes: TypeAlias = list[list[str]]
 # The shards by their files, and the hashes by the division of the list into parts.
 _Manifest: TypeAlias = tuple[dict[str, _Shard], dict[str, _Hashes]]
@@ -69,7 +69,7 @@ class Shards:
     Args:
         home: The folder, a different one for each source of pictures and each size.
         listed: The pictures.
-        parts: uint8 [count], the place in `SPLITS` of each picture's part.
+        parts: str [count], the part of each picture.
         contents: Functions that read each picture's file. It is iterated over only if
             a picture has to be decoded; the functions are called in several threads.
         image_size: Height and width of the results.
@@ -77,7 +77,7 @@ class Shards:
     Attributes:
         left_out: The reason why each picture that is left out is bad, by its path.
         places: int64 [count], the positions in the list of each part's pictures.
-        hashes: The SHA-256 of each block of a part's pixels, part by part.
+        hashes: The SHA-256 of each block of a part's pixels.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Shards:
         of_shards = [listed[start : start + self._per_shard] for start in starts]
         # The pictures of each shard, by its file.
         self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
-        splits = SPLITS if 2 in parts else WITHOUT_VAL
-        members = [np.packbits(parts == n) for n in range(1, len(splits))]
-        division = _digest([[*self._listed], *(m.tobytes().hex() for m in members)])
+        splits = SPLITS if "val" in parts else WITHOUT_VAL
+        members = [np.packbits(parts == split).tobytes().hex() for split in splits]
+        division = _digest([[*self._listed], *members[1:]])
         with cache.opened(home) as folder, contextlib.ExitStack() as lock:
             shards, hashes = self._read_manifest(folder)
             if len(shards) < len(self._listed) or division not in hashes:
@@ -120,15 +120,14 @@ class Shards:
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
             self.places: dict[Split, np.ndarray] = {
-                split: np.flatnonzero(is_good & (parts == place))
-                for place, split in enumerate(splits)
+                split: np.flatnonzero(is_good & (parts == split)) for split in splits
             }
             if not is_complete:
                 hashes[division] = [
                     _hashes_of(self._on_disk(folder, split)) for split in splits
                 ]
                 cache.save(folder / _MANIFEST, (shards, hashes))
-            self.hashes = hashes[division]
+            self.hashes = dict(zip(splits, hashes[division], strict=True))
 
     def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
         """Returns the images of a part, in memory or on disk.
@@ -140,7 +139,7 @@ class Shards:
             if on_disk.nbytes > IN_MEMORY_BYTES:
                 return on_disk
             images = on_disk[:]
-            if _hashes_of(images) != self.hashes[SPLITS.index(split)]:
+            if _hashes_of(images) != self.hashes[split]:
                 with cache.locked(folder):
                     (folder / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(

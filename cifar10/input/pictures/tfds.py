@@ -42,18 +42,19 @@ def find_tfds(
             f"{TFDS}{name} has no split {TRAIN}, only {', '.join(sorted(splits))}. "
             "Choose another data set."
         )
-    # As in `SPLITS`: beside a part named test another one is `val`.
+    # Beside a part named test another one is `val`.
     tests = [part for part in TESTS if part in splits]
-    has_val = tests[:1] == ["test"] and not how.without_val
-    parts = [TRAIN, *tests[: 2 if has_val else 1]]
+    parts = [TRAIN, *tests[: 2 if "test" in tests else 1]]
     classes = [*map(printable, builder.info.features["label"].names)]
     counts = {part: int(splits[part].num_examples) for part in parts}
     files = [(f"{part}/{n:08d}", 0, 0) for part in parts for n in range(counts[part])]
     identity = builder.info.full_name, str(builder.data_dir), how.image_size, counts
     home = cache.folder_for(how.cache_home, name, *identity)
     labels = _labels(home, builder, parts, len(classes), len(files))
-    places = [place for place, part in enumerate(parts) for _ in range(counts[part])]
-    listing = Listing(classes, files, labels, places if len(parts) > 1 else None)
+    parts_of = []
+    for split, part in zip(("train", "test", "val"), parts, strict=False):
+        parts_of += [split] * counts[part]
+    listing = Listing(classes, files, labels, parts_of if len(parts) > 1 else None)
     contents = (
         functools.partial(bytes, content) for _, content in _examples(builder, parts)
     )

@@ -157,7 +157,8 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     added = [f"cat/new {number}.png" for number in range(40)]
     write(photos, *added)
     _, division = divided(names[:20], [0] * 20, 1, {"test": 0.1})
-    more = np.flatnonzero(divided(added, [0] * 40, 1, {"test": 0.1}, division)[0])
+    parts, _ = divided(added, [0] * 40, 1, {"test": 0.1}, division)
+    more = np.flatnonzero(parts == "test")
     assert more.size
     done, scores = score(run, photos)
     assert scores["num_examples"] == 6 + len(more), done.stderr
