@@ -16,7 +16,6 @@ from cifar10.config import (
     augmentation as augmentations,
     data_flag,
     fields,
-    length,
     python_objects,
     run_config,
 )
@@ -133,7 +132,7 @@ class Config(fields.Sections):
         shown = (
             f"{name}={value!r}"
             for name, value in self.values.items()
-            if value not in (before.get(name), length.OPEN)
+            if value not in (before.get(name), fields.OPEN_STEPS)
         )
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -270,10 +269,11 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
     If `resume`, a run's directory, is among them, that run takes the recipe's place.
     """
-    if {"batch_size", "global_batch_size"} <= set(given):
-        raise UsageError(
-            "--batch_size and --global_batch_size say the same thing; give one of them."
-        )
+    for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
+        named = [f"--{name}" for name in alternatives if given.get(name) is not None]
+        if len(named) > 1:
+            both = " and ".join(named)
+            raise UsageError(f"{both} say the same thing; give one of them.")
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
@@ -289,7 +289,11 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.
         base.pop("global_batch_size", None)
-    return length.completed(base, given)
+    if named:
+        base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
+    elif base.get("max_epochs") or base.get("max_hours"):  # Of a recipe.
+        base = {"max_steps": fields.OPEN_STEPS, **base}
+    return {**base, **given}
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -83,6 +83,10 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 # Schedules of the learning rate that end at --max_steps; the staircase does not.
 EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
+# How long a training is, by one of them. The steps are open until the training set is
+# known, which says how many the epochs are; with `max_hours` they stay so.
+LENGTHS = ("max_steps", "max_epochs", "max_hours")
+OPEN_STEPS = 10**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +190,7 @@ class Dataset(Checked):
         validation_fraction: fraction of your pictures that is the test part, if they
             have no folder test or val
         val_fraction: fraction of the images outside of a given test part to hold out
-            as the part val, on which the training decides what is best and when to stop
+            as the part val, if there is none; it decides what is best and when to stop
             (default: none, so the test part decides)
         max_bad_images: fraction of your pictures that may be damaged, and is left out;
             more stop it

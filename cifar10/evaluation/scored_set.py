@@ -310,9 +310,8 @@ class ScoredSet:
         with writing(self.events, _FIX):
             if step >= newest:
                 self._write_events(writer, step, result)
-            scores.append(
-                self.events, step, result.scalars, result.sums.count, self.part
-            )
+            entry = {**result.scalars, "part": self.part}
+            scores.append(self.events, step, entry, result.sums.count)
         self._writer = writer
         return self.line(step, result, {at: found[at] for at in found if at < step})
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.config import layout, length, run_config
-from cifar10.config.fields import PRECISION
+from cifar10.config import layout, run_config
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
-from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.early_stopping import why_ended
 
 # Errors for which a checkpoint is refused, and the run followed further.
 _REFUSED = (
@@ -60,8 +59,7 @@ class FollowedRun:
         self._folder = directory / layout.CHECKPOINTS
         self._identity: tuple[int, int] | None = None  # Of that folder, on its disk.
         self._problem = ""  # Of the last look, with the run as a whole.
-        self._early_stopping = EarlyStopping()
-        self._hours = 0.0  # Of training, if its manifest says so.
+        self._manifest: dict[str, Any] = {}  # Of the checkpoint that was loaded last.
         self._refused: dict[int, str] = {}  # Reasons by step.
         self._retry_at = 0.0  # By `time.monotonic`: refused ones may be read again.
 
@@ -73,12 +71,7 @@ class FollowedRun:
         """
         if self.model is None or self.step is None:
             return False
-        settings = self.model.settings
-        if self._early_stopping.should_stop(settings.get("stop_after_no_gain")):
-            return True
-        if length.is_time_up(settings, self._hours):
-            return True
-        return self.step >= settings["max_steps"]
+        return why_ended(self.model.settings, self._manifest) is not None
 
     def look(self) -> bool:
         """Loads the newest checkpoint, and returns whether it is new and can be used.
@@ -199,11 +192,7 @@ class FollowedRun:
             self._add_refusal(f"The checkpoint of step {step} is refused: {why}")
         if newest is None:
             return False
-        self.step = newest.step
-        self._early_stopping = EarlyStopping.from_manifest(
-            newest.manifest, model.settings.get("best_by", PRECISION)
-        )
-        self._hours = newest.manifest.get("hours", 0.0)
+        self.step, self._manifest = newest.step, newest.manifest
         return True
 
     def _add_refusal(self, refusal: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cifar10.config import fields, layout, run_config
+from cifar10.config import layout, run_config
 from cifar10.config.config import Config
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
@@ -22,7 +22,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import checkpoints, logs, scores
+from cifar10.run_directory import checkpoints, early_stopping, logs, scores
 
 if TYPE_CHECKING:
     from cifar10.training.hooks import Run
@@ -119,9 +119,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             stop,
             workers,
             hooks=all_hooks,
-            dataset=as_dataset(
-                config.data_objects, val_fraction=config.dataset.val_fraction
-            ),
+            dataset=as_dataset(config.data_objects),
             began=began,
         )
     train_dir = layout.locate_run(config.run.train_dir)
@@ -134,7 +132,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
     return Record(
         train_dir=train_dir,
         step=step,
-        ended=_why_ended(train_dir, step, config.run),
+        ended=_why_ended(train_dir, step, config),
         seconds=seconds,
         history={
             line["step"]: {
@@ -149,15 +147,12 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
     )
 
 
-def _why_ended(train_dir: Path, step: int, run: fields.Run) -> str:
-    if run.max_hours:
-        last = checkpoints.verify(train_dir / layout.CHECKPOINTS, step)
-        return "max_hours" if last.manifest["hours"] >= run.max_hours else "no_gain"
-    steps = run.max_steps
-    if run.max_epochs:
-        steps = run_config.read_run_config(train_dir)["max_steps"]
-    reached = "max_epochs" if run.max_epochs else "max_steps"
-    return reached if step >= steps else "no_gain"
+def _why_ended(train_dir: Path, step: int, config: Config) -> str:
+    settings, manifest = config.values, {"step": step}
+    if (train_dir / layout.CONFIG).exists():  # Of several machines the first has it.
+        settings = run_config.read_run_config(train_dir)
+        manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
+    return early_stopping.why_ended(settings, manifest) or "no_gain"
 
 
 def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,6 +71,24 @@ class EarlyStopping:
     def should_stop(self, evaluations: int | None) -> bool:
         """Returns whether there was no gain for that many evaluations in a row."""
         return evaluations is not None and self.without_gain >= evaluations
+
+
+def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
+    """Returns what ended a run at a checkpoint; None if it goes on from there.
+
+    Args:
+        settings: The content of its `config.json`.
+        manifest: That of the checkpoint.
+
+    Returns:
+        `max_steps`, `max_epochs` or `max_hours`; or `no_gain` by `stop_after_no_gain`.
+    """
+    if manifest["step"] >= settings["max_steps"]:
+        return "max_epochs" if settings.get("max_epochs") else "max_steps"
+    if manifest.get("hours", 0.0) >= (settings.get("max_hours") or math.inf):
+        return "max_hours"
+    record = EarlyStopping.from_manifest(manifest, settings.get("best_by", PRECISION))
+    return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
 def best_kept(run: Path, record: EarlyStopping) -> int | None:

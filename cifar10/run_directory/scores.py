@@ -47,14 +47,10 @@ def deciding(run: Path) -> dict[int, float]:
 
 
 def append(
-    directory: Path,
-    step: int,
-    scalars: Mapping[str, float],
-    num_examples: int,
-    part: str = "test",
+    directory: Path, step: int, scores: Mapping[str, Any], num_examples: int
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl` in a folder."""
-    entry = {"step": step, **scalars, _COUNT: num_examples, "part": part}
+    entry = {"step": step, **scores, _COUNT: num_examples}
     logs.append_line(directory / layout.METRICS, entry)
 
 

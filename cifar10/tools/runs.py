@@ -11,11 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import flags, layout, length, run_config
+from cifar10.config import flags, layout, run_config
 from cifar10.errors import UsageError, counted, did_you_mean, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores
-from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 
 HELP = "list runs with their state, step, score, size and age; remove some"
@@ -114,10 +114,7 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
-        record = EarlyStopping.from_manifest(manifest, by)
-        is_over = record.should_stop(settings.get("stop_after_no_gain"))
-        is_over |= length.is_time_up(settings, manifest.get("hours", 0.0))
-        state = "finished" if is_over or saved[-1] >= settings["max_steps"] else state
+        state = "finished" if why_ended(settings, manifest) else state
     state = "training" if is_locked(path) else state
     most = None if settings.get("max_hours") else settings["max_steps"]
     return {"state": state, "step": step, "max_steps": most, "best": best}

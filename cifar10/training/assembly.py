@@ -22,7 +22,6 @@ from cifar10.config import (
     augmentation,
     fields,
     layout,
-    length,
     run_config,
 )
 from cifar10.config.config import Config, ResolvedConfig
@@ -34,6 +33,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
 from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Images
+from cifar10.input.division import with_val
 from cifar10.models import custom
 from cifar10.models.registry import (
     OPTIONS,
@@ -181,16 +181,19 @@ def assemble(
             # A resumed run keeps its division into parts.
             kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
             with stop.at_once():
-                dataset = datasets.find_for({**config.values, **kept})
-        elif config.dataset.corrections:
-            dataset = corrected(dataset, config.dataset.corrections)
+                known = {**config.values, "data_division": kept}
+                dataset = datasets.find_for(known)
+        else:
+            dataset = with_val(dataset, config.dataset.val_fraction)
+            if config.dataset.corrections:
+                dataset = corrected(dataset, config.dataset.corrections)
         if requested.objects.loss or requested.objects.metrics:
             own_functions.check_all(requested, dataset.classes)
         images, labels = dataset.read("train")
         if epochs := config.run.max_epochs:
-            size = config.global_batch_size
-            steps = length.steps_of(epochs, len(images), size)
-            config = config.replace(max_steps=steps)
+            steps = epochs * len(images) / config.global_batch_size
+            # Rounded because 1.1 * 10 is more than 11.
+            config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
         states = build_states(config, placement, replicas, dataset, images)

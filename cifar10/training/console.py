@@ -13,7 +13,7 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
-from cifar10.config import fields, length
+from cifar10.config import fields
 from cifar10.config.config import read_recipe
 from cifar10.config.options import Scope, defaults, names
 from cifar10.errors import UsageError, first_few
@@ -39,19 +39,18 @@ class Console:
     """A hook that prints lines, and below them a progress bar in a terminal.
 
     `batch_size` is the number of images in one batch of a tower, and `shown` names the
-    metrics that a step's line has besides the usual. `max_steps` is None where the
-    number of steps is open.
+    metrics that a step's line has besides the usual.
     """
 
     waits_for = "the reader of its output"
 
     def __init__(
-        self, max_steps: int | None, batch_size: int, shown: Sequence[str] = ()
+        self, max_steps: int, batch_size: int, shown: Sequence[str] = ()
     ) -> None:
         self._batch_size = batch_size
         self._shown = shown
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
-        of_all = " of {task.total}" if max_steps else ""
+        of_all = "" if max_steps == fields.OPEN_STEPS else " of {task.total}"
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed}" + of_all),
             rich.progress.BarColumn(bar_width=None),  # What the numbers leave.
@@ -194,7 +193,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
     values: dict[str, Any] = {}
     with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
         values = read_recipe(recipe)
-    on_other_lines = {"model", *length.NAMES, "batch_size", "global_batch_size"}
+    on_other_lines = {"model", *fields.LENGTHS, "batch_size", "global_batch_size"}
     before = defaults(fields.ALL)
     shown = names(fields.ALL, scope=Scope.RESULT, in_flags=True) - on_other_lines
     sets = [

@@ -151,9 +151,8 @@ class Loop:
         training = self.training
         self.goodput.enter("training")
         while self.step < self._stage.end and not self.progress.is_over:
-            wanted = self._stop.requested
-            if wanted is None and self.progress.should_end_in_time:
-                wanted = TIME_IS_UP
+            time_is_up = TIME_IS_UP if self.progress.has_no_time else None
+            wanted = self._stop.requested or time_is_up
             signal = training.towers.agree_to_stop(wanted)
             if signal == TIME_IS_UP:
                 self.progress.is_time_up = True

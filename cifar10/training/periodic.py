@@ -74,7 +74,8 @@ class Log:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
-        self._forecast = False
+        # Of an open number of steps none is left.
+        self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
         """Reports every `--log_frequency` steps; forecasts once the time left."""
@@ -90,8 +91,6 @@ class Log:
                 loop.hooks.notify("on_log", step, metrics)
         if not self._forecast and loop.throughput.timed().seconds >= FORECAST_AFTER:
             self._forecast = True
-            if self._config.run.max_hours:
-                return
             with loop.goodput.during("training"):
                 loop.results.wait()
             timed, left = loop.throughput.timed(), self._config.run.max_steps - step
@@ -138,16 +137,12 @@ class Validation:
 
     @property
     def first_line(self) -> str:
-        """A line on the images scored and the period; empty without `--eval_steps`.
-
-        It says so if the test part decides, whose last score is too good then.
-        """
+        """A line on the scores and what they decide; empty without `--eval_steps`."""
         if not self._scored:
             return ""
         line = f"Scores: every {self._period:,} steps, {self._scored.subject}"
-        checkpoints = self._loop.training.config.checkpoints
-        decides = checkpoints.stop_after_no_gain or checkpoints.keep_best
-        if decides and self._scored.part == "test":
+        keep = self._loop.training.config.checkpoints
+        if self._scored.part == "test" and (keep.stop_after_no_gain or keep.keep_best):
             line += (
                 " They decide the stop or the best, so the last score is a little too "
                 "good; --val_fraction 0.1 holds out a part for that."
@@ -255,12 +250,11 @@ def hooks_in_order(
     prints and writes.
     """
     training, of_chief = loop.training, []
-    run = training.config.run
     if training.workers.is_chief:
         of_chief = [
             StepProfile(loop),
             Console(
-                None if run.max_hours else run.max_steps,
+                training.config.run.max_steps,
                 training.config.batch.batch_size,
                 [*training.config.objects.metrics],
             ),

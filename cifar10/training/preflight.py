@@ -12,7 +12,6 @@ from typing import Any
 from cifar10.config import (
     fields,
     layout,
-    length,
     options,
     run_config,
 )
@@ -29,7 +28,7 @@ from cifar10.training.initial_weights import check_initial_weights, check_source
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
 # What decides where a run ends.
-_END = (*length.NAMES, "stop_after_no_gain", "best_by")
+_END = (*fields.LENGTHS, "stop_after_no_gain", "best_by")
 _DATA = "data_fingerprint"
 
 
@@ -56,13 +55,15 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
             check_source(config.fine_tuning)
-        if recorded and config.run.max_epochs == recorded.get("max_epochs") is not None:
-            config = config.replace(max_steps=recorded["max_steps"])
         # With another end, config.json has to be written again.
         if (
             recorded
             and not fresh
-            and all(recorded.get(name) == config.values[name] for name in _END)
+            and all(
+                recorded.get(name) == value or value == fields.OPEN_STEPS
+                for name, value in config.values.items()
+                if name in _END
+            )
         ):
             _refuse_if_over(config, path, recorded)
         yield lock
@@ -90,18 +91,17 @@ def check_run(
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     """Says that a run has already ended at a step, and what can be done next."""
-    train_dir, last = layout.locate_run(config.run.train_dir), config.run.max_steps
-    steps = f"step {step}, and {invocation.option_name('max_steps')} is {last}"
+    train_dir = layout.locate_run(config.run.train_dir)
+    values = config.values
+    name = next(name for name in reversed(fields.LENGTHS) if values[name])
+    end = f"{invocation.option_name(name)} is {values[name]}"
     best = early_stopping.outcome(config, step, record)
-    lines = [f"Nothing to do: the run is at {steps}.", best]
-    longer = invocation.to_resume(
-        train_dir, config.values, **length.doubled(config.values, step)
-    )
-    no_gain = record.should_stop(config.checkpoints.stop_after_no_gain)
-    if config.run.max_hours and not no_gain:
-        lines[0] = f"Nothing to do: --max_hours {config.run.max_hours:g} are over."
-        lines += [f"  train longer:  {longer}"] if longer else []
-    elif step < last:
+    lines = [f"Nothing to do: the run is at step {step}, and {end}.", best]
+    twice = 2 * (step if name == "max_steps" else values[name])
+    longer = invocation.to_resume(train_dir, values, **{name: twice})
+    if step < config.run.max_steps and record.should_stop(
+        config.checkpoints.stop_after_no_gain
+    ):
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
@@ -127,24 +127,21 @@ def _determined(config: Config) -> dict[str, Any]:
     return {
         name: values[name]
         for name in options.result_determining(fields.ALL, values)
-        if (name, values[name]) != ("max_steps", length.OPEN)  # Until data are known.
+        if (name, values[name])
+        != ("max_steps", fields.OPEN_STEPS)  # Until data are known.
         if values[name] != before[name] or name not in _LATER
     }
 
 
 def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> None:
     directory = path / layout.CHECKPOINTS
-    reached = max(checkpoints.steps(directory), default=0) >= config.run.max_steps
+    reached = max(checkpoints.steps(directory), default=0) >= recorded["max_steps"]
     if reached or config.checkpoints.stop_after_no_gain or config.run.max_hours:
         newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
-        if newest:
+        if newest and early_stopping.why_ended(recorded, newest.manifest):
             best_by = config.checkpoints.best_by
             record = EarlyStopping.from_manifest(newest.manifest, best_by)
-            ended = record.should_stop(config.checkpoints.stop_after_no_gain)
-            hours = newest.manifest.get("hours", 0.0)
-            ended |= length.is_time_up(config.values, hours)
-            if ended or newest.step >= config.run.max_steps:
-                raise StoppedError(nothing_to_do(config, newest.step, record), 0)
+            raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 
 def _explained(

@@ -1,12 +1,11 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout, length
+from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
 from cifar10.process import invocation
@@ -17,7 +16,7 @@ from cifar10.run_directory import (
     restoring,
     retention,
 )
-from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
@@ -59,7 +58,6 @@ class Progress:
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
         self.is_time_up = False
-        self._hours, self._since = 0.0, time.monotonic()
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
@@ -84,13 +82,15 @@ class Progress:
 
     @property
     def hours(self) -> float:
-        """Hours of training up to now, of which earlier processes count the saved."""
-        return self._hours + (time.monotonic() - self._since) / HOUR
+        """Hours that the run has taken, in earlier processes too, but for lost work."""
+        seconds = self._goodput.seconds()
+        return (sum(seconds.values()) - seconds["work lost"]) / HOUR
 
     @property
-    def should_end_in_time(self) -> bool:
+    def has_no_time(self) -> bool:
         """Whether the next step has to be the last one; the chief knows."""
-        return self._writes and length.is_time_up(self._config.values, self.hours)
+        limit = self._config.run.max_hours
+        return self._writes and limit is not None and self.hours >= limit
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
@@ -128,14 +128,12 @@ class Progress:
             self.early_stopping = EarlyStopping.from_manifest(
                 newest.manifest, self._config.checkpoints.best_by
             )
+            self.is_time_up = (
+                why_ended(self._config.values, newest.manifest) == "max_hours"
+            )
         with logs.writing(run):
             chain.go_back(run, newest.path if newest else None, self.step)
         self._goodput.go_back(run / layout.METRICS, self.step)
-        self._hours, self._since = 0.0, time.monotonic()
-        if newest:  # The log has the time of a run that began without a limit.
-            logged = sum(self._goodput.seconds().values()) / HOUR
-            self._hours = newest.manifest.get("hours", logged)
-        self.is_time_up = length.is_time_up(self._config.values, self._hours)
         return messages
 
     def first_line(self) -> str:

@@ -22,9 +22,6 @@ def test_one_length_is_given_and_replaces_the_recipes(tmp_path):
     recipe.write_text("max_epochs = 2\n")
     assert Config(recipe=str(recipe)).run.max_epochs == 2
     assert Config(recipe=str(recipe), max_steps=7).run.max_epochs is None
-    recipe.write_text("max_epochs = 2\nmax_steps = 7\n")
-    with pytest.raises(UsageError, match="max_epochs"):
-        Config(recipe=str(recipe))
 
 
 def test_a_schedule_that_ends_needs_a_last_step():

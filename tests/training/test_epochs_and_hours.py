@@ -2,6 +2,7 @@
 
 import json
 import signal
+import types
 
 import keras
 import numpy as np
@@ -14,8 +15,8 @@ from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints
-from cifar10.training import train as training
-from cifar10.training.progress import Progress
+from cifar10.training import timing, train as training
+from cifar10.training.loop import Loop
 
 RANDOM = np.random.default_rng(0)
 # 96 images are 6 steps of 16.
@@ -114,20 +115,17 @@ def test_a_run_goes_on_for_more_epochs(train):
 
 @pytest.fixture
 def an_hour_a_step(monkeypatch):
-    """The first process begins at 0; each step of any process takes an hour."""
+    """Each step takes an hour, and all else no time."""
+    now = [0.0]
+    fake = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(timing, "time", fake)
+    call = Loop._call
 
-    def hours(self):
-        return self._hours + self.step - getattr(self, "_began_at", 0)
+    def slow(self, batches):
+        now[0] += 3600.0 * len(batches)
+        return call(self, batches)
 
-    restore = Progress.restore
-
-    def restored(self):
-        messages = restore(self)
-        self._began_at = self.step
-        return messages
-
-    monkeypatch.setattr(Progress, "hours", property(hours))
-    monkeypatch.setattr(Progress, "restore", restored)
+    monkeypatch.setattr(Loop, "_call", slow)
 
 
 @pytest.mark.usefixtures("an_hour_a_step")
