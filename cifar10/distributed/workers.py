@@ -27,6 +27,8 @@ from cifar10.towers.devices import Placement
 
 # Workers notice a hanging step at almost the same time; a silent one is stuck.
 SECONDS_TO_TELL = 5.0
+# A worker without heartbeats for so long is lost.
+_SECONDS_OF_SILENCE = 25
 # Once all have arrived, connecting them takes a second or two.
 _SECONDS_TO_CONNECT = 60
 _LOST = (
@@ -218,15 +220,6 @@ class Workers:
             found += [f"{worker}, which {cause}"] if cause else []
         return " and ".join(found)
 
-    def limit_silence(self) -> None:
-        """Has a step fail, in half a minute, that waits for a machine that is gone.
-
-        TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
-        two others.
-        """
-        if self.count > 1:
-            ports.limit_silence_of(self._cluster)
-
 
 def connect_cluster(
     cluster: Cluster, *, gpus: int
@@ -244,7 +237,7 @@ def connect_cluster(
     # A worker whose process ends is detected at once, by its closed connections; one
     # whose machine or network is gone, after this time. The strategy would choose
     # less itself (TensorFlow 2.21).
-    silence = 1000 * ports.SECONDS_OF_SILENCE
+    silence = 1000 * _SECONDS_OF_SILENCE
     job = coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=len(cluster.workers)
     )

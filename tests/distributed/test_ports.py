@@ -65,27 +65,6 @@ def test_port_that_stays_open_to_the_network_is_told(monkeypatch, capsys):
         assert ("port 2" in capsys.readouterr().err) is bool(told)
 
 
-@LINUX
-def test_only_connections_of_workers_are_limited(everywhere):
-    def is_limited(connection):
-        option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-        return connection.getsockopt(*option) > 0
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as theirs,
-        socket.create_server(("127.0.0.1", 0)) as stranger,
-        socket.create_connection(theirs.getsockname()) as to_them,
-        socket.create_connection(("127.0.0.1", port_of(everywhere))) as caller,
-        socket.create_connection(stranger.getsockname()) as elsewhere,
-    ):
-        called, _ = everywhere.accept()
-        with called:
-            addresses = [f"127.0.0.1:{port_of(one)}" for one in (everywhere, theirs)]
-            ports.limit_silence_of(Cluster.at(addresses, 0))
-            limited = [is_limited(one) for one in (to_them, called, elsewhere, caller)]
-    assert limited == [True, True, False, False]
-
-
 def test_process_that_is_never_connected_is_ended_with_a_message():
     """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
     program = (
