@@ -52,21 +52,20 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
-# The scores that eval writes by which a checkpoint may be the best.
-PRECISION = "precision @ 1"
-LOWER_IS_BETTER = ("cross_entropy", "total_loss", "expected calibration error")
-SCORES = (
-    *(PRECISION, "precision @ 5", "macro F1", "balanced accuracy"),
-    *LOWER_IS_BETTER,
-)
-RECALL_OF = "recall of "  # And the name of a class.
-_Score: TypeAlias = Annotated[
-    str,
-    Form(
-        f"{'|'.join(SCORES)}|{RECALL_OF}.+",
-        f"one of {', '.join(SCORES)} and {RECALL_OF}CLASS",
-    ),
+# Scores of eval by which a checkpoint may be the best.
+Score: TypeAlias = Literal[
+    "precision @ 1",
+    "precision @ 5",
+    "macro F1",
+    "balanced accuracy",
+    "cross_entropy",
+    "total_loss",
+    "expected calibration error",
 ]
+SCORES: tuple[str, ...] = get_args(Score)
+PRECISION: Score = "precision @ 1"
+CALIBRATION_ERROR = "expected calibration error"
+LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
 
 # Distortions of training images, implemented in `input/distortions.py`.
 Distortion: TypeAlias = Literal[
@@ -368,8 +367,7 @@ class Checkpoints(Checked):
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep: the best by the scores of
             eval or --eval_steps; with the latter, one is saved at each evaluation
-        best_by: score by which a checkpoint is the best, by its name in eval's
-            metrics.jsonl, as "macro F1", cross_entropy or "recall of cat"
+        best_by: score of eval by which a checkpoint is the best
         eval_steps: steps between two evaluations by the training itself, on the test
             set, whose results are written as by eval (default: none)
         stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
@@ -388,7 +386,7 @@ class Checkpoints(Checked):
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
     keep_best: Annotated[CountOrZero, WORKER] = 0
-    best_by: _Score = PRECISION
+    best_by: Score = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"

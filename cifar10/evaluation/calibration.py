@@ -37,7 +37,7 @@ def at_temperature(
     return np.log(sums) - values[np.arange(len(labels)), labels], 1 / sums
 
 
-def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the temperature with the least cross entropy, by golden sections.
 
     It has no other minimum. Raises a `UsageError` if the images determine none.

@@ -6,12 +6,13 @@ Only the run's directory is needed: its `config.json` names the model and the da
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
-from cifar10.evaluation import metrics
+from cifar10.evaluation import calibration, metrics
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
@@ -56,13 +57,16 @@ class _Evaluator(FollowedRun):
             events = layout.absolute_path(options.eval_dir)
         else:
             layout.refuse_link(events)
-        self._scored = ScoredSet(
-            model.model,
-            model.settings,
-            datasets.find_again(model.settings, options.data_dir),
-            events,
-            options,
-        )
+        dataset = datasets.find_again(model.settings, options.data_dir)
+        scored = model.model, model.settings, dataset, events
+        self._scored = ScoredSet(*scored, options)
+        if options.calibrate:
+            plain: dict[str, Any] = {
+                "num_examples": None,
+                "test_time_augmentation": False,
+            }
+            on_val = dataclasses.replace(options, eval_data="val", **plain)
+            self._val = ScoredSet(*scored, on_val)
         self._scored.open()
         before, self._subject = self._subject, self._scored.subject
         if self._subject != before and not (options.once or options.json):
@@ -81,8 +85,8 @@ class _Evaluator(FollowedRun):
         with self._held:
             trained, device = self._trained, self._scoring_device
             if options.calibrate:
-                fitted = self._scored.fit_temperature(trained.trainable, device)
-                trained.calibrate(fitted)
+                found = self._val.score(trained.trainable, device).outcomes
+                trained.calibrate(calibration.fit(found.logits, found.labels))
             result = self._scored.score(trained.trainable, device, trained.temperature)
             line = self._scored.record(step, result)
         sums, scalars = result[:2]

@@ -7,14 +7,13 @@ metric depends on how the set was split into batches.
 from __future__ import annotations
 
 import dataclasses
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cifar10.config.fields import PRECISION
+from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.evaluation import calibration
 from cifar10.run_directory import scores
 
@@ -24,11 +23,7 @@ _SHOWN_MISTAKES = 20
 # Fills lines of a terminal, with an indent of four; a long path stays in one piece.
 LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
-
-ERROR = "expected calibration error"
-AT_ERROR, AT_LOSS = f"{ERROR} at temperature", "cross_entropy at temperature"
-_AT_K = re.compile(r"precision @ \d+")
-
+CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 # Of an image with logits that are not finite.
 NO_RANK = -1
 
@@ -42,11 +37,11 @@ class Outcomes(NamedTuple):
     # int64 [images], how many logits are larger than that of the label, or `NO_RANK`.
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
+    logits: np.ndarray  # floating [images, classes]
     own: Sequence[np.ndarray] = ()  # float64 [images], each of a program's metrics.
-    logits: Any = None  # floating [images, classes], where requested.
 
     def at(self, temperature: float) -> Outcomes:
-        """Returns what these outcomes, with logits, become at a temperature."""
+        """Returns the outcomes with logits divided by a temperature."""
         found = calibration.at_temperature(self.logits, self.labels, temperature)
         return self._replace(cross_entropy=found[0], confidence=found[1])
 
@@ -113,7 +108,7 @@ class Sums:
         each of `top_k`; that at 1 has its interval of 95 %.
         """
         cross_entropy = self.cross_entropy / self.count
-        low, high = scores.interval(self.correct / self.count, self.count)
+        interval = scores.interval(self.correct / self.count, self.count)
         at_k = {
             k: self.correct_among(k) / self.count for k in sorted({5, *top_k} - {1})
         }
@@ -122,15 +117,15 @@ class Sums:
         ]
         return {
             "precision @ 1": self.correct / self.count,
-            "precision @ 1 low": low,
-            "precision @ 1 high": high,
+            "low of precision @ 1": interval[0],
+            "high of precision @ 1": interval[1],
             **{f"precision @ {k}": part for k, part in at_k.items()},
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
             "total_loss": cross_entropy + weight_decay,
             "cross_entropy": cross_entropy,
             "weight_decay": weight_decay,
-            ERROR: self.calibration_error,
+            CALIBRATION_ERROR: self.calibration_error,
         }
 
     def per_class(self, class_names: Sequence[Any]) -> list[dict[str, Any]]:
@@ -193,7 +188,7 @@ def report(
 
 def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
     """Returns lines of the figures beside `precision @ 1`."""
-    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if _AT_K.fullmatch(k)]
+    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if k.startswith("precision @ ")]
     losses = [
         f"{name} = {scalars[name]:.4f}" for name in ("cross_entropy", "total_loss")
     ]
@@ -202,13 +197,10 @@ def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
     ]
     classes, scored = len(sums.confusion), int(sums.confusion.any(axis=1).sum())
     note = f", of the {scored} classes with images" if scored < classes else ""
-    calibrated = f"{ERROR} = {scalars[ERROR]:.4f}"
+    error = f"{CALIBRATION_ERROR} = {scalars[CALIBRATION_ERROR]:.4f}"
     if temperature := scalars.get("temperature"):
-        calibrated += f", and {scalars[AT_ERROR]:.4f} at temperature {temperature:.3f}"
-    low, high = scores.interval(scalars[PRECISION], sums.count)
-    interval = f"95 % interval of precision @ 1: {low:.4f} to {high:.4f}"
-    lines = [*at_k[1:], *losses], [", ".join(means) + note], [calibrated]
-    return [interval, *map(", ".join, lines)]
+        error += f", and {scalars[CALIBRATED]:.4f} at temperature {temperature:.3f}"
+    return [", ".join([*at_k[1:], *losses]), ", ".join(means) + note, error]
 
 
 def headline(
@@ -220,15 +212,13 @@ def headline(
 ) -> str:
     """Compares the score that decides with `earlier` ones by step, or with chance.
 
-    The precision at 1 of `count` images is there in any case.
+    The precision at 1, of `count` images, comes first in any case.
     """
     text = scores.shown(PRECISION, scalars[PRECISION], count)
     if not earlier:
-        text += f" (chance: {1 / classes:.3f})"
-    if best_by != PRECISION and best_by in scalars:
-        text += f", {scores.shown(best_by, scalars[best_by], count)}"
-    if not earlier or best_by not in scalars:
-        return text
+        return f"{text} (chance: {1 / classes:.3f})"
+    if best_by != PRECISION:
+        text += f", {best_by} = {scalars[best_by]:.3f}"
     last, score = max(earlier), scalars[best_by]
     best = scores.ranked({**earlier, last + 1: score}, best_by)[0]
     rank = ", the best so far"

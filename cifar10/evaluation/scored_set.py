@@ -1,6 +1,5 @@
 """Scores a model on a part of a data set, every image exactly once, and logs it."""
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -12,22 +11,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.fields import PRECISION, RECALL_OF
-from cifar10.errors import UsageError, first_few
-from cifar10.evaluation import calibration, metrics
+from cifar10.config.fields import PRECISION
+from cifar10.errors import UsageError
+from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import NO_RANK, Outcomes
 from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
-from cifar10.run_directory.temperature import NONE as NO_TEMPERATURE
+from cifar10.run_directory.temperature import NONE
 from cifar10.towers.graphs import traced
 
 if TYPE_CHECKING:
     from cifar10.evaluation.eval_command import Options
 
-_SHOWN_CLASSES = 8
 _FIX = "Make room there or make it writable, or name another place with --eval_dir."
 
 
@@ -48,16 +46,11 @@ class Scorer:
     ) -> None:
         self._model = model
         self._metrics = (metrics or {}).values()
-        self.augments = test_time_augmentation
+        self._augment = test_time_augmentation
         self._score = traced(self._trace_score)
 
     def score(
-        self,
-        trainable: Sequence[tf.Tensor],
-        batches: tf.data.Dataset,
-        device: str,
-        *,
-        with_logits: bool = False,
+        self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
     ) -> tuple[Outcomes, float]:
         """Scores the model on every image of some batches.
 
@@ -65,7 +58,6 @@ class Scorer:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `pipeline.evaluation_batches` makes them.
             device: Device that computes.
-            with_logits: Whether the outcomes have the logits, which may be large.
 
         Returns:
             The outcomes of all images that the masks select, in order, and the weight
@@ -76,13 +68,11 @@ class Scorer:
         for images, labels, mask in batches:
             with tf.device(device):
                 each, weight_decay = self._score(values, images, labels)
-            kept = (labels, *(each if with_logits else each[:-1]))
-            found.append([tensor.numpy()[mask.numpy()] for tensor in kept])
+            found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
-        labels, entropies, predictions, ranks, confidence, *own = columns
-        logits = own.pop() if with_logits else None
-        five = labels, entropies, predictions, ranks, confidence
-        return Outcomes(*five, own, logits), float(weight_decay)
+        labels, entropies, predictions, ranks, confidence, logits, *own = columns
+        first = labels, entropies, predictions, ranks, confidence, logits
+        return Outcomes(*first, own), float(weight_decay)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
@@ -100,11 +90,11 @@ class Scorer:
             tf.argmax(logits, axis=1),
             tf.where(is_finite, rank, NO_RANK),
             tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
+            logits,
             *(
                 tf.cast(metric(tf.cast(labels, tf.int64), logits), tf.float64)
                 for metric in self._metrics
             ),
-            logits,
         ), tf.add_n(list(penalties)) if penalties else tf.constant(0.0)
 
     def _logits(
@@ -112,24 +102,12 @@ class Scorer:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns logits, in float32 or better, and the model's penalties."""
         parts = []
-        for view, weight in views(images) if self.augments else [(images, 1.0)]:
+        for view, weight in views(images) if self._augment else [(images, 1.0)]:
             logits, penalties = trained_model.evaluation_logits(
                 self._model, values, self._model.non_trainable_variables, view
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
-
-
-def check_best_by(best_by: str, dataset: Dataset) -> None:
-    """Refuses the recall of a class without images in the part that decides."""
-    if best_by.startswith(RECALL_OF):
-        names, part = dataset.class_names, dataset.validation_split
-        present = [names[label] for label in np.unique(dataset.read(part)[1])]
-        if best_by.removeprefix(RECALL_OF) not in present:
-            raise UsageError(
-                f"--best_by {best_by}: the {part} part has no images of that class, "
-                f"but of {first_few(present, _SHOWN_CLASSES)}."
-            )
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
@@ -195,7 +173,6 @@ class ScoredSet:
         *,
         own_metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
     ) -> None:
-        self._arguments, self._options = (model, settings, dataset, events), options
         self.events = events
         self._own_names = [*(own_metrics or {})]
         self.dataset = dataset
@@ -242,46 +219,23 @@ class ScoredSet:
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(
-        self,
-        trainable: Sequence[tf.Tensor],
-        device: str,
-        temperature: float = NO_TEMPERATURE,
+        self, trainable: Sequence[tf.Tensor], device: str, temperature: float = NONE
     ) -> Result:
         """Scores the model with values for its trainable variables, on a device.
 
-        A temperature adds what it makes of the scores; six views have none.
+        A temperature adds itself and the calibration error with it.
         """
-        calibrates = temperature != NO_TEMPERATURE and not self._scorer.augments
-        outcomes, weight_decay = self._scorer.score(
-            trainable, self._batches, device, with_logits=calibrates
-        )
+        outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
         scalars = sums.scalars(weight_decay, self._top_k)
         for name, values in zip(self._own_names, outcomes.own, strict=True):
             scalars[name] = float(values.mean())
-        if self._best_by.startswith(RECALL_OF):
-            rows = sums.per_class([RECALL_OF + n for n in self.dataset.class_names])
-            own = {row["class"]: row["recall"] for row in rows if row["images"]}
-            scalars |= {name: own[name] for name in own if name == self._best_by}
-        after = None
-        if calibrates:
-            after = metrics.Sums.of(outcomes.at(temperature), self.dataset.classes)
-            scalars[metrics.AT_ERROR] = after.calibration_error
-            scalars[metrics.AT_LOSS] = after.cross_entropy / after.count
+        calibrated = None
+        if temperature != NONE:
+            calibrated = metrics.Sums.of(outcomes.at(temperature), self.dataset.classes)
             scalars["temperature"] = temperature
-        return Result(sums, scalars, outcomes, after)
-
-    def fit_temperature(self, trainable: Sequence[tf.Tensor], device: str) -> float:
-        """Returns the temperature that fits the part val; a `UsageError` if none."""
-        options = dataclasses.replace(
-            self._options,
-            eval_data="val",
-            num_examples=None,
-            test_time_augmentation=False,
-        )
-        val = ScoredSet(*self._arguments, options)
-        found, _ = val._scorer.score(trainable, val._batches, device, with_logits=True)
-        return calibration.fit_temperature(found.logits, found.labels)
+            scalars[metrics.CALIBRATED] = calibrated.calibration_error
+        return Result(sums, scalars, outcomes, calibrated)
 
     def open(self) -> None:
         """Opens an event file; raises a `DiskError` if that fails."""

@@ -119,7 +119,7 @@ class Network:
             logits = self.logits(
                 snapshot.trainable, snapshot.non_trainable, tf.constant(images)
             )
-        calibrated = logits.numpy() / logits.dtype.as_numpy_dtype(snapshot.temperature)
+            calibrated = (logits / snapshot.temperature).numpy()
         return Prediction(snapshot.step, calibrated, self.names["class_names"])
 
 
@@ -162,12 +162,6 @@ class LiveCopy:
         """The step of the weights in use; None if there are none yet."""
         snapshot = self._snapshot
         return snapshot.step if snapshot else None
-
-    @property
-    def temperature(self) -> float | None:
-        """The temperature of the weights in use; None if there are none yet."""
-        snapshot = self._snapshot
-        return snapshot.temperature if snapshot else None
 
     @property
     def age_seconds(self) -> float | None:

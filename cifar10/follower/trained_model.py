@@ -1,6 +1,5 @@
 """The model of a run, built from its `config.json` and filled from its checkpoints."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import layout, run_config
-from cifar10.config.fields import DISTORTIONS, PRECISIONS
+from cifar10.config.fields import DISTORTIONS, PRECISIONS, SCORES
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
@@ -18,7 +17,7 @@ from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that a run of another version may have, and this one cannot evaluate.
-_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
+_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS, "best_by": SCORES}
 
 
 class TrainedModel:
@@ -48,7 +47,7 @@ class TrainedModel:
         self.settings = run_config.read_run_config(directory)
         run_config.check_model(self.settings, trust_model)
         for key, known in _KNOWN.items():
-            if self.settings[key] not in known:
+            if self.settings.get(key, known[0]) not in known:
                 raise UsageError(
                     f"{directory}: {key} is {self.settings[key]!a}, and this version "
                     f"knows {', '.join(known)}. Use the version that wrote it."
@@ -106,13 +105,14 @@ class TrainedModel:
         step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
         checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
         kind = "" if self._use_averages else "_raw"
-        self._file = checkpoint.path / f"temperature{kind}.json"
+        self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)
+        if self.temperature != temperature.NONE:
+            say(f"Step {checkpoint.step} has the temperature {self.temperature:.3f}.")
 
     def calibrate(self, fitted: float) -> None:
         """Uses a temperature, and writes it beside the checkpoint that was loaded."""
-        content = json.dumps({"temperature": fitted}).encode()
-        files.write_output(self._file, "--calibrate:", content)
+        files.write_output(self._file, "--calibrate:", f"{fitted}\n".encode())
         self.temperature = fitted
         say(f"Temperature {fitted:.3f}, for predict, serve and export: {self._file}")
 

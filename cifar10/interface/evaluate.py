@@ -1,4 +1,4 @@
-"""Scores a run from a program, as `eval.py` does; writes nothing but a temperature."""
+"""Scores a run from a program, as `eval.py` does, and writes nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,6 @@ def evaluate(
     num_examples: int | None = None,
     use_averages: bool = True,
     test_time_augmentation: bool = False,
-    calibrate: bool = False,
     top_k: Sequence[int] = (),
     batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
@@ -47,8 +46,6 @@ def evaluate(
         use_averages: Whether to score the variables' moving averages, in place of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
-        calibrate: Whether to fit a temperature on the data's part val first, and write
-            it beside the checkpoint for predict, serve and export.
         top_k: Numbers k, for the part of the images whose class has one of the k
             largest logits; 1 and 5 are there anyway.
         batch_size: Images scored at a time; the result does not depend on it.
@@ -68,7 +65,6 @@ def evaluate(
         batch_size=batch_size,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,
-        calibrate=calibrate,
         top_k=",".join(map(str, top_k)) or None,
     )
     entry_point.import_tensorflow(stop=StopSignals())
@@ -121,8 +117,6 @@ def evaluate(
         options,
         own_metrics=own_metrics,
     )
-    if calibrate:
-        trained.calibrate(scored.fit_temperature(trained.trainable, device))
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}
 

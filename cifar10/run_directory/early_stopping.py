@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,14 @@ class EarlyStopping:
 
     @classmethod
     def from_manifest(
-        cls, manifest: Mapping[str, Any], best_by: str = PRECISION
+        cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns what a checkpoint's manifest records; nothing of another score."""
-        recorded = {"best_by": PRECISION, **manifest.get(_ENTRY, {})}
-        if "correct" in recorded:  # As older versions have it.
-            recorded["score"] = recorded.pop("correct") / max(1, recorded["images"])
-        is_same = recorded["best_by"] == best_by
-        return cls(**recorded) if is_same else cls(best_by=best_by)
+        """Returns what a checkpoint's manifest records, but nothing of another score.
 
-    def shared(self, share: Callable[[list[int]], list[int]]) -> EarlyStopping:
-        """Returns it with the counts of the worker that alone scores."""
-        own = [self.images, self.step, self.without_gain]
-        images, step, without_gain = share(own)
-        return EarlyStopping(images, step, without_gain, self.score, self.best_by)
+        The `settings` are the content of the run's `config.json`.
+        """
+        found, by = manifest.get(_ENTRY, {}), settings.get("best_by", PRECISION)
+        return cls(**found) if found.get("best_by") == by else cls(best_by=by)
 
     def to_manifest(self) -> dict[str, Any]:
         """Returns the entries of a checkpoint's manifest; none before an evaluation."""
@@ -87,7 +81,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
     if manifest.get("hours", 0.0) >= (settings.get("max_hours") or math.inf):
         return "max_hours"
-    record = EarlyStopping.from_manifest(manifest, settings.get("best_by", PRECISION))
+    record = EarlyStopping.from_manifest(manifest, settings)
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
@@ -108,10 +102,8 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     if not found:
         return ""
     best = scores.ranked(found, record.best_by)[0]
-    part, images = scores.deciding_part(run), record.images
-    images = images or scores.count_images(scores.deciding_folder(run))
-    score = scores.shown(record.best_by, found[best], images)
-    lines = [f"Best:   {score} at step {best} on {part}"]
+    score = scores.shown(record.best_by, found[best], record.images)
+    lines = [f"Best:   {score} at step {best} on {scores.deciding_part(run)}"]
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
         lines[0] += "; not kept (--keep_best)"
     elif invocation.takes_flags():

@@ -13,6 +13,7 @@ from typing import Any
 
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
@@ -59,16 +60,7 @@ def read(
 ) -> dict[int, float]:
     """Returns a score of the checkpoints by step, as `comparable` selects them."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
-    return of_each(found.values(), by)
-
-
-def of_each(entries: Iterable[Mapping[str, Any]], by: str) -> dict[int, float]:
-    """Returns a score by step, of the entries that have it."""
-    return {
-        int(entry["step"]): entry[by]
-        for entry in entries
-        if isinstance(entry.get(by), int | float) and math.isfinite(entry[by])
-    }
+    return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
@@ -77,7 +69,7 @@ def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
     Whatever names, keeps or waits for a best score asks here, so a run has one best.
     """
     sign = 1 if by in LOWER_IS_BETTER else -1
-    return sorted(found, key=lambda step: (sign * found[step], step))
+    return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
 
 
 def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
@@ -85,12 +77,6 @@ def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
     found = deciding(run)
     known = {step: found[step] for step in steps if step in found}
     return ranked(known, deciding_score(run))[:count]
-
-
-def count_images(directory: Path) -> int:
-    """Returns the number of images of the comparable scores in a folder."""
-    found = comparable(logs.read_lines(directory / layout.METRICS))
-    return next((entry[_COUNT] for entry in found.values()), 0)
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
@@ -107,8 +93,8 @@ def interval(part: float, count: int) -> tuple[float, float]:
 
 
 def shown(by: str, value: float, count: int) -> str:
-    """Returns a score and its name, and for precision @ 1 its interval in brackets."""
-    if by != PRECISION:
+    """Returns a score by its name; a precision of `count` images has its interval."""
+    if by != PRECISION or not count:
         return f"{by} = {value:.3f}"
     low, high = interval(value, count)
     return f"{by} = {value:.3f} [{low:.3f}, {high:.3f}]"

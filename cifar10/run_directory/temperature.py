@@ -4,7 +4,6 @@
 and deleted with the weights that it was fitted for.
 """
 
-import json
 from pathlib import Path
 
 from cifar10.errors import UsageError, reason
@@ -17,17 +16,11 @@ LOWEST, HIGHEST = 0.05, 20.0  # Beyond, a model is of no use or knows every imag
 def read(path: Path) -> float:
     """Returns the temperature in a file, or `NONE`; a `UsageError` if damaged."""
     try:
-        temperature = json.loads(files.read(path))["temperature"]
-        if LOWEST <= temperature <= HIGHEST:
-            return float(temperature)
+        if LOWEST <= (found := float(files.read(path))) <= HIGHEST:
+            return found
         why = "it holds no temperature"
     except FileNotFoundError:
         return NONE
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         why = reason(error)
     raise UsageError(f"{path} cannot be used: {why}. Delete it, and calibrate again.")
-
-
-def named(temperature: float | None) -> str:
-    """Returns `, temperature 1.234` for a line on a step; nothing without one."""
-    return "" if temperature in (None, NONE) else f", temperature {temperature:.3f}"

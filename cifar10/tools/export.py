@@ -19,7 +19,6 @@ from cifar10.errors import UsageError, reason, say
 from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
-from cifar10.run_directory.temperature import named
 
 HELP = "write the model of a run for other programs"
 DESCRIPTION = """Writes the model of a run for other programs.
@@ -153,13 +152,11 @@ def export_run(options: Options) -> int:
     if options.model_card:
         exported_as = output.name, options.file_format
         text = model_card.build(directory, *exported_as, description)
-    # Logits are exported as they are, with the temperature in the description.
-    applied = named(trained.temperature) if options.with_preprocessing else ""
     print(
         f"Model:  {description['model']}, step {step} of {directory},\n"
         f"        {'averaged' if options.use_averages else 'raw'} variables; trained "
         f"in {description['trained_precision']}, "
-        f"exported in {description['precision']}{applied}",
+        f"exported in {description['precision']}",
         flush=True,
     )
     model = export_formats.in_float32(trained)

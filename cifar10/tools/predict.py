@@ -203,18 +203,17 @@ def _predict(
     import numpy as np
 
     from cifar10.input import synthetic
-    from cifar10.run_directory.temperature import named
     from cifar10.tools.classification import likeliest_classes
 
     for first in range(0, len(paths), _BATCH):
         part = slice(first, first + _BATCH)
         step, logits, class_names = follower.predict(images[part])
-        ranked = likeliest_classes(logits, class_names, options.top_k)
+        named = likeliest_classes(logits, class_names, options.top_k)
         if first == 0 and class_names == synthetic.CLASS_NAMES:
             say(_KNOWS_FIGURES)
         if not options.json and first == 0:
-            print(f"step {step}{named(follower.temperature)}:", flush=True)
-        for path, classes in zip(paths[part], ranked, strict=True):
+            print(f"step {step}:", flush=True)
+        for path, classes in zip(paths[part], named, strict=True):
             shown = ", ".join(
                 f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
             )
@@ -222,12 +221,7 @@ def _predict(
             name = printable(str(path)) if sys.stdout.isatty() else path
             line = f"{name}: {shown}"
             if options.json:
-                content = {
-                    "image": str(path),
-                    "step": step,
-                    "temperature": follower.temperature,
-                    "predictions": classes,
-                }
+                content = {"image": str(path), "step": step, "predictions": classes}
                 line = json.dumps(content)
             print(line, flush=True)
         if places and follower.model:

@@ -135,7 +135,6 @@ def render(runs: Sequence[Run], now: float) -> str:
     )
     environment.globals |= {"draw": draw, "interval": interval}
     environment.filters |= {
-        "percent": lambda part: f"{100 * part:.1f}",
         "thousands": "{:,}".format,
         "date": lambda seconds: time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(seconds)

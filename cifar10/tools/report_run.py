@@ -80,7 +80,7 @@ class Run:
     def best(self) -> dict[str, float]:
         """The line with the best score; empty if no line has that score."""
         lines = {int(line["step"]): line for line in self.scored}
-        found = scores.of_each(self.scored, self.best_by)
+        found = {at: lines[at][by] for at in lines if (by := self.best_by) in lines[at]}
         return next((lines[at] for at in scores.ranked(found, self.best_by)), {})
 
     @property

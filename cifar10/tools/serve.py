@@ -12,7 +12,6 @@ from cifar10.config import flags, run_options
 from cifar10.config.options import Count, Range
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
-from cifar10.run_directory.temperature import named
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
@@ -131,7 +130,7 @@ def _announce_weights(follower: "Follower", interval: float) -> None:
     """Says what is served or waited for, and what is refused; in a thread."""
     is_closed = False
     while not is_closed:
-        news = f"Serving step {follower.weights_step}{named(follower.temperature)}."
+        news = f"Serving step {follower.weights_step}."
         if follower.weights_step is None:
             news = f"{follower.why_no_weights()}\nLooking every {interval:g} s."
         follower.say_news(news)

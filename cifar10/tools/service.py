@@ -76,7 +76,6 @@ GET /metrics: the same for Prometheus, and counts of the answers.
 """
 _STATE_HELP = {
     "weights_step": "Training step of the weights in use.",
-    "temperature": "What the logits are divided by for probabilities; 1 if not fitted.",
     "age_seconds": "Seconds since the training had these weights.",
     "swap_seconds": "Seconds that the last change of weights took.",
     "swaps_total": "Changes of weights.",
@@ -266,7 +265,6 @@ class Service(Collector):
     def _state(self) -> dict[str, float | None]:
         return {
             "weights_step": self._model.weights_step,
-            "temperature": self._model.temperature,
             "age_seconds": self._model.age_seconds,
             "swap_seconds": self._model.swap_seconds,
             "swaps_total": self._model.swaps,

@@ -1,5 +1,6 @@
 """The hooks of a training in their order: profile, log, score, save and the others."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -8,7 +9,6 @@ import tensorflow as tf
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
-from cifar10.evaluation import scored_set
 from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.logs import LogWriter, forget_later, writing
@@ -114,8 +114,6 @@ class Validation:
         self._period = training.config.checkpoints.eval_steps
         self._directory = training.train_dir
         self._scored: ScoredSet | None = None
-        best_by = training.config.checkpoints.best_by
-        scored_set.check_best_by(best_by, training.dataset)
         if self._period and training.workers.is_chief:
             self._scored = self._set_of(training.dataset.validation_split)
 
@@ -166,8 +164,10 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            share = loop.training.towers.broadcast
-            loop.progress.early_stopping = loop.progress.early_stopping.shared(share)
+            best = loop.progress.early_stopping
+            (count,) = loop.training.towers.broadcast([best.without_gain])
+            best = dataclasses.replace(best, without_gain=count)
+            loop.progress.early_stopping = best
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:

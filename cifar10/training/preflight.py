@@ -139,8 +139,7 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
     if reached or config.checkpoints.stop_after_no_gain or config.run.max_hours:
         newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
         if newest and early_stopping.why_ended(recorded, newest.manifest):
-            best_by = config.checkpoints.best_by
-            record = EarlyStopping.from_manifest(newest.manifest, best_by)
+            record = EarlyStopping.from_manifest(newest.manifest, recorded)
             raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 

@@ -1,6 +1,7 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ class Progress:
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.metric_averages = newest.manifest.get("loss_averages", {})
             self.early_stopping = EarlyStopping.from_manifest(
-                newest.manifest, self._config.checkpoints.best_by
+                newest.manifest, self._config.values
             )
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
@@ -150,10 +151,12 @@ class Progress:
     def share(self, towers: TowerBuilder) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
         numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
-        numbers = towers.synchronize(numbers)
-        self.step, self.left_out, self.skipped_steps, is_time_up = numbers
+        numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
+        self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
-        self.early_stopping = self.early_stopping.shared(towers.broadcast)
+        self.early_stopping = dataclasses.replace(
+            self.early_stopping, without_gain=count
+        )
 
     def save(self, *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that need not be kept.

@@ -30,8 +30,8 @@ def test_scalars_are_divided_by_the_count():
         {
             "precision @ 1": 0.4,
             # As R's prop.test(4, 10, correct = FALSE) has it.
-            "precision @ 1 low": 0.168180,
-            "precision @ 1 high": 0.687326,
+            "low of precision @ 1": 0.168180,
+            "high of precision @ 1": 0.687326,
             "precision @ 5": 0.9,
             "macro F1": (6 / 12 + 2 / 7 + 0) / 3,
             "balanced accuracy": (3 / 4 + 1 / 5 + 0) / 3,
@@ -67,7 +67,7 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
 def test_ranks_are_summed_to_the_precision_at_any_k():
     ranks, confusion = np.array([3, 2, 0, 1, 1, 1, 0]), np.diag([3, 5, 0, 0, 0, 0, 2])
     found = Sums(0.0, ranks, confusion, NO_BINS).scalars(0.0, [3, 1, 6])
-    at_k = {name: found[name] for name in found if name[:-1] == "precision @ "}
+    at_k = {name: found[name] for name in found if name.startswith("precision")}
     assert [*at_k.items()] == [
         ("precision @ 1", 1.0),  # By the predictions, which a tie may decide.
         ("precision @ 3", 0.5),

@@ -182,7 +182,8 @@ def test_a_longer_training_is_followed_further(run_dir, follow):
 
 def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow):
     settle(run_dir, eval_steps=10, stop_after_no_gain=2)
-    counts = [{"correct": 1, "images": 2, "step": 5, "without_gain": n} for n in (1, 2)]
+    best = {"best_by": "precision @ 1", "score": 0.5, "images": 2, "step": 5}
+    counts = [{**best, "without_gain": n} for n in (1, 2)]
     scored = follow(
         while_waiting=[
             lambda: save(run_dir, 10, validation=counts[0]),

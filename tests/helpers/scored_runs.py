@@ -33,7 +33,8 @@ def outcomes(right, images):
     """Returns outcomes of images of one class, of which the first are recognized."""
     ranks = np.repeat([0, 1], [right, images - right])
     loss, confidence = np.full(images, 0.1), np.full(images, 0.9, np.float32)
-    return metrics.Outcomes(np.zeros(images, int), loss, ranks, ranks, confidence)
+    labels, logits = np.zeros(images, int), np.zeros((images, 2), np.float32)
+    return metrics.Outcomes(labels, loss, ranks, ranks, confidence, logits)
 
 
 def decide(patch, correct):

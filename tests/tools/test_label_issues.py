@@ -20,7 +20,8 @@ def outcomes(labels, probabilities):
     labels, found = np.array(labels), np.array(probabilities)
     own = found[np.arange(len(labels)), labels]
     ranks = (found > own[:, None]).sum(axis=1)
-    return Outcomes(labels, -np.log(own), found.argmax(1), ranks, found.max(1))
+    first = labels, -np.log(own), found.argmax(1), ranks, found.max(1)
+    return Outcomes(*first, np.log(found))
 
 
 def test_the_mean_of_the_checkpoints_decides_and_the_least_probable_comes_first():

@@ -11,7 +11,8 @@ from cifar10.run_directory.lock import RunLock
 from small_runs import describe, save
 
 pytestmark = pytest.mark.usefixtures("registered")
-ENDED_EARLY = {"correct": 5, "images": 9, "step": 10, "without_gain": 2}
+ENDED_EARLY = {"score": 0.5, "images": 9, "step": 10, "without_gain": 2}
+ENDED_EARLY |= {"best_by": "precision @ 1"}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,7 @@ def originals(registered, tmp_path_factory):
         facts = {"validation": ENDED_EARLY} if name == "no_gain" else {}
         if name == "by_f1":
             ended["best_by"] = "macro F1"
-            facts = {"validation": {**ENDED_EARLY, "best_by": "macro F1", "score": 0.5}}
-            del facts["validation"]["correct"]
+            facts = {"validation": {**ENDED_EARLY, "best_by": "macro F1"}}
         if name == "hours":
             ended["max_hours"], facts = 1.0, {"hours": 1.01}
         describe(run, parameters=1, data_parts=parts, data_division="", **ended)

@@ -108,7 +108,7 @@ class Busy:
     """A copy whose predictions take until they are let go."""
 
     weights_step, age_seconds, swaps, swap_seconds, refused = 1, 0.0, 1, 0.1, 0
-    image_shape, temperature = (32, 32, 3), 1.0
+    image_shape = (32, 32, 3)
     names = {"model": "busy", "class_names": ("a", "b", "c")}  # noqa: RUF012
 
     def __init__(self, value=0.0):
