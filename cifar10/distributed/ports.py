@@ -1,7 +1,8 @@
-"""The ports at which workers listen, and who reaches them.
+"""The ports at which workers listen: who reaches them, and for how long unanswered.
 
 TensorFlow's server listens at all of a machine's addresses, whichever its worker was
-given (TensorFlow 2.21). Linux can change that on an open socket.
+given, and its connections wait a quarter of an hour for a machine that is gone
+(TensorFlow 2.21). Linux can change both on open sockets.
 """
 
 import contextlib
@@ -14,6 +15,9 @@ from pathlib import Path
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError, reason
 
+# An interrupted connection lasts so long: like a worker without heartbeats.
+SECONDS_OF_SILENCE = 25
+_SECONDS_BETWEEN_QUESTIONS = 5
 _LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
 
 
@@ -55,6 +59,30 @@ def confine(port: int) -> bool:
             elif not re.fullmatch(_LOOPBACK, one.getpeername()[0]):
                 one.shutdown(socket.SHUT_RDWR)
     return confined
+
+
+def limit_silence_of(cluster: Cluster) -> None:
+    """Limits the silence of this process's connections to the other workers."""
+    _, *own = cluster.this_worker.host_and_port
+    theirs = [[worker.host_and_port[1]] for worker in cluster.other_workers]
+    for one in _open_sockets():
+        with contextlib.suppress(OSError):  # It is not connected.
+            if [*one.getpeername()[1:2]] in theirs or [*one.getsockname()[1:2]] == own:
+                limit_silence(one)
+
+
+def limit_silence(connection: socket.socket) -> None:
+    """Has Linux end a connection if the other machine is silent for some time."""
+    questions = SECONDS_OF_SILENCE // _SECONDS_BETWEEN_QUESTIONS
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _SECONDS_BETWEEN_QUESTIONS),
+        (socket.TCP_KEEPINTVL, _SECONDS_BETWEEN_QUESTIONS),
+        (socket.TCP_KEEPCNT, questions - 1),
+        # Of what has been sent and not been acknowledged.
+        (socket.TCP_USER_TIMEOUT, 1000 * SECONDS_OF_SILENCE),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _open_sockets() -> Iterator[socket.socket]:

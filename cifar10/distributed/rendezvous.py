@@ -238,6 +238,8 @@ class _Server:
         if problem and not self._refusal:
             fix = "In TF_CONFIG, give all the same cluster and each its own index."
             self._refusal = [f"{problem}.\n{fix}", EXIT_USAGE]
+        with contextlib.suppress(AttributeError, OSError):  # Only Linux has all of it.
+            ports.limit_silence(connection)
         self._connected.add(index)
         return index
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,8 +27,8 @@ from cifar10.towers.devices import Placement
 
 # Workers notice a hanging step at almost the same time; a silent one is stuck.
 SECONDS_TO_TELL = 5.0
-# A worker without heartbeats for so long is lost.
-_SECONDS_OF_SILENCE = 25
+# Once all have arrived, connecting them takes a second or two.
+_SECONDS_TO_CONNECT = 60
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -40,6 +41,9 @@ _LOST = (
 # Words of TensorFlow's errors that another worker has caused.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
+
+# Kills its parent unless its input is closed in time.
+_GUARD = 'timeout "$0" cat; test $? != 124 || { echo "$1" >&2; kill -9 $PPID; }'
 
 
 class Workers:
@@ -114,7 +118,7 @@ class Workers:
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
             self.meet()
-            with self.reporting_losses():
+            with guarded(self._cluster, _SECONDS_TO_CONNECT), self.reporting_losses():
                 strategy = connect_cluster(self._cluster, gpus=replicas)
         stop.reinstall()
         stop.defer()  # The others would take it for a loss: all stop after one step.
@@ -214,6 +218,15 @@ class Workers:
             found += [f"{worker}, which {cause}"] if cause else []
         return " and ".join(found)
 
+    def limit_silence(self) -> None:
+        """Has a step fail, in half a minute, that waits for a machine that is gone.
+
+        TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
+        two others.
+        """
+        if self.count > 1:
+            ports.limit_silence_of(self._cluster)
+
 
 def connect_cluster(
     cluster: Cluster, *, gpus: int
@@ -231,7 +244,7 @@ def connect_cluster(
     # A worker whose process ends is detected at once, by its closed connections; one
     # whose machine or network is gone, after this time. The strategy would choose
     # less itself (TensorFlow 2.21).
-    silence = 1000 * _SECONDS_OF_SILENCE
+    silence = 1000 * ports.SECONDS_OF_SILENCE
     job = coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=len(cluster.workers)
     )
@@ -264,3 +277,23 @@ def connect_cluster(
             "which takes\nany command of TensorFlow's. Close it with a firewall."
         )
     return strategy
+
+
+@contextlib.contextmanager
+def guarded(cluster: Cluster, seconds: float) -> Iterator[None]:
+    """Kills this process, with a message, if TensorFlow does not connect the workers.
+
+    A firewall between two of them can be the cause. Only another process can notice it.
+    """
+    message = (
+        f"{cluster.this_worker} was not connected to "
+        f"{', '.join(map(str, cluster.other_workers))} within {seconds} s "
+        "although all had arrived.\nCheck that every worker can reach every other "
+        "worker's address."
+    )
+    command = ["sh", "-c", _GUARD, str(seconds), message]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603
+    try:
+        yield
+    finally:
+        guard.communicate()

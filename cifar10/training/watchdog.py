@@ -20,6 +20,8 @@ _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
 _SLOW = ("start", "evaluation")  # An evaluation is of many batches.
 _STEPS_OF_MEDIAN = 101
+# A step that takes so long may wait for a machine that is gone.
+_SECONDS_TO_LIMIT_SILENCE = 5.0
 # Writing the report may hang as well, as on the disk that a step waits for.
 _SECONDS_TO_WRITE = 10.0
 # At the end of a run. Asking the other workers takes a while longer.
@@ -87,14 +89,17 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
-        doing, taken, is_reported = self._doing(), 0.0, False
+        doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
             taken += min(now - looked, 2 * tick)
             looked = now
             if doing != self._doing():
-                doing, taken, is_reported = self._doing(), 0.0, False
+                doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
+            if taken > _SECONDS_TO_LIMIT_SILENCE and not is_limited:
+                is_limited = True
+                self._workers.limit_silence()
             is_usual = self._ended and self._loop.goodput.part not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+import runs
 from cifar10.distributed import ports, workers
 from cifar10.distributed.cluster import Cluster
 
@@ -62,3 +63,44 @@ def test_port_that_stays_open_to_the_network_is_told(monkeypatch, capsys):
         assert options.implementation.name == ("NCCL" if gpus else "RING")
         assert confined == told
         assert ("port 2" in capsys.readouterr().err) is bool(told)
+
+
+@LINUX
+def test_only_connections_of_workers_are_limited(everywhere):
+    def is_limited(connection):
+        option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        return connection.getsockopt(*option) > 0
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as theirs,
+        socket.create_server(("127.0.0.1", 0)) as stranger,
+        socket.create_connection(theirs.getsockname()) as to_them,
+        socket.create_connection(("127.0.0.1", port_of(everywhere))) as caller,
+        socket.create_connection(stranger.getsockname()) as elsewhere,
+    ):
+        called, _ = everywhere.accept()
+        with called:
+            addresses = [f"127.0.0.1:{port_of(one)}" for one in (everywhere, theirs)]
+            ports.limit_silence_of(Cluster.at(addresses, 0))
+            limited = [is_limited(one) for one in (to_them, called, elsewhere, caller)]
+    assert limited == [True, True, False, False]
+
+
+def test_process_that_is_never_connected_is_ended_with_a_message():
+    """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
+    program = (
+        "from cifar10.distributed import workers\n"
+        "from cifar10.distributed.cluster import Cluster\n"
+        "import time\n"
+        "cluster = Cluster.at(['a:1', 'b:1'], 0)\n"
+        "with workers.guarded(cluster, 0.4):\n"
+        "    pass\n"
+        "time.sleep(0.6)\n"
+        "print('connected in time', flush=True)\n"
+        "with workers.guarded(cluster, 0.4):\n"
+        "    time.sleep(30)\n"
+    )
+    ended = runs.run("-c", program)
+    assert ended.stdout == "connected in time\n"
+    assert ended.returncode == -9
+    assert "worker 1 at b:1" in ended.stderr

@@ -203,6 +203,12 @@ def test_lack_of_files_delays_workers_and_prints_nothing(workers, monkeypatch, c
     assert caplog.text == ""
 
 
+def test_workers_meet_where_silence_has_no_limit(workers, monkeypatch):
+    """As on macOS."""
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    assert_meet(workers, indices=[0, 1, 2])
+
+
 def test_what_else_answers_at_the_chiefs_port_is_not_read_to_its_end(workers):
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(socket.create_server(workers[0].host_and_port))

@@ -63,12 +63,14 @@ def loop_of(
     hooks=None,
     part="training",
     ask=lambda *_: "",
+    limit_silence=lambda: None,
     steps_per_call=1,
 ):
     """What a watchdog looks at in a loop."""
     workers = types.SimpleNamespace(
         count=1,
         ask_who_hangs=ask,
+        limit_silence=limit_silence,
     )
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
@@ -95,7 +97,7 @@ class Watched:
 
     def __init__(self, script, *options, part="training", asked=None, **more):
         self.codes, self.told = [], []
-        self._steps = 0
+        self._steps = self.limits = 0
         actions = [
             (seconds, lambda what=what: self._act(what)) for seconds, what in script
         ]
@@ -114,11 +116,15 @@ class Watched:
                 *options,
                 part=part,
                 ask=lambda *_: asked(self) if asked else "",
+                limit_silence=self._limit_silence,
                 **more,
             )
             self.dog = Watchdog(self.loop, self.codes.append)
             self.dog.on_start(None)
             self.dog.on_end(0, "finished")
+
+    def _limit_silence(self):
+        self.limits += 1
 
     def end_step(self):
         self._steps += 1
@@ -194,6 +200,13 @@ def test_a_run_that_lost_a_worker_ends_without_waiting_for_the_others():
     watching.on_end(1, "lost")
     assert not answers
     over.set()
+
+
+def test_connections_of_a_step_that_hangs_are_limited():
+    """Once in each such step, however long it takes; and in no quick one."""
+    watched = Watched([*QUICK, (50.0, "step"), (1.0, "step"), (9.0, "step"), *QUICK])
+    assert watched.limits == 2
+    assert watched.codes == []
 
 
 @pytest.mark.parametrize("end", [Watched.end_step, lambda watched: watched.clock.set()])
