@@ -14,7 +14,7 @@ from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
-TFDS = "tfds:"
+TFDS = "tfds:"  # As older versions recorded data of TensorFlow Datasets.
 
 
 def is_users_data(data: str) -> bool:
@@ -41,7 +41,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     if not _exists(path):
         raise UsageError(
             f"--data {data}: there is no such data set, file or folder."
-            f"{did_you_mean(data, NAMES)} It is {', '.join(NAMES)}, {TFDS}NAME, or the "
+            f"{did_you_mean(data, NAMES)} It is {', '.join(NAMES)}, or the "
             "path of a folder of pictures or of an .npz file."
         )
     if "data_dir" in given:
@@ -60,15 +60,24 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
 
 def check(data: str, image_size: int | None) -> None:
     """Refuses a `config.dataset.data` that is no data set, or takes no `image_size`."""
-    is_resized = data == FOLDER or (data.startswith(TFDS) and data != TFDS)
-    if not is_resized and data not in (*NAMES, NPZ) and not data.startswith(PYTHON):
-        raise UsageError(
-            f"--data {data}: it is one of {', '.join(NAMES)}, {TFDS}NAME, or a path."
-        )
-    if image_size and not is_resized:
+    refuse_tfds(data)
+    if data not in (*NAMES, *KINDS) and not data.startswith(PYTHON):
+        raise UsageError(f"--data {data}: it is one of {', '.join(NAMES)}, or a path.")
+    if image_size and data != FOLDER:
         raise UsageError(
             f"--image_size {image_size}: the images of --data {data} have one size "
             "already. Leave it out, or give --data the path of your pictures."
+        )
+
+
+def refuse_tfds(data: str) -> None:
+    """Refuses a data set of TensorFlow Datasets, which older versions looked up."""
+    if data.startswith(TFDS):
+        raise UsageError(
+            f"{data}: only a Python program gives data of TensorFlow Datasets, as "
+            "cifar10.Config(data=tfds.load(...)) or,\nto score a run, as "
+            "cifar10.evaluate(train_dir, data=tfds.load(...)); a run on such data goes "
+            "on with\nthe version that wrote it."
         )
 
 

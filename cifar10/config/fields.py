@@ -179,8 +179,8 @@ class Dataset(Checked):
 
     Attributes:
         data: data set: the path of your pictures, with a folder for each class, or of
-            an .npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from
-            --data_dir, else downloaded, else a generated stand-in
+            an .npz; cifar10, cifar100, synthetic; auto: CIFAR-10 from --data_dir, else
+            downloaded, else a generated stand-in
         data_dir: folder with the .bin files, with cifar-10-batches-bin/ or with the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: that of the data set's own site)

@@ -35,7 +35,7 @@ class Dataset:
     """A data set that is on this machine; subclasses read it.
 
     Attributes:
-        name: What `config.json` calls it: "cifar10", "folder", "tfds:mnist" and so on.
+        name: What `config.json` calls it: "cifar10", "folder" and so on.
         directory: What `--data_dir` names to find it again; None if nothing does.
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.

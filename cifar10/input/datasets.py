@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
+from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS, refuse_tfds
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.dataset_base import Dataset
@@ -41,8 +41,7 @@ def find(
     Args:
         data: As `config.dataset.data`.
         data_dir: Place of the data. For "cifar10", "cifar100", "synthetic" and "auto"
-            see `cifar.find`; for "folder" and "npz" the folder or file itself; for
-            "tfds:NAME" the data directory of TensorFlow Datasets.
+            see `cifar.find`; for "folder" and "npz" the folder or file itself.
         data_url: URL of CIFAR's archive.
         **preparation: For pictures: `image_size`, `validation_fraction`,
             `val_fraction` and `max_bad_images`, as in `config.dataset`; `division`, as
@@ -58,12 +57,7 @@ def find(
     from cifar10.input.pictures.dataset import Preparation, find_folder
 
     how = Preparation(cache_of_pictures(), **preparation)
-    if data == FOLDER:
-        return find_folder(Path(_required(data, data_dir)), how)
-    from cifar10.input.pictures.tfds import find_tfds
-
-    home = Path(data_dir) if data_dir else None
-    return find_tfds(data, how, home)
+    return find_folder(Path(_required(data, data_dir)), how)
 
 
 def cache_of_pictures() -> Path:
@@ -105,12 +99,6 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     recorded, corrections = settings["data_dir"], None
     # Not `Path.exists`: it fails where this user may not look.
     if data_dir is None and recorded is None:  # By `config/run_config.py`.
-        if settings["data"].startswith(TFDS):
-            raise UsageError(
-                f"You did not train this run here, so its {settings['data']} is not "
-                "downloaded.\nGive the folder of TensorFlow Datasets as "
-                "--data_dir."
-            )
         say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir, file = recorded, settings.get("corrections")
@@ -171,7 +159,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
     if file_format := cifar.FORMATS.get(data):
         shape, names = records.IMAGE_SHAPE, names or file_format.class_names
     elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
-        known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))
+        known = ", ".join((*cifar.FORMATS, FOLDER, NPZ))
         raise UsageError(
             f"config.json: data is {data!a}, and this version knows {known}. Use the "
             "version that wrote it."
@@ -187,6 +175,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
 
 def _check_findable(data: str) -> None:
     """Refuses data that only a Python program has."""
+    refuse_tfds(data)
     if data.startswith(PYTHON):
         raise UsageError(
             f"The data of this run is {data}: a Python program had it in memory and "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.data_flag import KINDS, TFDS
+from cifar10.config.data_flag import KINDS
 from cifar10.config.options import Checked, defaults, names
 from cifar10.errors import UsageError, counted, printable
 from cifar10.process import entry_point, files, invocation
@@ -69,7 +69,7 @@ class Options(Checked):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
-    what = "as --data of a training: a folder, an .npz, tfds:NAME, cifar10, ..."
+    what = "as --data of a training: a folder, an .npz, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _PREPARATION)
@@ -85,7 +85,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         kept = {name: settings[name] for name in _DIVISION if name in settings}
         given = {**dict(kept.items() - defaults(fields.ALL).items()), **given}
     config = Config(**given)
-    if options.train_dir or given["data"].startswith(TFDS):
+    if options.train_dir:
         entry_point.import_tensorflow()
     show(config, given, options)
     return 0
@@ -155,10 +155,10 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
 
     `count` is the number of images in the training part.
     """
-    name = dataset.name.removeprefix(TFDS)
-    if dataset.name in KINDS and dataset.directory:
+    name = dataset.name
+    if name in KINDS and dataset.directory:
         name = dataset.directory.stem or name
-    run = Path("runs", name.replace("/", "-").replace(":", "-"))
+    run = Path("runs", name)
     if run.exists():
         run = files.unused(run.with_name(f"{run.name}."))
     words = [f"--{name}={value}" for name, value in given.items() if name != "data"]

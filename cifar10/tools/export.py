@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifar10.config import flags, layout, run_options
+from cifar10.config.data_flag import TFDS
 from cifar10.errors import UsageError, reason, say
 from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point, files, invocation
@@ -136,7 +137,7 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    of_program = trained.settings["data"].startswith(PYTHON)
+    of_program = trained.settings["data"].startswith((PYTHON, TFDS))
     if of_program and options.quantize == "none" and options.data_dir is None:
         dataset: datasets.Dataset = export_formats.random_images(trained)
     else:

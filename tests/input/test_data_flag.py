@@ -26,7 +26,6 @@ def place(tmp_path, monkeypatch):
         ("./cifar10", "folder", "cifar10"),
         ("set.npz", "npz", "set.npz"),
         ("cifar10", "cifar10", None),
-        ("tfds:mnist", "tfds:mnist", None),
     ],
 )
 def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
@@ -42,6 +41,7 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
     ("given", "named"),
     [
         ({"data": "phots"}, "phots"),
+        ({"data": "tfds:mnist"}, "Python"),
         ({"data": "one.png"}, "npz"),
         ({"data": "photos", "data_dir": "/data"}, "data_dir"),
         ({"data": "set.npz", "image_size": 64}, "image_size"),

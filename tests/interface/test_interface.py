@@ -112,6 +112,21 @@ def test_run_resumes_by_its_directory(trained, tmp_path):
         train(Config(resume=copy, learning_rate=0.5, **objects))
 
 
+def test_a_run_on_data_that_only_older_versions_look_up_is_scored_on_given_data(
+    trained, tmp_path
+):
+    copy = tmp_path / "run"
+    shutil.copytree(trained[1].train_dir, copy)
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"python:arrays"', '"tfds:mnist"'))
+    found = evaluate(copy, data=TEST, model=local())
+    assert found == evaluate(trained[1], data=TEST)
+    with pytest.raises(UsageError, match="version that wrote it"):
+        evaluate(copy, model=local())
+    with pytest.raises(UsageError, match="version that wrote it"):
+        Config(resume=copy, model=local())
+
+
 def test_evaluate_finds_what_the_training_found(trained):
     record = trained[1]
     for step in (4, 6):

@@ -1,1 +1,1 @@
-"""Data sets of pictures: a folder, an .npz file, or a name of TensorFlow Datasets."""
+"""Data sets of pictures: a folder, or an .npz file."""

@@ -1,4 +1,4 @@
-"""Pictures as a data set: what arrays, folders and TensorFlow Datasets become."""
+"""Pictures as a data set: what arrays and folders become."""
 
 import dataclasses
 import functools
@@ -6,17 +6,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cifar10.config.data_flag import FOLDER, TFDS
+from cifar10.config.data_flag import FOLDER
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.division import divided
 from cifar10.input.pictures import cache, decoding
-from cifar10.input.pictures.listing import Listing, list_folder
+from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
 
@@ -80,6 +80,9 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     """Finds the pictures in a folder, and prepares the new ones.
 
     `listing.py` says how the folder has to be laid out.
+
+    Raises:
+        UsageError: Too many are bad, or a part has none.
     """
     directory = directory.expanduser().absolute()
     listing = list_folder(directory)
@@ -89,32 +92,6 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     )
     place = os.path.realpath(directory)
     home = cache.folder_for(how.cache_home, directory.name, place, how.image_size)
-    return prepared_dataset(FOLDER, directory, home, listing, contents, how)
-
-
-def prepared_dataset(
-    name: str,
-    directory: Path,
-    home: Path,
-    listing: Listing,
-    contents: Iterable[Callable[[], bytes]],
-    how: Preparation,
-) -> PictureDataset:
-    """Prepares listed pictures as a data set, or refuses them.
-
-    Args:
-        name: As in `config.json`.
-        directory: What finds them again.
-        home: The folder of the cache for them.
-        listing: The pictures.
-        contents: Functions that read each picture's file, in the order of the listing.
-            It is iterated over only if a picture has to be decoded, and the functions
-            are called in several threads.
-        how: The size of the images, and the limits.
-
-    Raises:
-        UsageError: Too many are bad, or a part has none.
-    """
     files, classes, side = listing.files, listing.classes, how.image_size
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
@@ -132,7 +109,7 @@ def prepared_dataset(
         )
     shards = Shards(home, files, parts, contents, side)
     left_out = shards.left_out
-    where = printable(name if name.startswith(TFDS) else str(directory))
+    where = printable(str(directory))
     _check_left_out(left_out, len(files), how.max_bad_images, where)
     labels = {split: labels_of[places] for split, places in shards.places.items()}
     for split in {**labels, **shares}:
@@ -151,7 +128,7 @@ def prepared_dataset(
         )
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return PictureDataset(
-        name=name,
+        name=FOLDER,
         directory=directory,
         image_shape=(side, side, 3),
         class_names=tuple(classes),
