@@ -85,7 +85,7 @@ def check_run(
     if recorded is not None and not fresh:
         found = starting.find_differences(path, recorded, settings, determining)
         if found:
-            raise UsageError(_explained(path, found, settings))
+            raise UsageError(_explained(path, found))
     return recorded
 
 
@@ -143,9 +143,7 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
             raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 
-def _explained(
-    path: Path, differences: dict[str, tuple[Any, Any]], settings: Mapping[str, Any]
-) -> str:
+def _explained(path: Path, differences: dict[str, tuple[Any, Any]]) -> str:
     """Returns where a run has another configuration, and the flags that lead on."""
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
@@ -155,12 +153,6 @@ def _explained(
     ]
     if _DATA in differences:
         lines.append("    data: pictures have changed since it began, or their labels")
-    if [*differences] == ["batch_size"]:
-        batch, _ = differences["batch_size"]
-        if batches := _batches_of(batch, settings):
-            given = invocation.as_given(batch_size=batch, accumulate=batches)
-            lines.append("Its batches, which batch norm and dropout see, are kept by")
-            lines.append(f"    {given}    and no global_batch_size")
     lines.append("Continue or keep that run with one of these:")
     # --resume refuses another version's run, and changed pictures.
     with contextlib.suppress(UsageError):
@@ -173,16 +165,3 @@ def _explained(
     given = invocation.as_given(fresh=True)
     lines.append(f"    {given}    without resume, moves it aside and starts over")
     return "\n".join(lines)
-
-
-def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:
-    """Returns the number of batches of `size` images in a tower's step.
-
-    It is None if they do not divide the step evenly. The sizes come from a run's
-    `config.json`, which may hold any number.
-    """
-    if size < 1:
-        return None
-    images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
-    batches, rest = divmod(images, size * towers)
-    return batches if batches and not rest else None

@@ -81,7 +81,7 @@ def test_run_goes_on_with_other_towers_and_workers(
 def test_tower_keeps_the_batch_that_batch_norm_sees(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     stop_at(1, config(run, stand_in_dir, num_gpus=4, **STATEFUL))
-    with pytest.raises(UsageError, match="batch_size=4, accumulate=2"):
+    with pytest.raises(UsageError, match="batch_size: 4 there, 8 now"):
         training.train(config(run, stand_in_dir, num_gpus=2, **STATEFUL))
     again = config(run, stand_in_dir, num_gpus=2, accumulate=2, **STATEFUL)
     stop_at(2, again)
