@@ -44,16 +44,16 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     """
     logits = logits.astype(np.float64)
 
-    def loss(logarithm: float) -> float:
-        return at_temperature(logits, labels, math.exp(logarithm))[0].mean()
+    def loss(temperature: float) -> float:
+        return at_temperature(logits, labels, temperature)[0].mean()
 
-    low, high = lowest, highest = math.log(LOWEST), math.log(HIGHEST)
-    while (width := high - low) > 1e-5:
+    low, high = LOWEST, HIGHEST
+    while (width := high - low) > 1e-4:
         first, second = high - _GOLDEN * width, low + _GOLDEN * width
         low, high = (low, second) if loss(first) <= loss(second) else (first, high)
-    if not lowest < low < high < highest:
+    if not LOWEST < low < high < HIGHEST:
         raise UsageError(
             f"No temperature from {LOWEST:g} to {HIGHEST:g} fits the {len(labels):,} "
             "val images: the model knows all of them, or none. Use more, or train on."
         )
-    return math.exp(low)
+    return low

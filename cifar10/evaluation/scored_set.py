@@ -20,7 +20,6 @@ from cifar10.input.dataset_base import Dataset
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
-from cifar10.run_directory.temperature import NONE
 from cifar10.towers.graphs import traced
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ class ScoredSet:
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(
-        self, trainable: Sequence[tf.Tensor], device: str, temperature: float = NONE
+        self, trainable: Sequence[tf.Tensor], device: str, temperature: float = 1.0
     ) -> Result:
         """Scores the model with values for its trainable variables, on a device.
 
@@ -231,7 +230,7 @@ class ScoredSet:
         for name, values in zip(self._own_names, outcomes.own, strict=True):
             scalars[name] = float(values.mean())
         calibrated = None
-        if temperature != NONE:
+        if temperature != 1.0:
             calibrated = metrics.Sums.of(outcomes.at(temperature), self.dataset.classes)
             scalars["temperature"] = temperature
             scalars[metrics.CALIBRATED] = calibrated.calibration_error

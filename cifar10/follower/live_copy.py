@@ -31,7 +31,6 @@ from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 from cifar10.run_directory import checkpoints
-from cifar10.run_directory.temperature import NONE
 from cifar10.towers.update import TrainState
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class Network:
         trainable: Sequence[tf.Variable],
         non_trainable: Sequence[tf.Variable],
         since: float,
-        temperature: float = NONE,
+        temperature: float = 1.0,
     ) -> "Snapshot":
         """Copies the current values of variables to the device of the copy."""
         with tf.device(self._device):

@@ -75,7 +75,7 @@ class TrainedModel:
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self._use_averages = use_averages
-        self.temperature = temperature.NONE
+        self.temperature = 1.0
         with tf.device(device):
             self._averages = [tf.Variable(v, trainable=False) for v in last_values]
         self.trainable = self._averages if use_averages else last_values
@@ -107,7 +107,7 @@ class TrainedModel:
         kind = "" if self._use_averages else "_raw"
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)
-        if self.temperature != temperature.NONE:
+        if self.temperature != 1.0:
             say(f"Step {checkpoint.step} has the temperature {self.temperature:.3f}.")
 
     def calibrate(self, fitted: float) -> None:

@@ -74,9 +74,8 @@ def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
 
 def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
     """Returns those of `steps` with the best scores of a run, the best first."""
-    found = deciding(run)
-    known = {step: found[step] for step in steps if step in found}
-    return ranked(known, deciding_score(run))[:count]
+    found = ranked(deciding(run), deciding_score(run))
+    return [step for step in found if step in steps][:count]
 
 
 def interval(part: float, count: int) -> tuple[float, float]:

@@ -9,18 +9,17 @@ from pathlib import Path
 from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
-NONE = 1.0  # Where none was fitted.
 LOWEST, HIGHEST = 0.05, 20.0  # Beyond, a model is of no use or knows every image.
 
 
 def read(path: Path) -> float:
-    """Returns the temperature in a file, or `NONE`; a `UsageError` if damaged."""
+    """Returns the temperature in a file, 1 if none is; a `UsageError` if damaged."""
     try:
         if LOWEST <= (found := float(files.read(path))) <= HIGHEST:
             return found
         why = "it holds no temperature"
     except FileNotFoundError:
-        return NONE
+        return 1.0
     except (OSError, ValueError) as error:
         why = reason(error)
     raise UsageError(f"{path} cannot be used: {why}. Delete it, and calibrate again.")

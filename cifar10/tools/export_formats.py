@@ -28,7 +28,6 @@ from cifar10.input import datasets, pipeline
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
-from cifar10.run_directory.temperature import NONE
 from cifar10.tools import preparation
 from cifar10.tools.exported import described, not_exportable
 
@@ -184,7 +183,7 @@ def wrap(
     training = {} if file_format == "keras" else {"training": False}
     output = keras.ops.cast(model(prepared, **training), "float32")
     if description["with_preprocessing"]:
-        if description["temperature"] != NONE:
+        if description["temperature"] != 1.0:
             output = output / description["temperature"]
         output = keras.layers.Softmax(name="probabilities")(output)
     if file_format != "keras":

@@ -19,7 +19,6 @@ def test_lines_are_json_and_the_last_score_of_a_step_counts(tmp_path):
         "precision @ 1": 0.5,
         "total_loss": 1.5,
         "num_examples": 100,
-        "part": "test",
     }
     append(tmp_path, 20, 0.6)
     append(tmp_path, 10, 0.25)
