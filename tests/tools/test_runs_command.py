@@ -114,16 +114,17 @@ def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
     (outside / "picture.png").touch()
     (folder / "lost/pictures").symlink_to(outside)
     before = remaining(folder)
-    words = folder, "--prune", "lost", "trials/killed/"
+    words = folder, "--prune", "lost", "no_config", "trials/killed/"
     shown = call(*words)
     assert shown.returncode == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()][:-1] == [
         "lost",
+        "no_config",
         "trials/killed",
     ]
     assert remaining(folder) == before
     assert call(*words, "--yes").returncode == 0
-    gone = "lost", "trials/killed"
+    gone = "lost", "no_config", "trials/killed"
     assert remaining(folder) == [name for name in before if not name.startswith(gone)]
     assert (outside / "picture.png").exists()
 
