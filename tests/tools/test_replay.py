@@ -10,7 +10,7 @@ import pytest
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import chain, checkpoints, logs
+from cifar10.run_directory import chain, checkpoints, lock, logs
 from cifar10.tools import audit, replay
 from cifar10.training import train
 from cifar10.training.replay import Replay
@@ -161,11 +161,37 @@ def test_a_run_of_before_has_no_chain_and_is_replayed(copied, capsys):
     assert not found["differences"] + found["breaks"]
 
 
-# Tampering.
-
-
 def folder_of(run, step):
     return checkpoints.folder(run / "checkpoints", step)
+
+
+def test_a_run_that_takes_steps_back_keeps_its_chain(copied, capsys):
+    shutil.rmtree(folder_of(copied, 20))
+    values = json.loads((copied / "config.json").read_text())
+    names = ("num_gpus", "batch_size", "checkpoint_steps", "log_frequency")
+    names += ("eval_steps", "data", "data_dir", "max_steps")
+    trained(copied, **{name: values[name] for name in names})
+    capsys.readouterr()
+    found = audited(copied, capsys, 1)
+    assert found["chain"] == 5
+    assert not found["breaks"]
+
+
+def test_a_run_in_progress_is_refused(run_dir, capsys):
+    with lock.RunLock(run_dir), pytest.raises(UsageError, match="still"):
+        called(audit, capsys, run_dir)
+
+
+def test_strange_numbers_of_towers_are_refused(copied, capsys):
+    path = copied / "config.json"
+    for towers in (0, -2, 10**9):
+        config = json.loads(path.read_text()) | {"towers": towers}
+        path.write_text(json.dumps(config))
+        with pytest.raises(UsageError):
+            called(audit, capsys, copied, "--trust_model", runs.SMALL)
+
+
+# Tampering.
 
 
 def edit(path, change):
@@ -236,6 +262,16 @@ def leave_out_batches(run):
     forge(run)
 
 
+def reissue_a_manifest(run):
+    """Changes the manifest of step 10 wherever it is, with its digest."""
+    links = chain.read(run)
+    manifest = links[1] | {"skipped_steps": 1}
+    del manifest["sha256"]
+    links[1] = manifest | {"sha256": checkpoints.digest_of(manifest)}
+    (folder_of(run, 10) / "manifest.json").write_text(json.dumps(links[1]))
+    edit(run / chain.FILE, lambda _: links)
+
+
 def another_seed(run):
     path = run / "config.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
@@ -260,6 +296,7 @@ TAMPERED = {
         None,
     ),
     "batches left out": (leave_out_batches, {12, 15}),
+    "a manifest, and its digest": (reissue_a_manifest, None),
     "the chain": (lambda run: (run / chain.FILE).unlink(), None),
     "the types of its lines": (
         lambda run: (run / chain.FILE).write_text(

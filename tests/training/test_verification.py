@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints
@@ -88,6 +89,18 @@ def test_a_flipped_bit_names_step_tower_and_variable(
     assert "tower 1" in said
     assert "kernel" in said
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4]
+    kept = checkpoints.folder(tmp_path / "run" / layout.DEBUG_CHECKPOINTS, 5)
+    state = tf.train.load_checkpoint(str(kept / "state"))
+    assert state.get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE") == 5
+
+
+def test_each_batch_of_a_device_is_verified_on_another(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    flip_a_bit(monkeypatch, 0, 13, 9)  # On both computations, were they on one device.
+    values = {"num_gpus": 2, "accumulate": 2, "verify_steps": 2}
+    with pytest.raises(UsageError, match="step 6"):
+        train.train(config(tmp_path / "run", stand_in_dir, **values))
 
 
 def test_a_rollback_leaves_no_images_out(tmp_path, stand_in_dir, monkeypatch, capsys):
