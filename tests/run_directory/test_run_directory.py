@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import sys
 
 import pytest
 
@@ -147,12 +146,6 @@ def test_entry_that_has_no_default_is_a_difference(run):
         preflight.check_run(
             run, {"towers": 2, **SETTINGS}, ["model", "towers"], fresh=False
         )
-
-
-def test_the_flags_that_keep_the_batches_are_named(run, monkeypatch):
-    settings = {**SETTINGS, "batch_size": 64, "global_batch_size": 256, "towers": 1}
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert "--batch_size 128 --accumulate 2 " in refusal(run, settings)
 
 
 # Beginning anew.
