@@ -5,7 +5,7 @@ and the towers then call `inference` with the values of its variables. `inferenc
 neither reads nor writes anything else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -67,8 +67,6 @@ def loss(
     *,
     label_smoothing: float = 0.0,
     class_weights: np.ndarray | None = None,
-    own_loss: Callable[..., tf.Tensor] | None = None,
-    metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
 ) -> dict[str, tf.Tensor]:
     """Computes the loss of one batch and its parts, in float32 or better.
 
@@ -79,16 +77,11 @@ def loss(
         label_smoothing: Part of each label that is spread evenly over all classes.
         class_weights: float64 [classes], factors of the cross entropy of each class's
             images; a mixed image has the mean over its parts.
-        own_loss: From labels and logits to the loss of each image, [batch], in place of
-            its cross entropy, which then is smoothed and weighted no more.
-        metrics: By name, functions from labels, int64 [batch], and logits to a number
-            for each image.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
         over the batch, plus `weight_decay`. `precision @ 1` is the part of the
         batch whose largest logit is that of the label, or of the label's largest part.
-        The `metrics` are means over the batch.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
@@ -103,30 +96,23 @@ def loss(
     if label_smoothing:
         to_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         entropies += label_smoothing * (to_all - entropies)
-    losses = entropies
-    if own_loss:
-        losses = tf.cast(own_loss(labels, logits), logits.dtype)
     if class_weights is not None:
         # Not divided by the batch's weights, which differ between towers.
         weights = tf.constant(class_weights, logits.dtype)
         if labels.dtype.is_floating:
-            losses *= tf.linalg.matvec(labels, weights)
+            entropies *= tf.linalg.matvec(labels, weights)
         else:
-            losses *= tf.gather(weights, labels)
-    loss = tf.reduce_mean(losses)
+            entropies *= tf.gather(weights, labels)
+    cross_entropy = tf.reduce_mean(entropies)
     weight_decay = (
         tf.add_n([tf.cast(penalty, logits.dtype) for penalty in penalties])
         if penalties
-        else tf.zeros_like(loss)
+        else tf.zeros_like(cross_entropy)
     )
     correct = tf.argmax(logits, axis=1) == label_classes
     return {
-        "total_loss": loss + weight_decay,
-        "cross_entropy": tf.reduce_mean(entropies) if own_loss else loss,
+        "total_loss": cross_entropy + weight_decay,
+        "cross_entropy": cross_entropy,
         "weight_decay": weight_decay,
         "precision @ 1": tf.reduce_mean(tf.cast(correct, logits.dtype)),
-        **{
-            name: tf.reduce_mean(tf.cast(metric(label_classes, logits), logits.dtype))
-            for name, metric in (metrics or {}).items()
-        },
     }

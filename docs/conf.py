@@ -157,7 +157,9 @@ def flag_reference():
 def described(one: Option, recipes):
     """Returns one flag, or one setting of recipes, as Markdown."""
     kinds = [
-        kind for kind in get_args(one.type) or (one.type,) if kind is not type(None)
+        kind
+        for kind in get_args(one.type) or (one.type,)
+        if kind not in (type(None), type)
     ]
     kind = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
     signature = f"--{one.name} {kind.upper()}" if one.in_flags else one.name

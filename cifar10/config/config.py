@@ -50,17 +50,16 @@ class Config(fields.Sections):
             [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
             [count, height, width, 1]; labels are integers [count] or [count, 1]. A
             finite `tf.data.Dataset` of (image, label) may take the place of (x, y).
-        **given: `loss` and `metrics`, functions from labels, integers [batch], and
-            logits, floating [batch, classes], to a value for each image, [batch], or
-            the former a `keras.losses.Loss`; and the other flags, of which `optimizer`
-            and `learning_rate` may be an optimizer and a schedule of Keras. `freeze`
-            and `sections` may be lists of names, `sections` a number, and
-            `initial_weights` and `resume` a `Record`.
+        **given: The other flags. `freeze` and `sections` may be lists of names,
+            `sections` a number, and `initial_weights` and `resume` a `Record`;
+            `optimizer` and `learning_rate` an optimizer and a schedule of Keras.
+            `loss`, and those of the dict `metrics`, are functions of labels, integers
+            [batch], and logits, floating [batch, classes], to a value for each image,
+            [batch], or their mean; `loss` may be a `keras.losses.Loss`.
 
     Attributes:
         model_function: `model` if it is a function, else None.
         data_objects: `data` unless it is a name or a path, else None.
-        objects: Loss, metrics, optimizer and schedule, if they are objects.
 
     Raises:
         UsageError: A value is invalid, or there is no such flag.
@@ -68,7 +67,6 @@ class Config(fields.Sections):
 
     model_function: Callable[..., Any] | None
     data_objects: Any
-    objects: python_objects.PythonObjects
 
     def __init__(
         self,
@@ -77,8 +75,8 @@ class Config(fields.Sections):
         data: Any = None,
         **given: Any,
     ) -> None:
-        self.objects = python_objects.take_objects(given)
-        named = {name: _plain(name, value) for name, value in given.items()}
+        resolved = python_objects.resolve(given)
+        named = {name: _plain(name, value) for name, value in resolved.items()}
         if model is not None:
             named["model"] = _name_of_model(model)
         if data is not None:
@@ -95,18 +93,13 @@ class Config(fields.Sections):
         self.data_objects = None if isinstance(data, str | Path) else data
 
     @classmethod
-    def from_values(
-        cls,
-        values: Mapping[str, Any],
-        objects: python_objects.PythonObjects | None = None,
-    ) -> Self:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Returns a configuration with values by field, and defaults for the others.
 
         No recipe is read.
         """
         config = cls.__new__(cls)
         config.model_function = config.data_objects = None
-        config.objects = objects or python_objects.PythonObjects()
         config._assign(values)  # noqa: SLF001 - of this class.
         return config
 
@@ -121,7 +114,7 @@ class Config(fields.Sections):
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy of the configuration with some values changed."""
-        config = self.from_values({**self.values, **changes}, self.objects)
+        config = self.from_values({**self.values, **changes})
         config.model_function = self.model_function
         config.data_objects = self.data_objects
         return config

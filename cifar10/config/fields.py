@@ -7,7 +7,7 @@ take the section that they depend on. A section's docstring is its part of the h
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from cifar10.config import augmentation as augmentations, data_flag
@@ -52,6 +52,11 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
+_Own: TypeAlias = Annotated[
+    Callable | str | None,
+    Form("(?!)", "an object of a Python program, which alone can continue the run"),
+    *(FLAG_ONLY, RECIPE_ONLY),
+]
 # Scores of eval by which a checkpoint may be the best.
 Score: TypeAlias = Literal[
     "precision @ 1",
@@ -240,21 +245,18 @@ class Loss(Checked, scope=RESULT):
     Attributes:
         label_smoothing: fraction of each label that is spread evenly over all classes
         class_weights: weight of each class in the loss, as in towers/class_weights.py
-        loss: a program's own in place of the cross entropy: its name, or Keras's record
+        loss: a program's own, as in config/python_objects.py
+        metrics: likewise
     """
 
     label_smoothing: Fraction = 0.0
-    loss: Annotated[str | Mapping | None, FLAG_ONLY, RECIPE_ONLY] = None
+    loss: _Own = None
+    metrics: Annotated[Callable | None, FLAG_ONLY, RECIPE_ONLY] = None
     class_weights: Annotated[str | Mapping | Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_weights(self.class_weights)
-        if self.loss and self.label_smoothing:
-            raise UsageError(
-                f"--label_smoothing {self.label_smoothing}: it is for the built-in "
-                "cross entropy, and loss is an object. Give label_smoothing=0.0."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,7 +278,7 @@ class Update(
         schedule: schedule of the learning rate; staircase: times 0.1 every
             --epochs_per_decay; linear, cosine: to zero at the last step; one_cycle:
             rises first, ends there
-        keras_schedule: record of a program's own, an object of Keras, in its place
+        keras_schedule: a program's own, as in config/python_objects.py
         epochs_per_decay: epochs after which the staircase falls each time
         warmup_epochs: epochs in which the learning rate rises evenly from zero
         clip_norm: norm to which the averaged gradients are scaled down together if
@@ -286,12 +288,12 @@ class Update(
         stages: parts of the training, as in towers/stages.py
     """
 
-    optimizer: str = "sgd"
+    optimizer: str | type = "sgd"
     optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
     momentum: Fraction = 0.0
     learning_rate: _NotNegative = 0.1
     schedule: Literal["staircase", EndingSchedule] = "staircase"
-    keras_schedule: Annotated[Mapping | None, FLAG_ONLY, RECIPE_ONLY] = None
+    keras_schedule: _Own = None
     epochs_per_decay: _AboveZero = 350.0
     warmup_epochs: _NotNegative = 0.0
     clip_norm: Annotated[float, Range(1e-12)] | None = None
@@ -300,7 +302,8 @@ class Update(
 
     def __post_init__(self) -> None:
         # As in Keras, the case of its name does not matter: one spelling is recorded.
-        object.__setattr__(self, "optimizer", self.optimizer.lower())
+        if isinstance(self.optimizer, str):
+            object.__setattr__(self, "optimizer", self.optimizer.lower())
         super().__post_init__()
         optimizers.check_optimizer(
             self.optimizer, self.learning_rate, self.momentum, self.optimizer_arguments

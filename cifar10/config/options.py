@@ -144,6 +144,8 @@ class Option:
             kinds = [kind.__name__ for kind in get_args(self.type) or (self.type,)]
             kind = " or ".join(kinds).replace("NoneType", "None")
             return f"it is not of type {kind}"
+        if callable(value):  # A program's own, which has no limits.
+            return None
         if self.choices and value not in self.choices:
             meant = did_you_mean(str(value), self.choices)
             return (

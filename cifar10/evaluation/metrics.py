@@ -38,7 +38,6 @@ class Outcomes(NamedTuple):
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
     logits: np.ndarray  # floating [images, classes]
-    own: Sequence[np.ndarray] = ()  # float64 [images], each of a program's metrics.
 
     def at(self, temperature: float) -> Outcomes:
         """Returns the outcomes with logits divided by a temperature."""

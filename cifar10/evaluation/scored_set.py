@@ -31,20 +31,14 @@ _FIX = "Make room there or make it writable, or name another place with --eval_d
 class Scorer:
     """Scores a model any number of times; it is traced once.
 
-    Its non-trainable variables are used as they are. A program's own `metrics` are
-    those of `model.loss`. With `test_time_augmentation` it
+    Its non-trainable variables are used as they are. With `test_time_augmentation` it
     averages the logits of an image's six `views`.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        *,
-        test_time_augmentation: bool = False,
-        metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
+        self, model: keras.Model, *, test_time_augmentation: bool = False
     ) -> None:
         self._model = model
-        self._metrics = (metrics or {}).values()
         self._augment = test_time_augmentation
         self._score = traced(self._trace_score)
 
@@ -69,9 +63,7 @@ class Scorer:
                 each, weight_decay = self._score(values, images, labels)
             found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
-        labels, entropies, predictions, ranks, confidence, logits, *own = columns
-        first = labels, entropies, predictions, ranks, confidence, logits
-        return Outcomes(*first, own), float(weight_decay)
+        return Outcomes(*columns), float(weight_decay)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
@@ -90,10 +82,6 @@ class Scorer:
             tf.where(is_finite, rank, NO_RANK),
             tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
             logits,
-            *(
-                tf.cast(metric(tf.cast(labels, tf.int64), logits), tf.float64)
-                for metric in self._metrics
-            ),
         ), tf.add_n(list(penalties)) if penalties else tf.constant(0.0)
 
     def _logits(
@@ -154,7 +142,7 @@ class ScoredSet:
         dataset: The data set.
         events: The folder of the event files and of `metrics.jsonl`.
         options: Which images are scored and how, as `eval.py` takes it.
-        own_metrics: Those of a program, by name, which are means over all images.
+        own_metrics: Those of a program, as `Config` has them.
 
     Attributes:
         count: Number of images.
@@ -169,16 +157,13 @@ class ScoredSet:
         dataset: Dataset,
         events: Path,
         options: "Options",
-        *,
-        own_metrics: Mapping[str, Callable[..., tf.Tensor]] | None = None,
+        own_metrics: Callable | None = None,
     ) -> None:
         self.events = events
-        self._own_names = [*(own_metrics or {})]
+        self._own_metrics = own_metrics
         self.dataset = dataset
         self._scorer = Scorer(
-            model,
-            test_time_augmentation=options.test_time_augmentation,
-            metrics=own_metrics,
+            model, test_time_augmentation=options.test_time_augmentation
         )
         self._top_k = options.ks
         if (most := max(self._top_k, default=1)) > dataset.classes:
@@ -227,8 +212,10 @@ class ScoredSet:
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
         scalars = sums.scalars(weight_decay, self._top_k)
-        for name, values in zip(self._own_names, outcomes.own, strict=True):
-            scalars[name] = float(values.mean())
+        if self._own_metrics:
+            given = map(tf.constant, (outcomes.labels, outcomes.logits))
+            own = self._own_metrics(*given)
+            scalars |= {name: float(np.mean(own[name])) for name in own}
         calibrated = None
         if temperature != 1.0:
             calibrated = metrics.Sums.of(outcomes.at(temperature), self.dataset.classes)

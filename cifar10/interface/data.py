@@ -19,7 +19,8 @@ _WHERE = "arrays from Python"
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
     "Give (x, y), ((x, y), (x_test, y_test)) or ((x, y), (x_val, y_val), (x_test, "
-    "y_test)), or an object with the attributes of cifar10.input.dataset_base.Dataset."
+    "y_test)), a finite tf.data.Dataset of (image, label) in place of a pair, or an "
+    "object with the attributes of cifar10.input.dataset_base.Dataset."
 )
 
 
@@ -30,7 +31,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
-    data = _read_streams(data)
+    data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)
     if not isinstance(data, tuple):
         return _wrap(data)
     order = _ORDERS.get(len(data)) if all(isinstance(p, tuple) for p in data) else None
@@ -46,31 +47,16 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     return array_dataset(found, _WHERE, name_of(data), None)
 
 
-def _read_streams(data: Any) -> Any:
-    """Reads each `tf.data.Dataset` into a pair of arrays, to be trained on as these.
-
-    So its order does not matter, and a resumed run can compare what is in it.
-    """
-    import tensorflow as tf
-
-    if isinstance(data, tuple):
-        return tuple(map(_read_streams, data))
-    if not isinstance(data, tf.data.Dataset):
+def _in_memory(data: Any) -> Any:
+    """Returns a `tf.data.Dataset` of (image, label) as a pair of arrays."""
+    if not hasattr(data, "element_spec"):
         return data
-    count, spec = int(data.cardinality()), data.element_spec
-    if count < 1 or not isinstance(spec, tuple) or len(spec) != 2:
-        what = {-1: "without end", -2: "of unknown size"}.get(count, f"of {count:,}")
+    if (count := int(data.cardinality())) < 1:
         raise UsageError(
-            f"data: a tf.data.Dataset {what} elements {spec}.\nIt has to be finite, of "
-            "(image uint8 [height, width, 3], label), without repeat() and batch(). Of "
-            "unknown size,\ntell it by .apply(tf.data.experimental.assert_cardinality("
-            "number))."
+            f"data: {data} has no known size. {_EXPECTED}\nThe size is told by .apply("
+            "tf.data.experimental.assert_cardinality(size))."
         )
-    try:
-        parts = [*data.batch(1000).as_numpy_iterator()]
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-    except Exception as error:  # Of the program's own functions, too.
-        raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
+    return tuple(data.batch(count).get_single_element())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ def evaluate(
     *,
     data: Any = None,
     model: Any = None,
-    metrics: Any = None,
     split: Split = "test",
     step: int | str | None = None,
     num_examples: int | None = None,
@@ -37,8 +36,6 @@ def evaluate(
             `split` that is scored. None for the data of the run.
         model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
-        metrics: Functions of your own, as `Config` takes them; None for those of the
-            record.
         split: `test`, `train`, or `val` if the data have that part.
         step: The step of the checkpoint, or `best` for the one with the best score;
             None for the newest one.
@@ -75,10 +72,11 @@ def evaluate(
     from cifar10.input.division import with_val
     from cifar10.interface.data import as_dataset, fitting
 
-    dataset, trusted = as_dataset(data, split), None
+    dataset, trusted, own_metrics = as_dataset(data, split), None, None
     if isinstance(run, Record):
         directory, trusted = run.train_dir, run.config.network.model
         know_model(run.config)
+        own_metrics = run.config.loss.metrics
         if data is None:
             dataset = as_dataset(run.config.data_objects)
     else:
@@ -87,12 +85,6 @@ def evaluate(
         own = Config(model=model)
         trusted = own.network.model
         know_model(own)
-    if metrics is not None:
-        own_metrics = Config(metrics=metrics).objects.metrics
-    elif isinstance(run, Record):
-        own_metrics = run.config.objects.metrics
-    else:
-        own_metrics = {}
     device = _device()
     trained = TrainedModel(
         directory, device, use_averages=use_averages, trust_model=trusted
@@ -115,7 +107,7 @@ def evaluate(
         with_val(fitting(dataset, settings), held),
         directory / layout.EVALUATION_EVENTS,
         options,
-        own_metrics=own_metrics,
+        own_metrics,
     )
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cifar10.errors import UsageError, did_you_mean
-from cifar10.models.registry import PYTHON
 
 if TYPE_CHECKING:
     import keras
@@ -47,15 +46,13 @@ _FLAGS = {
     "gradient_accumulation_steps": "--accumulate",
     "loss_scale_factor": "--precision float16",
 }
-# Those of them that an optimizer given as an object must not use.
-_NOT_IN_OBJECTS = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 _LARGEST_NUMBER = 1e30  # float32 holds it.
 # Filters and matrices have more; biases, scales and offsets are vectors.
 _LEAST_DIMENSIONS_TO_DECAY = 2
 
 
 def check_optimizer(
-    name: str,
+    name: str | type,
     learning_rate: float,
     momentum: float,
     arguments: Mapping[str, Any] | None,
@@ -63,7 +60,7 @@ def check_optimizer(
     """Refuses an unknown optimizer, and arguments that it does not take.
 
     Args:
-        name: In lower case.
+        name: In lower case, or the class of a program's own.
         learning_rate: The highest one.
         momentum: 0 for none.
         arguments: The recipe's table `optimizer_arguments`.
@@ -71,7 +68,7 @@ def check_optimizer(
     Raises:
         UsageError: The message names the optimizers, or the arguments of this one.
     """
-    if name not in NAMES and not name.startswith(PYTHON):
+    if not isinstance(name, type) and name not in NAMES:
         raise UsageError(
             f"--optimizer {name}: there is no such optimizer."
             f"{did_you_mean(name, NAMES)} It is one of {', '.join(NAMES)}."
@@ -91,18 +88,18 @@ def check_optimizer(
         _check_value(name, argument, value)
 
 
-def _check_value(optimizer: str, argument: str, value: Any) -> None:
+def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
     what = f"optimizer_arguments: {argument} = {value!a}"
-    is_object = optimizer.startswith(PYTHON)
-    if argument in _NOT_IN_OBJECTS and value if is_object else argument in _FLAGS:
+    is_own = isinstance(optimizer, type)
+    if argument in _FLAGS and not (is_own and argument in ("momentum", "name")):
         raise UsageError(f"{what}: {_FLAGS[argument]} decides it. Take it out.")
-    if is_object:
-        return
     if optimizer == _MUON:
         raise UsageError(
             f"{what}: muon has no arguments but --momentum; its constants are "
             "airbench's. Take it out."
         )
+    if is_own:
+        return
     if not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
         raise UsageError(
             f"{what}: it has to be a finite number of at most {_LARGEST_NUMBER:g}, or "
@@ -110,13 +107,13 @@ def _check_value(optimizer: str, argument: str, value: Any) -> None:
         )
 
 
-def computes_much(name: str) -> bool:
+def computes_much(name: str | type) -> bool:
     """Returns whether an update takes a CPU long: 0.1 s by Muon, of airbench."""
     return name == _MUON
 
 
 def build_optimizer(
-    name: str,
+    name: str | type,
     learning_rate: float,
     momentum: float,
     arguments: Mapping[str, Any] | None = None,
@@ -125,12 +122,11 @@ def build_optimizer(
     trained_parts: Mapping[str, float] | None = None,
     scale_loss: bool = False,
     scale_updates: bool = False,
-    own_class: type["keras.optimizers.Optimizer"] | None = None,
 ) -> "keras.optimizers.Optimizer":
     """Builds an optimizer; it has not seen its variables yet.
 
     Args:
-        name: One of `NAMES`.
+        name: One of `NAMES`, or a class.
         learning_rate: Rate until another one is assigned.
         momentum: Passed on to an optimizer that takes one.
         arguments: Further arguments of the optimizer's class; Muon takes none.
@@ -140,7 +136,6 @@ def build_optimizer(
         scale_loss: Whether to scale the loss, by a factor that adapts, and to skip
             updates that overflow, as float16 requires.
         scale_updates: Whether each variable's update has a factor, for `slow_down`.
-        own_class: That of an optimizer which a program has given as an object.
 
     Raises:
         UsageError: The optimizer has no such argument, or refuses its value.
@@ -154,17 +149,14 @@ def build_optimizer(
     if name in WITH_MOMENTUM:
         given["momentum"] = float(momentum)
     given |= arguments or {}
-    kind: type[keras.optimizers.Optimizer]
-    if own_class:
-        kind = own_class
-    elif name == _MUON:
-        kind = optimizer_classes.Muon
+    if name == _MUON:
+        kind: type[keras.optimizers.Optimizer] = optimizer_classes.Muon
         given["trained_parts"] = trained_parts
     elif name == _SGD:
         kind = optimizer_classes.SGD
     else:
         of_keras = {key.lower(): kind for key, kind in vars(keras.optimizers).items()}
-        kind = of_keras[name]
+        kind = name if isinstance(name, type) else of_keras[name]
     if scale_updates:
         kind = type(kind.__name__, (optimizer_classes.ScaledUpdates, kind), {})
     try:

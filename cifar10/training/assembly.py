@@ -22,11 +22,11 @@ from cifar10.config import (
     augmentation,
     fields,
     layout,
+    python_objects,
     run_config,
 )
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names, result_determining
-from cifar10.config.python_objects import PythonObjects
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
@@ -169,7 +169,6 @@ def assemble(
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     with workers.sharing_refusals():
-        requested.objects.check(requested.values)
         config = resolve_config(requested, placement, workers=workers.count)
         check_initial_weights(
             config.fine_tuning, config.network.model, config.images.distortions
@@ -187,8 +186,6 @@ def assemble(
             dataset = with_val(dataset, config.dataset.val_fraction)
             if config.dataset.corrections:
                 dataset = corrected(dataset, config.dataset.corrections)
-        if requested.objects.loss or requested.objects.metrics:
-            own_functions.check_all(requested, dataset.classes)
         images, labels = dataset.read("train")
         if epochs := config.run.max_epochs:
             steps = epochs * len(images) / config.global_batch_size
@@ -256,8 +253,7 @@ def resolve_config(
             "global_batch_size": images,
             "towers": towers,
             "workers": workers,
-        },
-        config.objects,
+        }
     )
 
 
@@ -372,7 +368,6 @@ def build_state(
             trained_parts=find_architecture(config.network.model).trained_parts,
             scale_loss=config.network.precision == "float16",
             scale_updates=config.fine_tuning.pretrained_rate != 1.0,
-            own_class=config.objects.optimizer,
         )
     return TrainState(model, optimizer, home)
 
@@ -393,12 +388,11 @@ def build_towers(
     `class_weights` are those of the loss. Returns the towers, the planner of their
     memory, and a description of their sections if there are any.
     """
-    tower = build_tower(
-        config.loss,
-        class_weights=class_weights,
-        objects=config.objects,
-        xla=config.speed.xla,
-    )
+    tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
+    if config.loss.loss or config.loss.metrics:
+        logits = states[0].model.outputs[0]
+        mixed = augmentation.mixes(config.images.augmentation)
+        tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
     update = build_update(config, len(images))
     shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
     planner = planning.Planner(
@@ -443,21 +437,12 @@ def build_towers(
 
 
 def build_tower(
-    loss: fields.Loss,
-    *,
-    class_weights: np.ndarray | None = None,
-    objects: PythonObjects | None = None,
-    xla: bool = False,
+    loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
 ) -> Tower:
     """Builds the computation of a tower."""
     compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
     if class_weights is not None:
         compute = functools.partial(compute, class_weights=class_weights)
-    if objects and objects.loss:
-        own_loss = own_functions.of_each_image(objects.loss)
-        compute = functools.partial(compute, own_loss=own_loss)
-    if objects and objects.metrics:
-        compute = functools.partial(compute, metrics=objects.metrics)
     return Tower(models.inference, compute, xla=xla)
 
 
@@ -471,7 +456,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     learning_rate: schedule.Schedule = schedule.ScaledCurve(
         update.learning_rate, schedule.CURVES[update.schedule], examples
     )
-    if (of_steps := config.objects.keras_schedule) is not None:
+    if callable(of_steps := update.keras_schedule):
 
         def learning_rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
             return tf.cast(of_steps(examples_seen // images), tf.float64)
@@ -507,7 +492,7 @@ def describe_training(
     """Returns the content of `config.json`: settings, data, devices, versions."""
     corrections = config.dataset.corrections
     return {
-        **config.values,
+        **python_objects.record(config.values),
         "data": dataset.name,
         "data_dir": dataset.directory and str(dataset.directory.absolute()),
         "corrections": corrections and str(layout.absolute_path(corrections)),

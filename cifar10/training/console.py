@@ -16,6 +16,7 @@ import tensorflow as tf
 from cifar10.config import fields
 from cifar10.config.config import read_recipe
 from cifar10.config.options import Scope, defaults, names
+from cifar10.config.python_objects import METRICS
 from cifar10.errors import UsageError, first_few
 from cifar10.models import custom
 from cifar10.process import invocation
@@ -38,17 +39,13 @@ _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 class Console:
     """A hook that prints lines, and below them a progress bar in a terminal.
 
-    `batch_size` is the number of images in one batch of a tower, and `shown` names the
-    metrics that a step's line has besides the usual.
+    `batch_size` is the number of images in one batch of a tower.
     """
 
     waits_for = "the reader of its output"
 
-    def __init__(
-        self, max_steps: int, batch_size: int, shown: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, max_steps: int, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._shown = shown
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         of_all = "" if max_steps == fields.OPEN_STEPS else " of {task.total}"
         self._progress = rich.progress.Progress(
@@ -75,8 +72,7 @@ class Console:
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the step's line."""
-        shown = [f", {name} {format_number(metrics[name], 3)}" for name in self._shown]
-        self.on_message(step_line(step, metrics, self._batch_size) + "".join(shown))
+        self.on_message(step_line(step, metrics, self._batch_size))
 
     def on_message(self, text: str) -> None:
         """Prints a message, above the bar if there is one."""
@@ -101,10 +97,11 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     if not math.isnan(rate):
         seconds = format_number(batch_size / rate, 2)
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
+    own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
         f"step {step}, loss {loss_text(metrics['total_loss'])} "
         f"(CE {loss_text(metrics['cross_entropy'])}), "
-        f"accuracy {metrics['precision @ 1']:.3f}, {speed}"
+        f"accuracy {metrics['precision @ 1']:.3f}, {speed}{own}"
     )
 
 

@@ -130,7 +130,7 @@ class Validation:
                 batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
                 eval_data=part,
             ),
-            own_metrics=training.config.objects.metrics,
+            training.config.loss.metrics,
         )
 
     @property
@@ -256,7 +256,6 @@ def hooks_in_order(
             Console(
                 training.config.run.max_steps,
                 training.config.batch.batch_size,
-                [*training.config.objects.metrics],
             ),
             TensorBoard(training.train_dir, loop.goodput),
             *users,
