@@ -21,7 +21,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     given, optimizer = dict(given), given.get("optimizer")
     if hasattr(optimizer, "get_config"):
         given = {**_settings(optimizer), **given, "optimizer": type(optimizer)}
-    rate = given.get("learning_rate")
+    rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):
         first = rate.get_config().get("initial_learning_rate", 0.0)
         given |= {"keras_schedule": rate, "learning_rate": first}
