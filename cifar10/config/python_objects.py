@@ -47,6 +47,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     config = optimizer.get_config()
+    config.pop("name")  # Keras counts in it.
     usual, rate = type(optimizer)(0.0).get_config(), config.pop("learning_rate")
     if isinstance(rate, Mapping):
         import keras

@@ -91,7 +91,7 @@ def check_optimizer(
 def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
     what = f"optimizer_arguments: {argument} = {value!a}"
     is_own = isinstance(optimizer, type)
-    if argument in _FLAGS and not (is_own and argument in ("momentum", "name")):
+    if argument in _FLAGS and not (is_own and argument == "momentum"):
         raise UsageError(f"{what}: {_FLAGS[argument]} decides it. Take it out.")
     if optimizer == _MUON:
         raise UsageError(

@@ -195,7 +195,7 @@ def test_a_run_resumes_with_the_same_objects_alone(everything):
     path = record.train_dir
     settings = run_config.read_run_config(path)
     assert settings["optimizer"] == "python:AdamW"
-    assert settings["optimizer_arguments"]["weight_decay"] == 0.1
+    assert settings["optimizer_arguments"] == {"weight_decay": 0.1}
     assert settings["keras_schedule"].startswith("PolynomialDecay")
     for name, other in (
         ("loss", margin),
