@@ -1,6 +1,7 @@
 """`python -m cifar10 replay`: recomputes steps of a run, and compares them with it."""
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import io
@@ -194,6 +195,8 @@ def _write_sheet(folder: str, replay: "Replay", batches: Any) -> None:
     rows = [("image", "label", "cross entropy"), *(described[at] for at in order)]
     csv.writer(table, lineterminator="\n").writerows(rows)
     path = Path(folder, f"step-{replay.step + 1:08d}.png")
+    with contextlib.suppress(OSError):  # The next line says why not.
+        path.parent.mkdir(parents=True, exist_ok=True)
     files.write_output(path, "--images", content.getvalue())
     written = table.getvalue().encode(errors="surrogateescape")
     files.write_output(path.with_suffix(".csv"), "--images", written)

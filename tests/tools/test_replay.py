@@ -108,12 +108,13 @@ def broken(tmp_path_factory):
 
 
 def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
-    words = [broken, "--steps", "60:90", "--find", "--json", "--images", tmp_path]
+    words = [broken, "--steps", "60:90", "--find", "--json", "--images"]
+    words.append(tmp_path / "new")
     code, said = called(replay, capsys, *words)
     found = json.loads(said.splitlines()[-1])
     assert code == 0
     assert found["images"][0]["image"] == "train picture 40"
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".csv", ".png"]
+    assert [path.suffix for path in sorted(tmp_path.glob("new/*"))] == [".csv", ".png"]
 
 
 def test_steps_without_a_jump_say_so(run_dir, capsys):

@@ -254,7 +254,7 @@ def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
 
     def noted(record, step, *_):
         counted.append((step, record.without_gain))
-        return updated(record, step, 0, IMAGES)
+        return updated(record, step, 0.0, IMAGES)
 
     monkeypatch.setattr(EarlyStopping, "updated", noted)
     hook = types.SimpleNamespace(
