@@ -56,15 +56,9 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         if config.fine_tuning.initial_weights and not has_checkpoint:
             check_source(config.fine_tuning)
         # With another end, config.json has to be written again.
-        if (
-            recorded
-            and not fresh
-            and all(
-                recorded.get(name) == value or value == fields.OPEN_STEPS
-                for name, value in config.values.items()
-                if name in _END
-            )
-        ):
+        values = config.values
+        end = [name for name in _END if values[name] != fields.OPEN_STEPS]
+        if recorded and not fresh and all(recorded.get(n) == values[n] for n in end):
             _refuse_if_over(config, path, recorded)
         yield lock
 
@@ -127,8 +121,7 @@ def _determined(config: Config) -> dict[str, Any]:
     return {
         name: values[name]
         for name in options.result_determining(fields.ALL, values)
-        if (name, values[name])
-        != ("max_steps", fields.OPEN_STEPS)  # Until data are known.
+        if values[name] != fields.OPEN_STEPS  # Until data are known.
         if values[name] != before[name] or name not in _LATER
     }
 
