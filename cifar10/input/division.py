@@ -104,15 +104,12 @@ def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
 
     A part with a share has one image at least; one is left to train on.
     """
-    found, taken = [0], 0
+    found, taken = [], 0
     for share in shares:
         count = min(max(1, int(share * len(hashes) + 0.5)), len(hashes) - 1 - taken)
-        if share and count > 0:
-            taken += count
-            found.append(int(hashes[taken - 1]) + 1)
-        else:
-            found.append(found[-1])
-    return found[1:]
+        taken += max(count, 0) if share else 0
+        found.append(int(hashes[taken - 1]) + 1 if taken else 0)
+    return found
 
 
 def _hash_of(name: str) -> int:
