@@ -107,7 +107,7 @@ def evaluate(
         with_val(fitting(dataset, settings), held),
         directory / layout.EVALUATION_EVENTS,
         options,
-        own_metrics,
+        own_metrics=own_metrics,
     )
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}

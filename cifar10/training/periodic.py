@@ -130,7 +130,7 @@ class Validation:
                 batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
                 eval_data=part,
             ),
-            training.config.loss.metrics,
+            own_metrics=training.config.loss.metrics,
         )
 
     @property
