@@ -35,7 +35,7 @@ it. Exit code 1: something differs, or --find found nothing.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _SIDE, _TEXT = 8, 96, 28  # Of a sheet: pictures, and pixels of each.
+_COLUMNS, _WIDTH, _SIDE, _TEXT = 8, 112, 64, 32  # Of a sheet; pixels of a picture.
 
 _Options = TypeVar("_Options", bound="ReplayOptions")
 
@@ -180,15 +180,15 @@ def _write_sheet(folder: str, replay: "Replay", batches: Any) -> None:
     losses = [loss for *_, loss in described]
     order = np.argsort(np.nan_to_num(losses, nan=np.inf), kind="stable")[::-1].tolist()
     row = _SIDE + _TEXT
-    size = (_COLUMNS * _SIDE, math.ceil(len(order) / _COLUMNS) * row)
+    size = (_COLUMNS * _WIDTH, math.ceil(len(order) / _COLUMNS) * row)
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     for place, at in enumerate(order):
-        left, top = place % _COLUMNS * _SIDE, place // _COLUMNS * row
+        left, top = place % _COLUMNS * _WIDTH, place // _COLUMNS * row
         shown = np.nan_to_num(pictures[at] - pictures[at].min())
         shown *= 255 / max(shown.max(), 1e-6)
         sheet.paste(thumbnail(shown.astype(np.uint8).squeeze()), (left, top))
-        text = f"{described[at][0][-15:]}\n{losses[at]:.3g}"
+        text = f"{described[at][0][-18:]}\n{losses[at]:.3g}"
         pen.multiline_text((left, top + _SIDE), text, "black")
     content, table = io.BytesIO(), io.StringIO()
     sheet.save(content, "PNG")
