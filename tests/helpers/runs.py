@@ -74,6 +74,7 @@ def call(script, *words):
     return subprocess.CompletedProcess(script, code, out.getvalue(), err.getvalue())
 
 
+_OF_CHAIN = ("chain", "sha256")
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
@@ -200,8 +201,15 @@ def largest_difference(values, expected):
 
 
 def files(folder):
-    """Returns the bytes of a checkpoint's files by name."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """Returns the bytes of a checkpoint's files by name.
+
+    The chain in its manifest names the checkpoint before, which a run that was
+    interrupted has elsewhere.
+    """
+    found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    manifest = json.loads(found.get("manifest.json", b"{}"))
+    kept = {name: of for name, of in manifest.items() if name not in _OF_CHAIN}
+    return found | {"manifest.json": json.dumps(kept).encode()}
 
 
 def logged(train_dir):
