@@ -371,8 +371,8 @@ class Checkpoints(Checked):
         keep_best: number of further checkpoints to keep: the best by the scores of
             eval or --eval_steps; with the latter, one is saved at each evaluation
         best_by: score of eval by which a checkpoint is the best
-        eval_steps: steps between two evaluations by the training itself, on the test
-            set, whose results are written as by eval (default: none)
+        eval_steps: steps between two evaluations by the training itself, on the part
+            val, or test without one, recorded as by eval (default: none)
         stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
             not better than the best, after which the training ends (default: never)
         on_save_error: when a checkpoint cannot be written: stop, or continue and try at

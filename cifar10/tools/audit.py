@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cifar10.config import layout
 from cifar10.config.options import Count, Range
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, counted, say
 from cifar10.run_directory import chain, checkpoints, logs, scores
 from cifar10.tools.replay import ReplayOptions, open_run
 
@@ -75,7 +75,7 @@ def audit_run(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
         say(f"Recomputing steps {first + 1:,} to {last:,} ...")
         replay.go_before(first + 1)
         compared = replay.compare(first + 1, last)
-        differing = (one for one in compared if one.largest > replay.bound)
+        differing = (one for one in compared if one.largest > one.bound)
         differences += [one._asdict() for one in itertools.islice(differing, 1)]
         differences += _rescore(replay, last)
     steps = sum(last - first for first, last in drawn)
@@ -86,7 +86,7 @@ def audit_run(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
         "of": len(segments),
         "differences": differences,
         "bound": replay.bound,
-        "verified": 0.0 if differences else steps / ends[-1],
+        "verified": 0.0 if differences else steps / max([ends[-1], *replay.logged]),
         "passes": chance_to_pass(len(segments), len(drawn), 1),
     }
 
@@ -129,9 +129,11 @@ def chance_to_pass(segments: int, drawn: int, tampered: int) -> float:
 
 def _text(found: dict[str, Any]) -> str:
     count, of = len(found["segments"]), found["of"]
-    lines = [f"Chain:    {found['chain']} checkpoints, each naming the one before"]
+    lines = [f"Chain:    {counted(found['chain'], 'checkpoint')}"]
     if not found["chain"]:
         lines = ["Chain:    none; an earlier version wrote this run"]
+    elif not found["breaks"]:
+        lines[0] += ", each as the next one says"
     lines += [f"  BROKEN: {one}" for one in found["breaks"]]
     shown = ", ".join(f"{first:,} to {last:,}" for first, last in found["segments"])
     lines.append(f"Segments: {count} of {of}: {shown}")
@@ -141,8 +143,6 @@ def _text(found: dict[str, Any]) -> str:
         return "\n".join([*lines, "The run is not what it says."])
     bits = f"within {found['bound']:g}" if found["bound"] else "to the last bit"
     lines.append(f"Verified: {found['verified']:.0%} of the steps, {bits}")
-    few = max(1, of // 10)
-    chances = f"{found['passes']:.0%} with one segment and "
-    chances += f"{chance_to_pass(of, count, few):.0%} with {few} segments"
-    lines.append(f"If it was tampered with, it passes such draws by chance: {chances}.")
+    chance = f"{found['passes']:.0%}"
+    lines.append(f"A run with one segment tampered with passes such draws in {chance}.")
     return "\n".join(lines)

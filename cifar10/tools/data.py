@@ -16,7 +16,7 @@ from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
 from cifar10.config.data_flag import KINDS
 from cifar10.config.options import Checked, defaults, names
-from cifar10.errors import UsageError, counted, printable
+from cifar10.errors import UsageError, counted, printable, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
 
@@ -82,6 +82,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         if os.path.lexists(file := run / layout.CORRECTIONS):
             raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
         settings = run_config.read_run_config(run)
+        if earlier := settings.get("corrections"):
+            say(
+                f"NOTE: the run was trained with --corrections {earlier}. Labels are "
+                "compared as they were\nbefore: put that file's lines into the new one."
+            )
         kept = {name: settings[name] for name in _DIVISION if name in settings}
         given = {**dict(kept.items() - defaults(fields.ALL).items()), **given}
     config = Config(**given)

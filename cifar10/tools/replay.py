@@ -128,17 +128,17 @@ def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
         found.append(one)
         if options.json:
             print(json.dumps(one._asdict()), flush=True)
-        if one.largest > replay.bound:
+        if one.largest > one.bound:
             verdict = "This is not what the run has."
             break
-    worst = max(found, key=lambda one: one.largest)
+    worst = max(found, key=lambda one: (one.largest > one.bound, one.largest))
     if not options.json:
         print(
             f"Steps {first:,} to {replay.step:,}: the largest difference is "
             f"{worst.largest:.2g} of its size, of {worst.name} in the {worst.place} of "
-            f"step {worst.step:,}; rounding explains {replay.bound:g}.\n{verdict}"
+            f"step {worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
         )
-    return 1 if worst.largest > replay.bound else 0
+    return 1 if worst.largest > worst.bound else 0
 
 
 def _find(replay: "Replay", first: int, last: int, options: Options) -> int:

@@ -28,7 +28,7 @@ from cifar10.training.initial_weights import check_initial_weights, check_source
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
 # What decides where a run ends.
-_END = (*fields.LENGTHS, "stop_after_no_gain", "best_by")
+_END = (*fields.LENGTHS, "stop_after_no_gain", "best_by", "corrections")
 _DATA = "data_fingerprint"
 
 

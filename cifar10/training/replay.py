@@ -28,9 +28,12 @@ from cifar10.training.assembly import assemble, build_maker
 # The metrics of the log that are compared; a prediction that tips over changes the
 # precision by far more than rounding does.
 _COMPARED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
-# How far rounding takes a value within a thousand steps at most, in proportion, where
-# sums are added in another order (docs/auditing.md).
-BOUNDS = {"float64": 1e-9, "float32": 1e-2, "float16": 0.1, "bfloat16": 0.1}
+# How far rounding takes a value in so many steps after a checkpoint, in proportion,
+# where sums are added in another order. It grows as trainings do: later, only what is
+# of another size is told from it (docs/auditing.md).
+_STEPS_OF_BOUND = 20
+BOUNDS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
+_LATER_BOUND = 0.5
 # A gradient's norm so many times the median of the steps before it is a jump.
 _JUMP = 5.0
 _STEPS_OF_MEDIAN = 50
@@ -43,6 +46,7 @@ class Difference(NamedTuple):
     place: str  # Where the run has it: `log` or `checkpoint`.
     largest: float  # In proportion; 0 if all are equal to the last bit.
     name: str  # The metric or the variable that differs most, or what is damaged.
+    bound: float  # The largest difference that rounding explains.
 
 
 class Replay:
@@ -108,7 +112,7 @@ class Replay:
         }
         is_exact = all(recorded.get(name) == one for name, one in alike.items())
         self.bound = 0.0 if is_exact else BOUNDS[recorded["precision"]]
-        self.step = 0
+        self.step = self._begun = 0
         self._directory = run / layout.CHECKPOINTS
         self._state = training.towers.state
         self._stage: Any = None
@@ -157,7 +161,7 @@ class Replay:
                     f"with {weights}.\nName steps after a checkpoint."
                 )
             self._assign(self._initial)
-        self.step = newest.step if newest else 0
+        self.step = self._begun = newest.step if newest else 0
         self._state.halted.assign(False)
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
@@ -214,18 +218,22 @@ class Replay:
             found = checkpoints.verify(self._directory, self.step)
             checkpoints.restore(found, self._state.trackables())
         except checkpoints.DamagedError as error:
-            return Difference(self.step, "checkpoint", 2.0, str(error))
+            return Difference(self.step, "checkpoint", 2.0, str(error), self.bound)
         model = self._state.model
         kept = (*model.trainable_variables, *model.non_trainable_variables)
         names = [one.path for one in (*kept, *self._state.optimizer.variables)]
         names += ["a moving average"] * (len(ours) - len(names))
-        return self._largest("checkpoint", names, ours, self._values())
+        difference = self._largest("checkpoint", names, ours, self._values())
+        self._begun = self.step
+        return difference
 
     def _largest(
         self, place: str, names: Iterable[str], *values: Iterable
     ) -> Difference:
         found = [*zip(map(proportion, *values), names, strict=True)]
-        return Difference(self.step, place, *max(found, default=(0.0, "")))
+        is_near = self.step - self._begun <= _STEPS_OF_BOUND
+        bound = self.bound if is_near or not self.bound else _LATER_BOUND
+        return Difference(self.step, place, *max(found, default=(0.0, "")), bound)
 
     def find_jump(self, first: int, last: int) -> tuple[float, Sequence[Batch]] | None:
         """Goes to the state before the first step whose gradient jumps.
