@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -263,8 +264,10 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     """Returns a view of a model that also returns its layers' activations.
 
     Its outputs are the logits and then those of the layers that have weights or are
-    activations, whose names come with it. None for a model that is not a graph of
-    layers, or has them from another: Keras does not know its inner tensors.
+    activations, whose names come with it; as in the tutorial, that of a convolution
+    before max pooling and ReLU is shown after ReLU and before the pooling. A layer that
+    another model had first is left out, since Keras gives its output there. None for a
+    model that is not a graph of layers: Keras does not know its inner tensors.
     """
     if not is_graph(model):
         return None
@@ -275,9 +278,29 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         and (layer.weights or isinstance(layer, _ACTIVATION_LAYERS))
     ]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    try:
-        view = keras.Model(inputs, [model.outputs[0], *(one.output for one in layers)])
-    except ValueError:  # Another model had a layer first, and Keras gives its output.
-        return None
+    if not _are_connected(inputs, layers):
+        layers = [layer for layer in layers if _are_connected(inputs, [layer])]
+    outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
+    view = keras.Model(inputs, outputs)
     view.input_spec = model.input_spec  # The sizes of images that it takes.
     return view, [layer.name for layer in layers]
+
+
+def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
+    """Returns whether Keras finds a way from a model's inputs to layers' outputs."""
+    try:
+        keras.Model(inputs, [layer.output for layer in layers])
+    except ValueError:
+        return False
+    return True
+
+
+def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
+    """Returns a layer's output, after ReLU where that comes next but for a pooling."""
+    following = {id(layer.input): layer for layer in model.layers}
+    pooling = following.get(id(layer.output))
+    if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(
+        following.get(id(pooling.output)), keras.layers.ReLU
+    ):
+        return keras.ops.relu(layer.output)  # The maximum of both orders is the same.
+    return layer.output
