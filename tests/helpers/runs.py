@@ -207,9 +207,11 @@ def files(folder):
     interrupted has elsewhere.
     """
     found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    manifest = json.loads(found.get("manifest.json", b"{}"))
-    kept = {name: of for name, of in manifest.items() if name not in _OF_CHAIN}
-    return found | {"manifest.json": json.dumps(kept).encode()}
+    if "manifest.json" in found:
+        manifest = json.loads(found["manifest.json"])
+        kept = {name: of for name, of in manifest.items() if name not in _OF_CHAIN}
+        found["manifest.json"] = json.dumps(kept).encode()
+    return found
 
 
 def logged(train_dir):
