@@ -101,7 +101,7 @@ def build(
             f"first:\n  {how}{' --no-use_averages' if kind else ''}"
         )
     found = {key: entry[key] for key in _METRICS if is_a(entry.get(key), float)}
-    if settings["classes"] <= 5:  # Then nothing is not among the five.
+    if len(settings["class_names"]) <= 5:  # All are among the five.
         found.pop("precision @ 5", None)
     data, hub_name = settings["data"], _DATA.get(settings["data"])
     result = {
