@@ -195,7 +195,10 @@ def test_headline_best_and_table_are_one_reading(runs, copy, tmp_path):
     shown = report(tmp_path / "page.html", copy)
     assert shown.headlines() == [found[PRECISION]]
     assert "the variables themselves" in shown.text
-    assert shown.figures()["precision @ 1, best on test, at step 20"] == "99.00\N{NO-BREAK SPACE}%"
+    assert (
+        shown.figures()["precision @ 1, best on test, at step 20"]
+        == "99.00\N{NO-BREAK SPACE}%"
+    )
     values = [entry.get("value") for entry in shown.all("data")]
     assert not {"0.9", "0.5", "0.8"} & set(values), "later, or of fewer images"
     proportional(shown.line("accuracy-1")[:, 1], [0.99, found[PRECISION]])
