@@ -24,6 +24,18 @@ _END_OF_HELP_ALL = (
 )
 
 
+class _Single(argparse.Action):
+    """Stores a value; refuses `--flag=--`, of which argparse makes an empty list.
+
+    From Python 3.13 on it is a value, but not one that anybody means.
+    """
+
+    def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
+        if values in ([], "--"):
+            raise argparse.ArgumentError(self, "expected one argument")
+        setattr(namespace, self.dest, values)
+
+
 def described(text: str | None) -> dict[str, Any]:
     """Returns the arguments of a parser for a program with this description.
 
@@ -63,7 +75,7 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         # The one of `int`, the first one of `int | None`.
         kind = getattr(declared.type, "__args__", (declared.type,))[0]
         metavar = f"{{{choices}}}" if choices and fits else _UNITS[kind]
-        details = {"type": kind, "metavar": metavar}
+        details = {"action": _Single, "type": kind, "metavar": metavar}
     details |= {"dest": declared.name, "default": argparse.SUPPRESS}
     group.add_argument(
         f"--{declared.name}",
