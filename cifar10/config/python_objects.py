@@ -28,7 +28,8 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         given = {"schedule": "staircase", "warmup_epochs": 0.0, **given}
     if callable(loss := given.get("loss")):
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
-        if getattr(loss, "from_logits", True) is False:
+        described = loss.get_config() if hasattr(loss, "get_config") else {}
+        if described.get("from_logits") is False:
             raise UsageError("loss: models return logits. Give it from_logits=True.")
     if (metrics := given.get("metrics")) is not None:
         if not isinstance(metrics, Mapping):
