@@ -8,6 +8,7 @@ these has to write all later manifests anew, and no copy of one agrees any more.
 """
 
 import bisect
+import contextlib
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
+from cifar10.errors import DiskError
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs
 
@@ -44,9 +46,13 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 def make_link(run: Path, step: int, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the manifest of a new checkpoint says of the chain."""
-    *_, last = [{"step": 0, "sha256": ""}, *read(run)]
-    log = digest_of_log(logs.read_steps(run / layout.METRICS), last["step"], step)
-    return {ENTRY: {**origin, "previous": last.get("sha256"), "log": log}}
+    last: Mapping[str, Any] = {"step": 0, "sha256": ""}
+    log: Sequence[Mapping[str, Any]] = ()
+    with contextlib.suppress(DiskError):  # No checkpoint is lost; an audit shows it.
+        *_, last = [last, *read(run)]
+        log = logs.read_steps(run / layout.METRICS)
+    digest = digest_of_log(log, last["step"], step)
+    return {ENTRY: {**origin, "previous": last.get("sha256"), "log": digest}}
 
 
 def append(run: Path, checkpoint: Path) -> None:

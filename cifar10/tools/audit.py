@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +86,7 @@ def audit_run(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
         "differences": differences,
         "bound": replay.bound,
         "verified": 0.0 if differences else steps / max([ends[-1], *replay.logged]),
-        "passes": chance_to_pass(len(segments), len(drawn), 1),
+        "passes": 1 - len(drawn) / len(segments),
     }
 
 
@@ -120,11 +119,6 @@ def _rescore(replay: "Replay", step: int) -> Iterator[dict[str, Any]]:
         largest = proportion(*map(as_logged, pair))
         if largest > bound:
             yield {"step": step, "place": "scores", "largest": largest, "name": name}
-
-
-def chance_to_pass(segments: int, drawn: int, tampered: int) -> float:
-    """Returns the chance that none of the drawn segments is a tampered one."""
-    return math.comb(segments - tampered, drawn) / math.comb(segments, drawn)
 
 
 def _text(found: dict[str, Any]) -> str:

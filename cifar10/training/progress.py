@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,8 @@ class Progress:
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
             )
-        with logs.writing(run):
-            chain.go_back(run, newest.path if newest else None, self.step)
+        back = functools.partial(chain.go_back, run, newest and newest.path, self.step)
+        logs.LogWriter(run).attempt(back)
         self._goodput.go_back(run / layout.METRICS, self.step)
         return messages
 
@@ -178,8 +179,7 @@ class Progress:
                 step=self.step,
                 facts={**self._facts(), **link},
             )
-            with logs.writing(run):
-                chain.append(run, path)
+            logs.LogWriter(run).attempt(functools.partial(chain.append, run, path))
             self._delete_old()
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":

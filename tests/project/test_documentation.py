@@ -1,11 +1,13 @@
 """The documents: their length, their links, the files and flags that they name."""
 
+import argparse
 import functools
 import re
 import shlex
 import tomllib
 
 import runs
+from cifar10.config import flags
 from runs import ROOT
 
 READING_LIST_LINES = 1550
@@ -111,6 +113,31 @@ def test_documented_flags_exist():
     for path in DOCUMENTS:  # In prose it may be of any program.
         for code in re.findall(r"`(--[^`\n]+)`", path.read_text()):
             assert {*re.findall(r"--[a-z][\w-]*", code)} <= known, (path.name, code)
+
+
+def calls(config):
+    """Returns how many steps each call of a training has."""
+    step, counts = 0, []
+    while step < config.run.max_steps:
+        counts.append(config.steps_of_call(step))
+        step += counts[-1]
+    return counts
+
+
+def test_documented_calls_of_several_steps_are_taken():
+    """But for a tenth of the steps, which summaries may take."""
+    documented = []
+    for path in [*DOCUMENTS, *ROOT.glob("*/README.md"), *ROOT.glob("deploy/*")]:
+        text = path.read_text().replace("\\\n", " ")
+        # What follows the name of a program, and flags alone in prose.
+        found = re.findall(r"^python .*?(?= --)(.*)|`(--[^`\n]+)`", text, re.MULTILINE)
+        documented += [words for words in map("".join, found) if "_per_call " in words]
+    assert documented
+    for words in documented:
+        arguments = shlex.split(words, comments=True)
+        config = flags.from_flags(argparse.ArgumentParser(), arguments)
+        alone = calls(config).count(1)
+        assert alone <= config.run.max_steps / 10, f"{words}: {alone} steps run alone"
 
 
 def test_documents_show_the_layers_and_folders_of_the_package():

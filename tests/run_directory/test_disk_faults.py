@@ -153,6 +153,16 @@ def progress(train_dir, step, **options):
     return found
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "chain.jsonl"])
+def test_a_log_that_cannot_be_read_costs_no_checkpoint(tmp_path, capsys, name):
+    training = progress(tmp_path, 2)
+    (tmp_path / name).mkdir()
+    training.save(last=True)
+    assert kept(tmp_path) == published(2)
+    assert ("cannot be" in capsys.readouterr().err) is (name == "chain.jsonl")
+    assert progress(tmp_path, 2).is_saved()
+
+
 def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk):
     """As when a run resumes with fewer of them; the newest always stays."""
     train_dir = disk.path / "run"
