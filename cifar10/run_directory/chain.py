@@ -61,14 +61,14 @@ def append(run: Path, checkpoint: Path) -> None:
     logs.append_line(run / FILE, manifest)
 
 
-def go_back(run: Path, checkpoint: Path | None, step: int) -> None:
+def go_back(run: Path, checkpoint: checkpoints.Checkpoint | None, step: int) -> None:
     """Drops what is later than the checkpoint that a run resumes from.
 
     A process that was killed may not have added that one.
     """
     logs.drop_later_lines(run / FILE, step)
     if checkpoint and step not in [link["step"] for link in read(run)]:
-        append(run, checkpoint)
+        append(run, checkpoint.path)
 
 
 def digest_of_log(log: Sequence[Mapping[str, Any]], after: int, last: int) -> str:

@@ -133,7 +133,7 @@ class Progress:
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
             )
-        back = functools.partial(chain.go_back, run, newest and newest.path, self.step)
+        back = functools.partial(chain.go_back, run, newest, self.step)
         logs.LogWriter(run).attempt(back)
         self._goodput.go_back(run / layout.METRICS, self.step)
         return messages
