@@ -272,10 +272,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
-        of_data = (
-            "pictures" if data_flag.is_users_data(given.get("data", "auto")) else None
-        )
-        default = default_recipe(given.get("model", "")) or of_data or "tutorial"
+        is_known = given.get("data", "auto") in data_flag.NAMES
+        of_data = "tutorial" if is_known else "pictures"
+        default = default_recipe(given.get("model", "")) or of_data
         if given.get("initial_weights"):
             default = "finetune"
         name = given.get("recipe", default)

@@ -14,12 +14,6 @@ from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
-TFDS = "tfds:"  # As older versions recorded data of TensorFlow Datasets.
-
-
-def is_users_data(data: str) -> bool:
-    """Returns whether `config.dataset.data` is neither CIFAR's nor the stand-in."""
-    return data not in NAMES
 
 
 def name_of(data: Any) -> str:
@@ -33,7 +27,7 @@ def name_of(data: Any) -> str:
 def located(given: dict[str, Any]) -> dict[str, Any]:
     """Returns given flags with a path as `data` replaced by its kind and its place."""
     data = given.get("data")
-    if data is None or data in NAMES or data.startswith((TFDS, PYTHON)):
+    if data is None or data in NAMES or data.startswith(PYTHON):
         return given
     if data in KINDS and "data_dir" in given:  # As `config.json` says it.
         return given
@@ -60,24 +54,15 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
 
 def check(data: str, image_size: int | None) -> None:
     """Refuses a `config.dataset.data` that is no data set, or takes no `image_size`."""
-    refuse_tfds(data)
     if data not in (*NAMES, *KINDS) and not data.startswith(PYTHON):
-        raise UsageError(f"--data {data}: it is one of {', '.join(NAMES)}, or a path.")
+        raise UsageError(
+            f"--data {data}: it is one of {', '.join(NAMES)}, or a path. A run on "
+            "other data goes on with the version that wrote it."
+        )
     if image_size and data != FOLDER:
         raise UsageError(
             f"--image_size {image_size}: the images of --data {data} have one size "
             "already. Leave it out, or give --data the path of your pictures."
-        )
-
-
-def refuse_tfds(data: str) -> None:
-    """Refuses a data set of TensorFlow Datasets, which older versions looked up."""
-    if data.startswith(TFDS):
-        raise UsageError(
-            f"{data}: only a Python program gives data of TensorFlow Datasets, as "
-            "cifar10.Config(data=tfds.load(...)) or,\nto score a run, as "
-            "cifar10.evaluate(train_dir, data=tfds.load(...)); a run on such data goes "
-            "on with\nthe version that wrote it."
         )
 
 

@@ -6,10 +6,10 @@
         seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 The type says which values are valid: one of the words of a `Literal`, a number within
-a `Range`, or a text in a `Form`. A `Scope`, a `ResultIf` and a `Source` may be added to
-it. The text on an attribute in the docstring of the class is the help of the flag.
-Flags, recipes, the arguments of `Config` and each `config.json` all follow from the
-declarations.
+a `Range`, or a text in a `Form`. A `Scope`, a `ResultIf`, `FLAG_ONLY` and `RECIPE_ONLY`
+may be added to it. The text on an attribute in the docstring of the class is the help
+of the flag. Flags, recipes, the arguments of `Config` and each `config.json` all follow
+from the declarations.
 """
 
 import dataclasses
@@ -90,14 +90,8 @@ class ResultIf(NamedTuple):
     values: tuple
 
 
-class Source(enum.Enum):
-    """Where alone a value may be given."""
-
-    FLAG_ONLY = enum.auto()  # Or by an argument of `Config`, but by no recipe.
-    RECIPE_ONLY = enum.auto()  # Or by an argument of `Config`, but by no flag.
-
-
-FLAG_ONLY, RECIPE_ONLY = Source
+# Where alone a value may be given, besides an argument of `Config`.
+FLAG_ONLY, RECIPE_ONLY = "by a flag", "by a recipe"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

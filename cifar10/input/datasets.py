@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS, refuse_tfds
+from cifar10.config.data_flag import FOLDER, NPZ
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.dataset_base import Dataset
@@ -158,12 +158,6 @@ def describe(settings: Mapping[str, Any]) -> Described:
     shape: Any = settings.get("image_shape")
     if file_format := cifar.FORMATS.get(data):
         shape, names = records.IMAGE_SHAPE, names or file_format.class_names
-    elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
-        known = ", ".join((*cifar.FORMATS, FOLDER, NPZ))
-        raise UsageError(
-            f"config.json: data is {data!a}, and this version knows {known}. Use the "
-            "version that wrote it."
-        )
     elif not names or not _is_shape(shape):
         raise UsageError(
             "config.json lacks the names of the classes, or the images' shape. Restore "
@@ -173,15 +167,19 @@ def describe(settings: Mapping[str, Any]) -> Described:
     return Described((height, width, channels), len(names), tuple(names))
 
 
+def is_findable(data: str) -> bool:
+    """Returns whether `find` finds the data, which else only a Python program gives."""
+    return data in ("auto", *cifar.FORMATS, FOLDER, NPZ)
+
+
 def _check_findable(data: str) -> None:
-    """Refuses data that only a Python program has."""
-    refuse_tfds(data)
-    if data.startswith(PYTHON):
+    if not is_findable(data):
         raise UsageError(
             f"The data of this run is {data}: a Python program had it in memory and "
-            "gave it.\nOnly a program can give it again: to score the run, "
-            "cifar10.evaluate(train_dir, data=...); to go\non with it, "
-            "cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...))."
+            "gave it, or another version\nfound it. Only a program can give it again: "
+            "to score the run, cifar10.evaluate(train_dir, data=...);\nto go on with "
+            "it, cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...)), "
+            "or the\nversion that wrote it."
         )
 
 

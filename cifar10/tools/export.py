@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.data_flag import TFDS
 from cifar10.errors import UsageError, reason, say
-from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
 
@@ -59,18 +57,15 @@ class Options(run_options.RunOptions):
     """What to export and where.
 
     Attributes:
-        format: format of the export (default: by the ending of --output; savedmodel
-            if that is none of .onnx, .keras and .tflite)
-        output: folder (savedmodel) or file (others) to make
+        output: file that ends in .onnx, .keras or .tflite, or folder for a SavedModel
         with_preprocessing: take uint8 images, give probabilities
-        quantize: litert: compute in integers
+        quantize: compute in integers, in a .tflite file
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
         model_card: write README.md, a card for Hugging Face's hub, in the folder or
             beside the file; the step needs a score
     """
 
-    format: Literal["auto", "savedmodel", "onnx", "keras", "litert"] = "auto"
     output: str
     with_preprocessing: bool = False
     quantize: Literal["none", "int8"] = "none"
@@ -80,31 +75,18 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_suffix = _SUFFIXES.get(Path(self.output).suffix, self.file_format)
-        if of_suffix != self.file_format:
-            raise UsageError(
-                f"--output {self.output} --format {self.format}: a file with this "
-                f"ending is of the format {of_suffix}.\nGive another --output, or "
-                f"leave out --format for {of_suffix}."
-            )
-        if self.file_format == "keras" and not self.output.endswith(".keras"):
-            raise UsageError(
-                f"--output {self.output}: Keras opens only files whose names end in "
-                f".keras.\nGive --output {self.output}.keras."
-            )
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
-                f"--quantize {self.quantize} needs --format litert, without "
-                "--with_preprocessing: integers of 8 bits are too coarse to resize and "
-                "standardize images.\nThe description says how to prepare them."
+                f"--quantize {self.quantize} needs an --output that ends in .tflite, "
+                "and no --with_preprocessing: integers of 8 bits are too coarse to "
+                "resize and standardize images.\nThe description says how to prepare "
+                "them."
             )
 
     @property
     def file_format(self) -> str:
-        """The format that `format` names, or else the ending of `output`."""
-        if self.format != "auto":
-            return self.format
+        """The format, which the ending of `output` names."""
         return _SUFFIXES.get(Path(self.output).suffix, "savedmodel")
 
 
@@ -124,11 +106,12 @@ def export_run(options: Options) -> int:
     from cifar10.tools import export_formats, exported, model_card
     from cifar10.towers import devices
 
-    invocation.require_packages("export", *_PACKAGES.get(options.file_format, ()))
+    file_format = options.file_format
+    invocation.require_packages("export", *_PACKAGES.get(file_format, ()))
     output = layout.absolute_path(options.output)
     _check_free(output)
-    is_folder = options.file_format == "savedmodel"
-    card = (output if is_folder else output.parent) / model_card.NAME
+    folder = output if file_format == "savedmodel" else output.parent
+    card = folder / model_card.NAME
     if options.model_card:
         _check_free(card)
     devices.place_evaluation("cpu")
@@ -137,7 +120,7 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    of_program = trained.settings["data"].startswith((PYTHON, TFDS))
+    of_program = not datasets.is_findable(trained.settings["data"])
     if of_program and options.quantize == "none" and options.data_dir is None:
         dataset: datasets.Dataset = export_formats.random_images(trained)
     else:
@@ -151,8 +134,7 @@ def export_run(options: Options) -> int:
     }
     text = ""
     if options.model_card:
-        exported_as = output.name, options.file_format
-        text = model_card.build(directory, *exported_as, description)
+        text = model_card.build(directory, output.name, file_format, description)
     print(
         f"Model:  {description['model']}, step {step} of {directory},\n"
         f"        {'averaged' if options.use_averages else 'raw'} variables; trained "
@@ -166,15 +148,12 @@ def export_run(options: Options) -> int:
     if options.quantize != "none":
         distortions = description["distortions"]
         samples = export_formats.calibration_images(dataset, distortions)
-    with _temporary(output) as folder:
-        path = export_formats.write_model(
-            model, folder, options.file_format, description, samples
-        )
+    with _temporary(output) as beside:
+        path = beside / f"model{output.suffix}"
+        export_formats.write_model(model, path, file_format, description, samples)
         for part in (path, *path.rglob("*")):
             files.sync(part)
-        computed = exported.compute_in_another_process(
-            path, options.file_format, images
-        )
+        computed = exported.compute_in_another_process(path, file_format, images)
         passed, finding = export_formats.compare(
             computed, expected, labels, description["precision"]
         )

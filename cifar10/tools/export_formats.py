@@ -33,9 +33,8 @@ from cifar10.tools.exported import described, not_exportable
 
 # Describes a model, in the folder of a SavedModel.
 _DESCRIPTION = "cifar10.json"
-# Keras's names of formats, and how the names of its files end.
+# Keras's names of formats.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
-_SUFFIXES = {"savedmodel": "", "onnx": ".onnx", "keras": ".keras", "litert": ".tflite"}
 # Test images on which the exported model has to agree with the run's. In float32 the
 # largest difference, relative to the largest value, may be this: summing in another
 # order stays below a third of it.
@@ -112,11 +111,11 @@ def in_float32(trained: TrainedModel) -> keras.Model:
 
 def write_model(
     model: keras.Model,
-    folder: Path,
+    path: Path,
     file_format: str,
     description: Mapping[str, Any],
     samples: np.ndarray | None = None,
-) -> Path:
+) -> None:
     """Writes a float32 model, with the input and output that its description names.
 
     A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
@@ -125,20 +124,16 @@ def write_model(
 
     Args:
         model: The model of the run.
-        folder: Where to make a folder or a file.
-        file_format: As in `--format`.
+        path: What to make: a folder, or a file with the ending of its format.
+        file_format: As `export.Options.file_format`.
         description: What the model is, as JSON values.
         samples: Images as the model takes them, from which LiteRT estimates the
             ranges of its int8 values; None for float32.
-
-    Returns:
-        The path of what was made.
 
     Raises:
         UsageError: The format cannot represent the model.
         OSError, tf.errors.OpError: The disk fails.
     """
-    path = folder / f"model{_SUFFIXES[file_format]}"
     with _reworded_errors(file_format):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
@@ -160,7 +155,6 @@ def write_model(
         # LiteRT's own convention: an archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(_DESCRIPTION, text)
-    return path
 
 
 def wrap(

@@ -9,8 +9,6 @@ import numpy as np
 
 from cifar10.errors import StoppedError, UsageError, reason
 
-# How long an exported model may compute in another process.
-_CHECK_SECONDS = 3600.0
 _MAX_ERROR_LENGTH = 300
 # Images that LiteRT computes at once; in float32 it keeps all intermediate values.
 _LITERT_BATCH = 64
@@ -24,7 +22,7 @@ def described(error: Exception) -> str:
 def not_exportable(file_format: str, why: str) -> UsageError:
     """Returns the error to raise for a model that a format cannot represent."""
     return UsageError(
-        f"The model cannot be exported as --format {file_format}; {why}. Nothing was "
+        f"The model cannot be exported as {file_format}; {why}. Nothing was "
         "written.\nA layer may run Python code, or an operation that the format lacks."
     )
 
@@ -36,7 +34,7 @@ def compute_in_another_process(
 
     Args:
         path: The exported model.
-        file_format: As in `export --format`.
+        file_format: As `export.Options.file_format`.
         images: As the model takes them.
 
     Raises:
@@ -46,13 +44,11 @@ def compute_in_another_process(
     arguments = (file_format, str(path), images)
     with ProcessPoolExecutor(1, spawn, _hide_gpus_and_messages) as process:
         try:
-            return process.submit(_compute, *arguments).result(_CHECK_SECONDS)
+            return process.submit(_compute, *arguments).result()
         except StoppedError:
             raise
         except Exception as error:  # A format's library may raise anything.
-            is_late = isinstance(error, TimeoutError)
-            late = f"no answer within {_CHECK_SECONDS:g} s"
-            why = f"in a process of its own: {late if is_late else described(error)}"
+            why = f"in a process of its own: {described(error)}"
             raise not_exportable(file_format, why) from error
         finally:
             for child in multiprocessing.active_children():

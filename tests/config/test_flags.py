@@ -39,8 +39,8 @@ FLAGS = {
     """,
     "cifar10/__main__.py doctor --help": "data_dir json train_dir",
     "cifar10/__main__.py export --help": """
-        data_dir format model_card output quantize step train_dir trust_model
-        use_averages with_preprocessing
+        data_dir model_card output quantize step train_dir trust_model use_averages
+        with_preprocessing
     """,
     "cifar10/__main__.py plan --help": """
         accumulate batch_size clip_norm data depth distortions

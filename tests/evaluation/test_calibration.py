@@ -118,7 +118,7 @@ def test_predict_and_exports_compute_with_it(calibrated, tmp_path, capsys):
 
     import tensorflow as tf
 
-    assert export(after, tmp_path / "it", "savedmodel", with_preprocessing=True) == 0
+    assert export(after, tmp_path / "it", with_preprocessing=True) == 0
     loaded = tf.saved_model.load(str(tmp_path / "it"))
     (computed,) = loaded.signatures["serving_default"](
         tf.constant(pixels[None])

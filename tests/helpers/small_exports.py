@@ -8,11 +8,9 @@ import numpy as np
 from cifar10.tools import export as command
 
 
-def export(run_dir, output, file_format="onnx", **options):
+def export(run_dir, output, **options):
     return command.export_run(
-        command.Options(
-            format=file_format, train_dir=str(run_dir), output=str(output), **options
-        )
+        command.Options(train_dir=str(run_dir), output=str(output), **options)
     )
 
 

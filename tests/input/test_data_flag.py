@@ -41,7 +41,7 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
     ("given", "named"),
     [
         ({"data": "phots"}, "phots"),
-        ({"data": "tfds:mnist"}, "Python"),
+        ({"data": "tfds:mnist"}, "tfds:mnist"),
         ({"data": "one.png"}, "npz"),
         ({"data": "photos", "data_dir": "/data"}, "data_dir"),
         ({"data": "set.npz", "image_size": 64}, "image_size"),

@@ -119,15 +119,15 @@ def test_last_values_of_the_newest_intact_checkpoint(
     damaged = shutil.copytree(run_dir, tmp_path / "run")
     state = runs.checkpoint(damaged, 20) / "state.data-00000-of-00001"
     state.write_bytes(b"\0" + state.read_bytes()[1:])
-    assert export(damaged, tmp_path / "out", use_averages=False) == 0
+    assert export(damaged, tmp_path / "out.onnx", use_averages=False) == 0
     said = capsys.readouterr()
     assert "step 20" in said.err
     assert "step 10" in said.out
     images = prepared_images(stand_in_dir)
-    logits = onnx_outputs(tmp_path / "out", images)
+    logits = onnx_outputs(tmp_path / "out.onnx", images)
     assert apart(logits, computed(run_dir, images, "raw", step=10)) < 1e-5
     with pytest.raises(UsageError, match="--step 20"):
-        export(damaged, tmp_path / "other", step="20")
+        export(damaged, tmp_path / "other.onnx", step="20")
 
 
 # How images are prepared.
@@ -185,10 +185,10 @@ def test_images_are_resized_as_predict_does():
 
 
 def test_export_can_prepare_images_of_any_size(run_dir, tmp_path):
-    assert export(run_dir, tmp_path / "out", with_preprocessing=True) == 0
+    assert export(run_dir, tmp_path / "out.onnx", with_preprocessing=True) == 0
     for count, size in ((1, (45, 60)), (3, (32, 32)), (2, (20, 10))):
         image, file = smooth(*size)
-        given = onnx_outputs(tmp_path / "out", np.stack([image] * count))
+        given = onnx_outputs(tmp_path / "out.onnx", np.stack([image] * count))
         decoded = decoding.decode(file, "it", 32, 32)
         prepared = pipeline.prepare(tf.constant(decoded[None]), "tutorial").numpy()
         expected = tf.nn.softmax(computed(run_dir, prepared)).numpy()
@@ -203,9 +203,8 @@ def test_export_can_prepare_images_of_any_size(run_dir, tmp_path):
 def written(monkeypatch, run_dir):
     """Replaces the conversion by a file, and what the other process computes."""
 
-    def write(_, folder, *__):
-        (folder / "model").write_text("a model")
-        return folder / "model"
+    def write(_, path, *__):
+        path.write_text("a model")
 
     def written(change):
         def compute(_, __, images):
@@ -253,7 +252,7 @@ def test_a_run_on_arrays_of_a_program_is_exported_without_them(
     assert "random" in capsys.readouterr().out
     # Their ranges of activations are not those of images.
     with pytest.raises(UsageError, match="python:arrays"):
-        export(copy, tmp_path / "int8", "litert", quantize="int8")
+        export(copy, tmp_path / "int8.tflite", quantize="int8")
 
 
 def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
@@ -269,7 +268,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, writt
 
 
 def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
-    there, output = tmp_path / "there", tmp_path / "out"
+    there, output = tmp_path / "there", tmp_path / "out.onnx"
     there.mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("new", "foreign"):

@@ -44,7 +44,7 @@ def test_a_card_is_what_the_hub_reads_and_its_code_runs(run_dir, tmp_path, kind)
     hub = pytest.importorskip("huggingface_hub")
     suffix, library = FORMATS[kind]
     output = tmp_path / f"it{suffix}"
-    assert export(run_dir, output, kind, model_card=True) == 0
+    assert export(run_dir, output, model_card=True) == 0
     folder = output if kind == "savedmodel" else tmp_path
     card = hub.ModelCard.load(folder / "README.md")
     assert not re.search(f"{run_dir.parent}|{tmp_path}", card.content)
@@ -72,11 +72,11 @@ def test_a_card_is_what_the_hub_reads_and_its_code_runs(run_dir, tmp_path, kind)
 def test_without_a_score_or_in_place_of_a_readme_no_card_is_written(run_dir, tmp_path):
     output = tmp_path / "it.keras"
     with pytest.raises(UsageError, match=r"eval.*--step 10"):
-        export(run_dir, output, "keras", step="10", model_card=True)
+        export(run_dir, output, step="10", model_card=True)
     with pytest.raises(UsageError, match="no-use_averages"):
-        export(run_dir, output, "keras", use_averages=False, model_card=True)
+        export(run_dir, output, use_averages=False, model_card=True)
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(UsageError, match="README"):
-        export(run_dir, output, "keras", model_card=True)
+        export(run_dir, output, model_card=True)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
