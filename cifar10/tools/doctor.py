@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from typing import Any
 from cifar10.config import flags, layout
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked
-from cifar10.distributed import cluster, ports
-from cifar10.errors import UsageError
+from cifar10.distributed import cluster
 from cifar10.process import invocation
 from cifar10.towers import hardware
 
@@ -35,10 +33,10 @@ DESCRIPTION = """Finds out why a GPU is not found, or what else is wrong here.
 
     python -m cifar10 doctor
 
-Looks at versions, memory, disk, this worker's port of TF_CONFIG, NVIDIA's driver
-and CUDA's libraries, and computes a little on each device. Problems are listed at
-the end, each with its fix. Exit code 0: training can run as the machine stands,
-with or without a GPU; 1: something is broken; 2: a wrong flag.
+Looks at versions, memory, the disk of runs, NVIDIA's driver and CUDA's libraries,
+and computes a little on each device. Problems are listed at the end, each with its
+fix. Exit code 0: training can run as the machine stands, with or without a GPU;
+1: something is broken; 2: a wrong flag.
 """
 
 DRIVER, TENSORFLOW = "driver", "TensorFlow"
@@ -98,9 +96,7 @@ _RESTART = (
 _FIXES = {
     "memory": "End other programs, or give the container more memory.",
     "runs": "Keep fewer checkpoints (--keep_checkpoints), or give another --train_dir.",
-    "data set": "Make room, or choose another folder with --data_dir.",
-    "temporary files": "Make room, or choose another folder with TMPDIR.",
-    cluster.TF_CONFIG: "Otherwise unset TF_CONFIG, to train on this machine alone.",
+    LIBDEVICE: f"Train without --xla, which is the default, or {_INSTALL}.",
     TENSORFLOW: (
         f"{_INSTALL}. After SIGILL, the processor has no AVX: use another machine; in "
         "a virtual one pass the host's through."
@@ -116,12 +112,10 @@ class Options(Checked):
 
     Attributes:
         train_dir: directory of runs
-        data_dir: directory of the data set (default: that of a training)
         json: print all that was found as JSON
     """
 
     train_dir: str = TRAIN_DIR
-    data_dir: str | None = None
     json: bool = False
 
 
@@ -177,20 +171,12 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
     yield "cifar10", {"version": invocation.package_version()}
     if free := hardware.available_memory():
         yield "memory", _describe_space(free, _LEAST_MEMORY)
-    data_dir = options.data_dir or os.environ.get("CIFAR10_DATA_DIR")
-    for use, path in (
-        ("runs", options.train_dir),
-        ("data set", data_dir or "~/.cache/cifar10"),
-        ("temporary files", tempfile.gettempdir()),
-    ):
-        folder = layout.absolute_path(path)
-        there = next(filter(os.path.exists, (folder, *folder.parents)))
-        space = _describe_space(shutil.disk_usage(there).free, _LEAST_DISK)
-        if not os.access(there, os.W_OK | os.X_OK):
-            # A data set may be read-only; training says so if it has to download one.
-            space = {} if use == "data set" else {"error": f"{there} is not writable"}
-        yield use, {"path": str(folder), **space}
-    yield cluster.TF_CONFIG, _examine_port()
+    folder = layout.absolute_path(options.train_dir)
+    there = next(filter(os.path.exists, (folder, *folder.parents)))
+    space = _describe_space(shutil.disk_usage(there).free, _LEAST_DISK)
+    if not os.access(there, os.W_OK | os.X_OK):
+        space = {"error": f"{there} is not writable"}
+    yield "runs", {"path": str(folder), **space}
     driver = _examine_driver()
     yield from driver.items()
     # A driver that does not answer would stall TensorFlow.
@@ -203,16 +189,6 @@ def _describe_space(free: int, least: float) -> Fact:
     gigabytes = round(free / 10**9, 2)
     error = f"only {gigabytes} GB are free; a training needs {least:g}"
     return {"free GB": gigabytes, **({"error": error} if gigabytes < least else {})}
-
-
-def _examine_port() -> Fact:
-    """Opens this worker's port; a training waits for the others and names them."""
-    try:
-        if found := cluster.from_environment(os.environ):
-            ports.open_port(found).close()
-    except UsageError as error:
-        return {"error": " ".join(str(error).split("\n"))}
-    return {"workers": len(found.workers) if found else 1}
 
 
 def _examine_driver() -> dict[str, Fact]:
@@ -290,8 +266,6 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     """Returns what to do about the error of a fact."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
-    if name == LIBDEVICE:
-        return f"Train without --xla, which is the default, or {_INSTALL}."
     if name in (LIBRARIES, NCCL):
         path = os.environ.get("LD_LIBRARY_PATH")
         unset = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
@@ -314,6 +288,10 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     )
 
 
+_OF_CHILD = {
+    "TF_CPP_MIN_LOG_LEVEL": "0",  # Any message may give the reason for a failure.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Another training may need the memory.
+}
 # With -P: no file beside the package may hide a module.
 _CHILD = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -333,8 +311,7 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Any of TensorFlow's messages may give the reason for a failure.
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
+        env={**os.environ, **_OF_CHILD, **variables},
     )
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -348,9 +325,8 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     finally:
         process.kill()
     complete, _, _ = stdout.rpartition(b"\n")
-    facts = dict(
-        [json.loads(line) for line in complete.splitlines()] or [(first, None)]
-    )
+    found = [json.loads(line) for line in complete.splitlines()] or [(first, None)]
+    facts = dict(found)
     unfinished = {"error": error, "unfinished": True}
     return {name: unfinished if fact is None else fact for name, fact in facts.items()}
 
@@ -463,9 +439,6 @@ def _compute(device: str) -> Fact:
     """Computes a convolution and a matrix product whose result is known."""
     import tensorflow as tf
 
-    for gpu in tf.config.list_physical_devices("GPU"):
-        # Another training may need the memory.
-        tf.config.experimental.set_memory_growth(gpu, True)
     with tf.device(device):
         # The exponential is TensorFlow's kernel, the rest is cuDNN's and cuBLAS's.
         images, filters = tf.exp(tf.zeros((8, 26, 26, 3))), tf.ones((3, 3, 3, 16))

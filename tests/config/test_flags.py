@@ -37,7 +37,7 @@ FLAGS = {
         val_fraction
         validation_fraction
     """,
-    "cifar10/__main__.py doctor --help": "data_dir json train_dir",
+    "cifar10/__main__.py doctor --help": "json train_dir",
     "cifar10/__main__.py export --help": """
         data_dir model_card output quantize step train_dir trust_model use_averages
         with_preprocessing

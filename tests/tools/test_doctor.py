@@ -33,7 +33,6 @@ def machine(*changes):
     facts = {
         "memory": {"free GB": 12.0},
         "runs": {"path": "/runs", "free GB": 99.0},
-        "TF_CONFIG": {"workers": 1},
         "driver": {"CUDA": "12.8", "capabilities": [[8, 0]]},
         "CUDA libraries": {"cuDNN": [9, 24]},
         "NCCL": {"loaded": True},
@@ -86,7 +85,6 @@ def failing(name, error="x"):
         ([failing("memory", "1.0 GB")], "1.0 GB", "memory"),
         ([failing("runs", "not writable")], "writable", "--train_dir"),
         ([failing("TensorFlow", "died of SIGILL")], "SIGILL", "AVX"),
-        ([failing("TF_CONFIG", "port 1 is in use")], "port 1", "unset TF_CONFIG"),
     ],
 )
 def test_each_problem_has_its_fix(changes, finding, fix):
