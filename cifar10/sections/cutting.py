@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.models.layer_tree import is_graph
 
 # Operations that TensorFlow calls stateful although they only read, or compute the same
 # every time; Keras gives CudnnRNNV3 no dropout.
@@ -105,17 +104,6 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
         )
 
 
-def graph_of(model: keras.Model, image_shape: Sequence[int]) -> keras.Model:
-    """Returns a model as a graph of layers with one output.
-
-    A model of another class becomes the only layer of one, and so cannot be cut.
-    """
-    if is_graph(model) and len(model.outputs) == 1:
-        return model
-    images = keras.Input(image_shape)
-    return keras.Model(images, model(images))
-
-
 def calls_of(model: keras.Model) -> list[Call]:
     """Returns the calls of a graph's layers, each after those whose outputs it uses."""
     # In Keras's own order, so that stateful layers that are called on several branches
@@ -145,11 +133,6 @@ def crossing(
         for tensor in call.output_tensors
         if id(tensor) in needed
     ]
-
-
-def is_masked(tensor: keras.KerasTensor) -> bool:
-    """Returns whether a tensor has a mask, which cannot cross a boundary."""
-    return getattr(tensor, "_keras_mask", None) is not None
 
 
 def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:

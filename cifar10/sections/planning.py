@@ -1,10 +1,13 @@
 """Plans where a model is cut into sections, and the memory of a step over them."""
 
 import bisect
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
@@ -15,8 +18,8 @@ from cifar10.errors import UsageError, did_you_mean
 from cifar10.layers import NewSection
 from cifar10.models.layer_tree import is_graph, same_but_number
 from cifar10.sections import cutting
-from cifar10.sections.memory import memory_limit, return_freed_blocks
 from cifar10.sections.sectioned_tower import SectionedTower
+from cifar10.towers import devices, hardware
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
@@ -45,6 +48,11 @@ _PATIENCE = 3
 
 # How much larger than necessary the largest section may be where that saves time.
 _ROOM = 1.05
+
+# Part of the free memory that steps may use; the rest is for the input and checkpoints.
+_PART_FOR_STEPS = 0.85
+
+_M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +109,9 @@ class Planner:
             return self._fitting(limit)
         if requested and requested.isdecimal():
             return self.into(int(requested))
-        known: dict[str, int] = {}
-        for place in self._boundaries:  # Of several calls of a layer, the first counts.
-            known.setdefault(self._calls[place].operation.name, place)
+        # Of several calls of a layer, the first counts.
+        places = reversed(self._boundaries)
+        known = {self._calls[place].operation.name: place for place in places}
         at = {0: 0}
         for name in self.marks if requested is None else requested.split(","):
             # Keras numbers the names that it makes itself through a process, so a
@@ -115,7 +123,7 @@ class Planner:
                     f"{did_you_mean(name, known)}\nThe model's summary() lists its "
                     "layers. A mask cannot cross into a section."
                 )
-            place = known[name.strip() if name.strip() in known else similar[0]]
+            place = known[name.strip() if name.strip() in known else similar[-1]]
             at[place] = self._boundaries[place]
         return self._plan(at, len(at))
 
@@ -182,9 +190,9 @@ class Planner:
     @property
     def bytes_so_far(self) -> int:
         """The part of `Plan.total_bytes` that existing variables hold."""
-        if self._on_cpu or self.state.device in self.devices:
+        if self._on_cpu:
             return self.replicas * self.variable_bytes
-        return 0
+        return self.variable_bytes if self.state.device in self.devices else 0
 
     @property
     def _on_cpu(self) -> bool:
@@ -192,7 +200,15 @@ class Planner:
 
     @functools.cached_property
     def _graph(self) -> keras.Model:
-        return cutting.graph_of(self.state.model, self.images.shape[1:])
+        """The model as a graph of layers with one output, which alone can be cut.
+
+        A model of another class becomes the only layer of one.
+        """
+        model = self.state.model
+        if is_graph(model) and len(model.outputs) == 1:
+            return model
+        images = keras.Input(self.images.shape[1:])
+        return keras.Model(images, model(images))
 
     @functools.cached_property
     def _calls(self) -> list[cutting.Call]:
@@ -204,13 +220,10 @@ class Planner:
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
-            if not any(map(cutting.is_masked, tensors)):
-                found[place] = sum(
-                    _size(
-                        tf.TensorSpec([self.images.shape[0], *one.shape[1:]], one.dtype)
-                    )
-                    for one in tensors
-                )
+            # A mask is an attribute of its tensor, which no function hands on.
+            if all(getattr(one, "_keras_mask", None) is None for one in tensors):
+                of_image = (tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
+                found[place] = self.images.shape[0] * sum(map(_size, of_image))
         return found
 
     @functools.cached_property
@@ -268,12 +281,10 @@ class Planner:
         tower_bytes = self.accumulate * batch + sums + tensors + workspace
         if self._on_cpu:
             total = _CONVOLUTION_BYTES * convolutions + _COPIES * gradients
-            total += self.replicas * self.variable_bytes
-            total += len(self.devices) * tower_bytes
-        else:
-            has_all = self.state.device == self.devices[0]
-            model = _bytes(self.state.model.variables)
-            total = tower_bytes + (self.variable_bytes if has_all else model)
+            total += self.bytes_so_far + len(self.devices) * tower_bytes
+        else:  # What a GPU does not hold it copies for the step.
+            held = self.bytes_so_far or _bytes(self.state.model.variables)
+            total = held + tower_bytes
         cuts = tuple(self._calls[place].operation.name for place in places)
         return Plan(places, cuts, tower_bytes, total)
 
@@ -379,9 +390,50 @@ def build_tower(
     needed = _gigabytes(plan.total_bytes)
     if not plan.cuts:
         return planner.tower, f"Sections: none; a step takes about {needed} of memory"
-    if not placement.on_gpus:
-        return_freed_blocks()
+    if sys.platform == "linux" and not placement.on_gpus:
+        # Without oneDNN, which brings an allocator, tensors come from glibc. It keeps
+        # freed blocks of up to 32 MB, and the gaps between them fit no other tensor:
+        # those of 1 MB or more are to go back to the system.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
     return SectionedTower(planner.tower, plan.places), (
         f"Sections: {len(plan.cuts) + 1}, cut before {', '.join(plan.cuts)}; about "
         f"{needed} of memory instead of {_gigabytes(planner.plain.total_bytes)}"
     )
+
+
+def memory_limit(
+    gigabytes: float | None, placement: Placement, held: int, sharing: int = 1
+) -> float:
+    """Returns how many bytes a training may use on a GPU, or on the CPU for all towers.
+
+    Args:
+        gigabytes: As `--memory_limit`; None for 85 % of what is free.
+        placement: Where the towers run.
+        held: The bytes that the training holds already.
+        sharing: How many workers share the CPU; each is assumed to have its own GPUs.
+
+    Returns:
+        The bytes; infinite where what is free cannot be found out.
+    """
+    if gigabytes:
+        return gigabytes * 1e9
+    if placement.on_gpus:
+        on_gpus = _free_on_gpus()
+        return held + _PART_FOR_STEPS * min(on_gpus[name] for name in placement.devices)
+    free = hardware.available_memory()
+    return math.inf if free is None else held + _PART_FOR_STEPS / sharing * free
+
+
+def _free_on_gpus() -> dict[str, float]:
+    """Returns the free bytes of each GPU, or of each part of one, such as `/gpu:0`."""
+    sizes: list[float] = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or []
+        limits = [part.memory_limit for part in parts]
+        if any(limits):
+            sizes += [megabytes * 2**20 for megabytes in limits]
+            continue
+        sizes.append(math.inf)
+        with contextlib.suppress(OSError, UsageError):  # Its driver does not say.
+            sizes[-1] = devices.free_memory(gpu)
+    return {f"/gpu:{number}": count for number, count in enumerate(sizes)}

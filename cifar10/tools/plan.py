@@ -6,7 +6,6 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import data_flag, fields, flags
@@ -60,12 +59,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, Options)
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _FLAGS)
     given = flags.parse(parser, words)
-    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
+    as_json = given.pop("json", False)
     config = Config(**given)
     check_name(config.network.model)
     entry_point.import_tensorflow()
     found = plan_step(config)
-    print(json.dumps(found) if options.json else _text(found))
+    print(json.dumps(found) if as_json else _text(found))
     return 0 if found["fits"] else 1
 
 
@@ -74,7 +73,7 @@ def plan_step(requested: Config) -> dict[str, Any]:
 
     Sizes are in bytes.
     """
-    from cifar10.sections.memory import memory_limit
+    from cifar10.sections.planning import memory_limit
 
     training = _assemble(requested)
     config, placement, planner = training.config, training.placement, training.planner
@@ -105,25 +104,18 @@ def _assemble(requested: Config) -> "Training":
     import numpy as np
 
     from cifar10.input import cifar, records
+    from cifar10.input.pictures.arrays import array_dataset
     from cifar10.training.assembly import assemble
-
-    class BlackImages(cifar.BinaryDataset):
-        def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-            del split
-            images = np.zeros((_EXAMPLES, *self.image_shape), np.uint8)
-            return images, np.zeros(_EXAMPLES, np.int32)
 
     say(f"Building the model {requested.network.model} ...")
     data, dataset = requested.dataset.data, None
     if data in data_flag.NAMES:
         known = cifar.FORMATS["cifar100" if data == "cifar100" else "cifar10"]
-        dataset = BlackImages(
-            name=data,
-            directory=Path(),
-            image_shape=records.IMAGE_SHAPE,
-            class_names=known.class_names,
-            description="",
-        )
+        black = np.zeros((_EXAMPLES, *records.IMAGE_SHAPE), np.uint8)
+        labels = np.arange(_EXAMPLES) % len(known.class_names)
+        found: dict[str, np.ndarray] = {"x_train": black, "y_train": labels}
+        dataset = array_dataset(found, "no file", data, None)
+        dataset = dataclasses.replace(dataset, class_names=known.class_names)
     return assemble(requested.replace(sections="1", memory_limit=None), dataset)
 
 
