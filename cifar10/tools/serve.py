@@ -93,14 +93,7 @@ def serve_model(options: Options) -> None:
         said = (follower, options.interval_secs)
         threading.Thread(target=_announce_weights, args=said, daemon=True).start()
         _announce(options, *listener.getsockname()[:2])
-        service = Service(
-            follower,
-            host=options.host,
-            max_bytes=int(options.max_request_mb * 1_000_000),
-            timeout=options.timeout_secs,
-            queue=options.queue,
-        )
-        server = service.create_server()
+        server = Service(follower, options).create_server()
         try:
             server.run([listener])
         finally:

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -42,6 +42,9 @@ from cifar10.tools.classification import (
     TooCostlyError,
     likeliest_classes,
 )
+
+if TYPE_CHECKING:
+    from cifar10.tools.serve import Options
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
@@ -87,28 +90,16 @@ _STATE_HELP = {
 class Service(Collector):
     """Answers requests from a model, which may change its weights at any time.
 
-    Args:
-        model: What predicts.
-        host: Name or address that the service listens at.
-        max_bytes: Size of the largest request.
-        timeout: Seconds that a client may take for the headers of a request, from the
-            opening of its connection or the previous answer, and again for its body.
-        queue: Prediction requests that may be in progress or waiting.
+    A client may take the seconds of `options.timeout_secs` for the headers of a
+    request, from the opening of its connection or the previous answer, and again for
+    its body.
     """
 
-    def __init__(
-        self,
-        model: Follower,
-        *,
-        host: str,
-        max_bytes: int,
-        timeout: float,
-        queue: int,
-    ) -> None:
+    def __init__(self, model: Follower, options: "Options") -> None:
         self._model = model
-        self._max_bytes = max_bytes
-        self._timeout = timeout
-        self._queue = queue
+        self._max_bytes = int(options.max_request_mb * 1_000_000)
+        self._timeout = options.timeout_secs
+        self._queue = options.queue
         self._waiting = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="predict")
         self._decoder = Decoder(_DECODING_SECONDS, MAX_PIXELS)
@@ -126,7 +117,7 @@ class Service(Collector):
             registry=self._metrics,
         )
         self._application = Starlette(
-            middleware=[Middleware(_Guard, host=host)],
+            middleware=[Middleware(_Guard, host=options.host)],
             routes=[
                 Route("/", self._explain, methods=["GET"]),
                 Route("/predict", self._predict, methods=["POST"]),

@@ -37,8 +37,8 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG
 @contextlib.contextmanager
 def served(model, *, last_seconds=7, timeout=PATIENCE, queue=64):
     """A service in a thread; gives a client of it."""
-    limits = {"max_bytes": 1_000_000, "timeout": timeout, "queue": queue}
-    served = service.Service(model, host="127.0.0.1", **limits)
+    options = serve.Options(max_request_mb=1.0, timeout_secs=timeout, queue=queue)
+    served = service.Service(model, options)
     with serve.listen("127.0.0.1", 0) as listener:
         server = served.create_server()
         server.config.timeout_graceful_shutdown = last_seconds
@@ -408,7 +408,7 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
 def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys):
     steps = []
 
-    def note(model, **_):
+    def note(model, _):
         steps.append(model.weights_step)
         server = SimpleNamespace(run=lambda _: None)
         return SimpleNamespace(create_server=lambda: server)
