@@ -90,13 +90,6 @@ class Sums:
         """Number of images that were classified correctly."""
         return int(np.trace(self.confusion))
 
-    def correct_among(self, largest: int) -> int:
-        """Returns the number of images whose class has one of the largest logits.
-
-        Equal logits at the limit all count, as in `tf.math.in_top_k`.
-        """
-        return int(self.ranks[:largest].sum())
-
     def scalars(
         self, weight_decay: float, top_k: Iterable[int] = ()
     ) -> dict[str, float]:
@@ -108,9 +101,8 @@ class Sums:
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        at_k = {
-            k: self.correct_among(k) / self.count for k in sorted({5, *top_k} - {1})
-        }
+        # Equal logits at the limit all count, as in `tf.math.in_top_k`.
+        at_k = {k: self.ranks[:k].sum() / self.count for k in sorted({5, *top_k} - {1})}
         rows = [
             row for row in self.per_class(range(len(self.confusion))) if row["images"]
         ]
@@ -118,7 +110,7 @@ class Sums:
             "precision @ 1": self.correct / self.count,
             "low of precision @ 1": interval[0],
             "high of precision @ 1": interval[1],
-            **{f"precision @ {k}": part for k, part in at_k.items()},
+            **{f"precision @ {k}": float(part) for k, part in at_k.items()},
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
             "total_loss": cross_entropy + weight_decay,

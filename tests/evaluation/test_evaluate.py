@@ -121,7 +121,7 @@ def test_few_classes_and_no_penalties(four_cpus):
     )
     sums = Sums.of(outcomes, 3)
     assert_scored(sums, logits_of(model, IMAGES), labels)
-    assert (sums.correct_among(5), weight_decay) == (COUNT, 0.0)
+    assert (sums.ranks[:5].sum(), weight_decay) == (COUNT, 0.0)
 
 
 def test_ranks_are_those_of_in_top_k(four_cpus):
@@ -138,7 +138,7 @@ def test_ranks_are_those_of_in_top_k(four_cpus):
     for k in range(1, 7):
         among = tf.math.in_top_k(labels, logits, k).numpy()
         among[:3] = False  # It looks at some of the other logits only.
-        assert sums.correct_among(k) == np.count_nonzero(among & mask)
+        assert sums.ranks[:k].sum() == np.count_nonzero(among & mask)
 
 
 def test_float64_is_kept(four_cpus):
