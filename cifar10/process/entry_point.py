@@ -11,7 +11,6 @@ import importlib.util
 import io
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -116,13 +115,6 @@ def import_tensorflow(
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     if "tensorflow" in sys.modules:
         return
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    # TensorFlow 2.21 can be imported in 1.5 GiB, not in 1.4; without a limit it is -1.
-    if 0 <= limit < 3 * 2**29:
-        raise UsageError(
-            f"The address space is limited to {limit // 2**20} MB, in which TensorFlow "
-            "does not start.\nRaise the limit: ulimit -v unlimited."
-        )
     print("Starting TensorFlow ...", file=sys.stderr, flush=True)
     if importlib.util.find_spec("tensorflow") is None:
         raise UsageError(
