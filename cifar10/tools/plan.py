@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config
-from cifar10.config.options import Checked, names
+from cifar10.config.options import names
 from cifar10.errors import say
 from cifar10.models.registry import check_name
 from cifar10.process import entry_point
@@ -42,24 +42,14 @@ _FLAGS = {
 _EXAMPLES = 50_000
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Checked):
-    """What to plan.
-
-    Attributes:
-        json: print the plan as JSON, in bytes
-    """
-
-    json: bool = False
-
-
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
-    flags.add_flags(parser, Options)
+    text = "print the plan as JSON, in bytes"
+    parser.add_argument("--json", action="store_true", help=text)
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _FLAGS)
     given = flags.parse(parser, words)
-    as_json = given.pop("json", False)
+    as_json = given.pop("json")
     config = Config(**given)
     check_name(config.network.model)
     entry_point.import_tensorflow()
