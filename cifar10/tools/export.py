@@ -120,13 +120,13 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    of_program = not datasets.is_findable(trained.settings["data"])
-    if of_program and options.quantize == "none" and options.data_dir is None:
-        dataset: datasets.Dataset = export_formats.random_images(trained)
-    else:
+    dataset, used = None, "random pixels"
+    is_needed = options.quantize != "none" or options.data_dir
+    if is_needed or datasets.is_findable(trained.settings["data"]):
         dataset = datasets.find_again(trained.settings, options.data_dir)
+        used = dataset.description
     description = {
-        **export_formats.describe(trained, dataset, options.with_preprocessing),
+        **export_formats.describe(trained, options.with_preprocessing),
         "step": step,
         "use_averages": options.use_averages,
         "temperature": trained.temperature,
@@ -145,7 +145,7 @@ def export_run(options: Options) -> int:
     model = export_formats.in_float32(trained)
     images, expected, labels = export_formats.examples(model, dataset, description)
     samples = None
-    if options.quantize != "none":
+    if dataset and options.quantize != "none":
         distortions = description["distortions"]
         samples = export_formats.calibration_images(dataset, distortions)
     with _temporary(output) as beside:
@@ -158,7 +158,7 @@ def export_run(options: Options) -> int:
             computed, expected, labels, description["precision"]
         )
         compared = (
-            f"on {len(images):,} test images of {dataset.description}\n"
+            f"on {len(images):,} test images of {used}\n"
             f"        the export, in another process, {finding}"
         )
         if not passed:

@@ -25,7 +25,6 @@ from cifar10 import layers as ours
 from cifar10.errors import StoppedError, counted
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
-from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
@@ -59,9 +58,7 @@ _FASTER = {
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
-def describe(
-    trained: TrainedModel, dataset: datasets.Dataset, with_preprocessing: bool
-) -> dict[str, Any]:
+def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
     """Returns what an export says of its run, its input and its output, for JSON."""
     settings, channels = trained.settings, trained.picture_shape[-1]
     given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
@@ -74,8 +71,8 @@ def describe(
         "picture_shape": list(trained.picture_shape),
         "class_names": list(trained.class_names),
         "trained_precision": settings["precision"],
-        "data": dataset.name,
-        "data_is_real": dataset.is_real,
+        "data": settings["data"],
+        "data_is_real": settings.get("data_is_real", True),
         "simulated": settings["simulated"],
         "preparation": preparation.describe(
             settings["distortions"], trained.picture_shape
@@ -313,34 +310,22 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
     return pipeline.prepare(tf.constant(images), distortions).numpy()
 
 
-def random_images(trained: TrainedModel) -> PictureDataset:
-    """Returns random test images, for a run whose own only its program has.
-
-    They show as well that an export computes the same; their labels mean nothing.
-    """
-    shape = (_IMAGES, *trained.picture_shape)
-    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    return PictureDataset(
-        name=trained.settings["data"],
-        directory=None,
-        image_shape=trained.picture_shape,
-        class_names=trained.class_names,
-        description="random pixels",
-        is_real=trained.settings.get("data_is_real", True),
-        images={"test": images}.__getitem__,
-        labels={"test": np.zeros(_IMAGES, np.int32)},
-    )
-
-
 def examples(
-    model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
+    model: keras.Model,
+    dataset: datasets.Dataset | None,
+    description: Mapping[str, Any],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns test images as an export takes them, what it has to compute, and labels.
 
-    The model is the run's, in float32.
+    The model is the run's, in float32. Without a data set the images are random, which
+    show as well that an export computes the same; their labels mean nothing.
     """
-    most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
-    images, labels = _sample(dataset, "test", most)
+    shape = (_IMAGES, *description["picture_shape"])
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    labels = np.zeros(_IMAGES, np.int32)
+    if dataset:
+        most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
+        images, labels = _sample(dataset, "test", most)
     prepared = pipeline.prepare(tf.constant(images), description["distortions"])
     expected = tf.concat(
         [
