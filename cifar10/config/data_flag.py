@@ -14,6 +14,7 @@ from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
+FINDABLE = (*NAMES, *KINDS)  # Any other data only a Python program gives.
 
 
 def name_of(data: Any) -> str:
@@ -54,7 +55,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
 
 def check(data: str, image_size: int | None) -> None:
     """Refuses a `config.dataset.data` that is no data set, or takes no `image_size`."""
-    if data not in (*NAMES, *KINDS) and not data.startswith(PYTHON):
+    if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
             f"--data {data}: it is one of {', '.join(NAMES)}, or a path. A run on "
             "other data goes on with the version that wrote it."

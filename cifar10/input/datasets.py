@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.config.data_flag import FOLDER, NPZ
+from cifar10.config.data_flag import FINDABLE, NPZ
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.dataset_base import Dataset
@@ -167,13 +167,8 @@ def describe(settings: Mapping[str, Any]) -> Described:
     return Described((height, width, channels), len(names), tuple(names))
 
 
-def is_findable(data: str) -> bool:
-    """Returns whether `find` finds the data, which else only a Python program gives."""
-    return data in ("auto", *cifar.FORMATS, FOLDER, NPZ)
-
-
 def _check_findable(data: str) -> None:
-    if not is_findable(data):
+    if data not in FINDABLE:
         raise UsageError(
             f"The data of this run is {data}: a Python program had it in memory and "
             "gave it, or another version\nfound it. Only a program can give it again: "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifar10.config import flags, layout, run_options
+from cifar10.config.data_flag import FINDABLE
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
@@ -122,7 +123,7 @@ def export_run(options: Options) -> int:
     step = trained.restore(options.step)
     dataset, used = None, "random pixels"
     is_needed = options.quantize != "none" or options.data_dir
-    if is_needed or datasets.is_findable(trained.settings["data"]):
+    if is_needed or trained.settings["data"] in FINDABLE:
         dataset = datasets.find_again(trained.settings, options.data_dir)
         used = dataset.description
     description = {
