@@ -1,8 +1,10 @@
 """Scores a model on a part of a data set, every image exactly once, and logs it."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +22,7 @@ from cifar10.input.dataset_base import Dataset
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
+from cifar10.towers import devices
 from cifar10.towers.graphs import traced
 
 if TYPE_CHECKING:
@@ -56,14 +59,23 @@ class Scorer:
             The outcomes of all images that the masks select, in order, and the weight
             decay.
         """
-        found = []
         values = [tf.convert_to_tensor(value) for value in trainable]
-        for images, labels, mask in batches:
+
+        def score(batch: tuple[tf.Tensor, ...]) -> tuple[list[np.ndarray], tf.Tensor]:
+            images, labels, mask = batch
             with tf.device(device):
                 each, weight_decay = self._score(values, images, labels)
-            found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
-        columns = map(np.concatenate, zip(*found, strict=True))
-        return Outcomes(*columns), float(weight_decay)
+            columns = [tensor.numpy()[mask.numpy()] for tensor in (labels, *each)]
+            return columns, weight_decay
+
+        found: list[tuple] = []
+        at_once, left = devices.parts_of_cpu(), iter(batches)
+        with ThreadPoolExecutor(at_once) as executor:
+            while several := [*itertools.islice(left, at_once)]:
+                found += executor.map(score, several)
+        of_batches, penalties = zip(*found, strict=True)
+        columns = map(np.concatenate, zip(*of_batches, strict=True))
+        return Outcomes(*columns), float(penalties[-1])
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor

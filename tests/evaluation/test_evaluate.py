@@ -10,6 +10,7 @@ from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input.pipeline import evaluation_batches
+from cifar10.towers import devices
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)
@@ -89,7 +90,11 @@ def test_every_image_counts_once(four_cpus, batch_size):
         assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
 
 
-def test_given_values_are_scored_and_each_image_is_told_in_order(four_cpus):
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_given_values_are_scored_and_each_image_is_told_in_order(
+    four_cpus, monkeypatch, at_once
+):
+    monkeypatch.setattr(devices, "parts_of_cpu", lambda: at_once)
     model, averaged = make_model(), make_model()
     own = [variable.numpy() for variable in model.variables]
     random = np.random.default_rng(4)

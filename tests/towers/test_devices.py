@@ -1,5 +1,7 @@
 """Which devices the towers get; GPUs are pretended, so no test needs one."""
 
+import os
+
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -15,12 +17,13 @@ from cifar10.towers import devices
 def pretend_gpus(monkeypatch):
     """Makes TensorFlow list some GPUs, which it refuses to configure once started."""
     tensorflow = context.context()
+    monkeypatch.setattr(tensorflow, "_intra_op_parallelism_threads", 0)
 
     def pretend(count, *, started=False):
         gpus = [tf.config.PhysicalDevice(f"GPU:{n}", "GPU") for n in range(count)]
         split = {}
         for name, value in {
-            "_physical_devices": gpus,
+            "_physical_devices": [tf.config.PhysicalDevice("CPU:0", "CPU"), *gpus],
             "_visible_device_list": gpus,
             "_memory_growth_map": dict.fromkeys(gpus),
             "_virtual_device_map": split,
@@ -61,6 +64,24 @@ def parts():
     gpus = tf.config.list_physical_devices("GPU")
     found = {g.name: tf.config.get_logical_device_configuration(g) for g in gpus}
     return {name: [p.memory_limit for p in own] for name, own in found.items() if own}
+
+
+@pytest.mark.parametrize(
+    ("towers", "given", "threads", "parts"),
+    [(1, None, 0, 1), (3, None, 2, 4), (20, None, 1, 8), (3, "8", 0, 1)],
+)
+def test_simulated_towers_divide_the_cores(
+    pretend_gpus, monkeypatch, towers, given, threads, parts
+):
+    """As many operations at once use them all; a user's number of threads stays."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", given)
+    pretend_gpus(0)
+    assert len(devices.place_towers(towers).devices) == towers
+    assert tf.config.threading.get_intra_op_parallelism_threads() == threads
+    assert devices.parts_of_cpu() == parts
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, 3), (2, 2)])
