@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,10 @@ A run is `training` while a process trains it; `finished` at its last step, or
 once its score no longer rises; `stopped` if it ended before, with a checkpoint of
 its last step; `failed` if what it logged or computed later is lost; `damaged` if
 its files cannot be read. The best score is that on val, if there is such a part.
+The age of a run is that of its newest checkpoint or line of a log.
 """
+# The files whose newest change is that of the run; others are written by any command.
+_OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
 _PRUNE = "show what removing these runs would remove; with --yes, remove it"
 
 
@@ -53,20 +56,21 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         print(json.dumps([{"name": name, **run} for name, run in runs.items()]))
     else:
         _print(runs, directory)
-    for run in runs.values() if given["yes"] else ():
-        remove(Path(run["path"]))
-        say(f"Removed {run['path']}.")
     if given["prune"] and not given["yes"]:
         say("Nothing was removed. --yes removes these directories for good.")
+    elif given["prune"]:  # Alone --yes removes nothing.
+        for run in runs.values():
+            remove(Path(run["path"]))
+            say(f"Removed {run['path']}.")
     return 0
 
 
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     """Returns the runs in and below a directory, as JSON values by their paths there.
 
-    Of each: `path`; `bytes`; when a file was `changed` last, in seconds since 1970;
-    `state`; of a damaged one the `problem`; of others `step`, `max_steps` (null where
-    hours end it) and `best`. Links are not followed.
+    Of each: `path`; `bytes`; when its newest checkpoint or log was `changed`, in
+    seconds since 1970; `state`; of a damaged one the `problem`; of others `step`,
+    `max_steps` (null where hours end it) and `best`. Links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is no directory. Name one that holds runs.")
@@ -80,9 +84,14 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns the run in a directory, or None if `config.json` is another program's."""
-    found = [*_files_in(path)]
-    size = sum(file.st_size for file in found)
-    changed = max((file.st_mtime for file in found), default=0.0)
+    size, changed = 0, 0.0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # A training deletes some.
+                file = Path(folder, name).lstat()
+                size += file.st_size
+                if name in _OF_A_TRAINING:
+                    changed = max(changed, file.st_mtime)
     try:
         progress = _progress(path, run_config.read_run_config(path))
     except (UsageError, checkpoints.DamagedError, FileNotFoundError) as error:
@@ -92,21 +101,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     return {"path": str(path), "bytes": size, "changed": changed, **progress}
 
 
-def _files_in(path: Path) -> Iterator[os.stat_result]:
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # A training deletes some.
-                yield Path(folder, name).lstat()
-
-
 def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a run has reached, and its state."""
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
-    logged = logs.read_lines(path / layout.METRICS)
-    steps = [line.get("step") for line in logged if isinstance(line, dict)]
+    logged = [line["step"] for line in logs.read_steps(path / layout.METRICS)]
     # A training that ends at a number that is not finite leaves the state before it.
-    steps += [*saved, *checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)]
-    step = max((at for at in steps if type(at) is int), default=0)
+    debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
+    step = max([0, *logged, *saved, *debugged])
     part, by = scores.deciding_part(path), scores.deciding_score(path)
     found, best = scores.deciding(path), None
     for at in scores.ranked(found, by)[:1]:

@@ -1,6 +1,7 @@
 """`python -m cifar10 runs`: the state of each run, and what --prune removes."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -103,6 +104,13 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert found["lost"]["bytes"] >= sum(path.stat().st_size for path in files)
     newest = max(path.stat().st_mtime for path in files)
     assert found["lost"]["changed"] == pytest.approx(newest, abs=1)
+    # A training that is refused touches the lock, and a report is no news either.
+    for path in files:
+        is_log = path.name == "metrics.jsonl"
+        os.utime(path, (2e9, 1e9 + 1 if is_log else 1e9))
+    with RunLock(folder / "lost"):
+        (folder / "lost/report.html").touch()
+    assert listed(folder)["lost"]["changed"] == 1e9 + 1
     lines = call(folder).stdout.splitlines()
     assert len(lines) == len(found) + 1
     assert listed(folder / "stopped").keys() == {"."}
@@ -122,6 +130,7 @@ def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
         "no_config",
         "trials/killed",
     ]
+    assert call(folder, "--yes").returncode == 0
     assert remaining(folder) == before
     assert call(*words, "--yes").returncode == 0
     gone = "lost", "no_config", "trials/killed"
