@@ -19,7 +19,6 @@ from cifar10.input.distortions import prepare
 
 MARK = "A heat map of python -m cifar10 predict"
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
-_TOGETHER = 32  # Images; it changes memory, not the result.
 _SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.
 _STRONGEST = 0.7  # The colour's share where the heat is 1, so that the picture shows.
 
@@ -42,7 +41,7 @@ def heat_maps(
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False)
     def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor | None:
         values = trained.trainable, trained.non_trainable
         prepared = prepare(images, distortion)
@@ -56,10 +55,9 @@ def heat_maps(
         # Around the centre, where a model that crops images looks at nothing.
         return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
 
-    parts = [slice(n, n + _TOGETHER) for n in range(0, len(images), _TOGETHER)]
     with tf.device(device):
-        maps = [compute(images[part], classes[part]) for part in parts]
-    return None if maps[0] is None else np.concatenate(maps)
+        maps = compute(images, classes)
+    return None if maps is None else maps.numpy()
 
 
 def _products(chosen: tf.Tensor) -> tf.Tensor | None:
@@ -102,11 +100,3 @@ def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
     marked.add_text("Description", MARK)
     Image.fromarray(mixed.astype(np.uint8)).save(content, "PNG", pnginfo=marked)
     return content.getvalue()
-
-
-def explained(
-    trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
-) -> list[bytes]:
-    """Returns a PNG of each image with its heat map; of no bytes if there is none."""
-    maps = heat_maps(trained, images, classes, device)
-    return [b""] * len(images) if maps is None else [*map(draw, images, maps)]

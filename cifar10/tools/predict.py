@@ -1,6 +1,7 @@
 """`python -m cifar10 predict`: classifies files of images."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -120,11 +121,8 @@ def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
     from cifar10.tools.heat_maps import MARK
 
     folder = layout.absolute_path(explain)
-    try:
+    with contextlib.suppress(OSError):  # What checks or writes a file says why not.
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"--explain {explain} is no folder: {reason(error)}."
-        raise UsageError(why) from error
     numbered = enumerate(paths, 1)
     places = {path: folder / f"{number}-{path.stem}.png" for number, path in numbered}
     for place in places.values():
@@ -209,30 +207,30 @@ def _predict(
         part = slice(first, first + _BATCH)
         step, logits, class_names = follower.predict(images[part])
         named = likeliest_classes(logits, class_names, options.top_k)
+        if places and follower.model:
+            from cifar10.tools.heat_maps import draw, heat_maps
+
+            best, some = logits.argmax(axis=1), np.stack(images[part])
+            maps = heat_maps(follower.model, some, best, device)
+            if maps is None:
+                raise UsageError(
+                    "--explain: the model has no convolution with more than one place, "
+                    "so there is no map of where it looks. Leave it out."
+                )
+            for path, image, heat in zip(paths[part], some, maps, strict=True):
+                files.write_output(places[path], "--explain", draw(image, heat))
         if first == 0 and class_names == synthetic.CLASS_NAMES:
             say(_KNOWS_FIGURES)
         if not options.json and first == 0:
             print(f"step {step}:", flush=True)
         for path, classes in zip(paths[part], named, strict=True):
+            content = {"image": str(path), "step": step, "predictions": classes}
             shown = ", ".join(
                 f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
             )
+            if places:
+                content["heat_map"] = str(places[path])
+                shown += f"; heat map: {places[path]}"
+            line = json.dumps(content) if options.json else f"{path}: {shown}"
             # A name must not control a terminal; other programs want it unchanged.
-            name = printable(str(path)) if sys.stdout.isatty() else path
-            line = f"{name}: {shown}"
-            if options.json:
-                content = {"image": str(path), "step": step, "predictions": classes}
-                line = json.dumps(content)
-            print(line, flush=True)
-        if places and follower.model:
-            from cifar10.tools.heat_maps import explained
-
-            best, some = logits.argmax(axis=1), np.stack(images[part])
-            drawn = explained(follower.model, some, best, device)
-            if not all(drawn):
-                raise UsageError(
-                    "--explain: the model has no convolution with more than one place, "
-                    "so there is no map of where it looks. Leave it out."
-                )
-            for path, picture in zip(paths[part], drawn, strict=True):
-                files.write_output(places[path], "--explain", picture)
+            print(printable(line) if sys.stdout.isatty() else line, flush=True)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import flags, layout, run_options
-from cifar10.config.fields import TRAIN_DIR
+from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
@@ -44,7 +43,7 @@ _FLAG = "--output"
 # The settings to show first.
 _MAIN = (
     *("model", "parameters", "data_description", "distortions", "devices", "towers"),
-    *("precision", "global_batch_size", "max_steps", "optimizer", "learning_rate"),
+    *("precision", "global_batch_size", *fields.LENGTHS, "optimizer", "learning_rate"),
     "seed",
 )
 # Settings that are shown elsewhere on the page.
@@ -71,7 +70,7 @@ class Options(run_options.RunOptions):
     @property
     def directories(self) -> list[str]:
         """The directories of all runs."""
-        given = self.train_dir != TRAIN_DIR or not self.run_dirs
+        given = self.train_dir != fields.TRAIN_DIR or not self.run_dirs
         return [*self.run_dirs, *([self.train_dir] if given else [])]
 
 
@@ -102,7 +101,7 @@ def write_report(options: Options) -> None:
     for run in runs:
         if run.saved:
             try:
-                run.score(device, options.data_dir, options.trust_model, options.step)
+                run.score(options, device)
             except UsageError as error:
                 run.notes.append(f"No checkpoint was scored. {error}")
     # The name of a folder need not be UTF-8.
@@ -142,28 +141,11 @@ def render(runs: Sequence[Run], now: float) -> str:
     }
     return environment.get_template("report.html").render(
         runs=runs,
-        charts=_charts(runs),
         rows=_compare(runs),
         colours=COLOURS,
         largest_matrix=LARGEST_MATRIX,
         now=now,
     )
-
-
-def _charts(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the charts by name, as SVG."""
-    from cifar10.tools.report_curves import draw
-
-    logs = [run.logged for run in runs]
-    losses = ["total_loss/average", "total_loss"]
-    scored = [run.scored for run in runs]
-    rates, throughput = ["learning_rate"], ["examples_per_sec"]
-    return {
-        "loss": draw("loss", logs, losses, "{x:g}", logarithmic=True),
-        "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
-        "throughput": draw("throughput", logs, throughput, "{x:,.0f}", from_zero=True),
-        "rate": draw("rate", logs, rates, "{x:g}", from_zero=True),
-    }
 
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -175,14 +157,19 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
         if name not in _ELSEWHERE:
             values = [each.get(name, "not recorded") for each in settings]
             differs = any(value != values[0] for value in values)
+            in_use = any(each.get(name) is not None for each in settings)
             row = {
                 "title": name.replace("_", " "),
-                # As in config.json, but for the separators of large numbers.
-                "texts": [
-                    f"{value:,}" if type(value) is int else value for value in values
-                ],
+                "texts": [*map(_text, values)],
                 "differs": differs,
-                "is_main": differs or name in _MAIN or name in versions,
+                "is_main": differs or (name in _MAIN and in_use) or name in versions,
             }
             rows.append(row)
     return rows
+
+
+def _text(value: Any) -> Any:
+    """Returns a setting as in config.json, but readable."""
+    if value == fields.OPEN_STEPS:
+        return "open"
+    return f"{value:,}" if type(value) is int else value

@@ -10,22 +10,24 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
-from cifar10.evaluation.eval_command import Options
+from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
-from cifar10.run_directory.restoring import Wanted
-from cifar10.tools.heat_maps import explained
+from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.training import timing
+
+if TYPE_CHECKING:
+    from cifar10.tools.report import Options
 
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
 _HARDEST = 24
@@ -53,22 +55,27 @@ class Scores:
     calibrated: Sums | None = None  # With the temperature, if there is one.
 
 
-@dataclasses.dataclass(eq=False)
 class Run:
     """The contents of a run's directory, each list by ascending step."""
 
-    path: Path
-    name: str  # Unique in the report.
-    settings: dict[str, Any]
-    logged: list[dict[str, float]]  # The numbers of `metrics.jsonl`.
-    scored: list[dict[str, float]]  # Evaluations of equally many images, of `part`.
-    saved: list[SavedCheckpoint]
-    seconds: dict[str, float]  # Of each part of its time; empty if not logged.
-    notes: list[str]  # What is missing or unusual.
-    part: str  # `val`, whose scores decide on the run, or without it `test`.
-    best_by: str  # The score that decides.
-    scores: Scores | None = None  # Of this report.
-    tested: dict[str, float] = dataclasses.field(default_factory=dict)  # As a line.
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name  # Unique in the report.
+        self.settings = run_config.read_run_config(path)
+        notes = self.notes = _notes_on(self.settings)  # What is missing or unusual.
+        self.logged = _lines(path / layout.METRICS, notes)
+        if not self.logged:
+            notes.append("The training has logged nothing yet, so it has no curves.")
+        self.part = scores.deciding_part(path)  # `val`, or without it `test`.
+        self.best_by = scores.deciding_score(path)
+        scored = _lines(scores.deciding_folder(path) / layout.METRICS, notes)
+        # Evaluations of equally many images, of `part`.
+        self.scored = [*scores.comparable(scored).values()]
+        self.saved = _checkpoints(path / layout.CHECKPOINTS, notes)
+        times = timing.read_seconds(path / layout.METRICS)
+        self.seconds = times[-1][1] if times else {}  # Of each part of its time.
+        self.scores: Scores | None = None  # Of this report.
+        self.tested: dict[str, float] = {}  # As a line of a log.
 
     @property
     def step(self) -> int:
@@ -79,9 +86,10 @@ class Run:
     @property
     def best(self) -> dict[str, float]:
         """The line with the best score; empty if no line has that score."""
-        lines = {int(line["step"]): line for line in self.scored}
-        found = {at: lines[at][by] for at in lines if (by := self.best_by) in lines[at]}
-        return next((lines[at] for at in scores.ranked(found, self.best_by)), {})
+        by = self.best_by
+        lines = {int(line["step"]): line for line in self.scored if by in line}
+        ranked = scores.ranked({step: lines[step][by] for step in lines}, by)
+        return lines[ranked[0]] if ranked else {}
 
     @property
     def rate(self) -> float | None:
@@ -90,29 +98,22 @@ class Run:
         rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None
 
-    def score(
-        self,
-        device: str,
-        data_dir: str | None,
-        trust_model: str | None,
-        wanted: Wanted,
-    ) -> None:
+    def score(self, options: "Options", device: str) -> None:
         """Scores the newest intact checkpoint, or the wanted one, as `eval.py` does.
 
         Raises:
             UsageError: The checkpoint, the model or the data cannot be used.
         """
-        trained = TrainedModel(self.path, trust_model=trust_model)
-        step = trained.restore(wanted)
-        dataset = datasets.find_again(self.settings, data_dir)
-        events = self.path / layout.EVALUATION_EVENTS
-        scored = ScoredSet(trained.model, self.settings, dataset, events, Options())
+        trained = TrainedModel(self.path, trust_model=options.trust_model)
+        step = trained.restore(options.step)
+        dataset = datasets.find_again(self.settings, options.data_dir)
+        events, how = self.path / layout.EVALUATION_EVENTS, eval_command.Options()
+        scored = ScoredSet(trained.model, self.settings, dataset, events, how)
         values = trained.trainable, device, trained.temperature
-        sums, scalars, outcomes, after = scored.score(*values)
-        self.scores = Scores(
-            *(step, scored.subject, dataset.class_names, sums),
-            *(_hardest(dataset, outcomes, trained, device), after),
-        )
+        sums, scalars, outcomes, calibrated = scored.score(*values)
+        hardest = _hardest(dataset, outcomes, trained, device)
+        names = dataset.class_names
+        self.scores = Scores(step, scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test":
             lines = [*self.scored, self.tested]
@@ -124,8 +125,10 @@ def _hardest(
 ) -> list[dict[str, Any]]:
     """Returns the test images of the largest loss, descending, and where it looks."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
+    confidence = outcomes.at(trained.temperature).confidence  # As `predict` has it.
     images = dataset.read("test")[0][numbers]
-    drawn = explained(trained, images, outcomes.predictions[numbers], device)
+    maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
+    drawn = [b""] * len(images) if maps is None else map(draw, images, maps)
     return [
         {
             "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
@@ -135,7 +138,7 @@ def _hardest(
             "number": int(number),  # Its index in the set.
             "true": dataset.class_names[outcomes.labels[number]],
             "predicted": dataset.class_names[outcomes.predictions[number]],
-            "confidence": float(outcomes.confidence[number]),
+            "confidence": float(confidence[number]),
             "cross_entropy": float(outcomes.cross_entropy[number]),
         }
         for number, image, heat in zip(numbers, images, drawn, strict=True)
@@ -146,29 +149,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Reads the runs of directories; one that is named twice counts once."""
     distinct = list(dict.fromkeys(path.resolve() for path in paths))
     common = os.path.commonpath([path.parent for path in distinct])
-    return [_read_run(path, str(path.relative_to(common))) for path in distinct]
-
-
-def _read_run(path: Path, name: str) -> Run:
-    settings = run_config.read_run_config(path)
-    notes = _notes_on(settings)
-    logged = _lines(path / layout.METRICS, notes)
-    if not logged:
-        notes.append("The training has logged nothing yet, so it has no curves.")
-    scored = _lines(scores.deciding_folder(path) / layout.METRICS, notes)
-    times = timing.read_seconds(path / layout.METRICS)
-    return Run(
-        path,
-        name,
-        settings,
-        logged,
-        scored=[*scores.comparable(scored).values()],
-        saved=_checkpoints(path / layout.CHECKPOINTS, notes),
-        seconds=times[-1][1] if times else {},
-        notes=notes,
-        part=scores.deciding_part(path),
-        best_by=scores.deciding_score(path),
-    )
+    return [Run(path, str(path.relative_to(common))) for path in distinct]
 
 
 def _notes_on(settings: dict[str, Any]) -> list[str]:
@@ -205,28 +186,23 @@ def _numbers(entry: Any) -> dict[str, float]:
     }
 
 
-def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
+def _checkpoints(directory: Path, notes: list[str]) -> list[SavedCheckpoint]:
     saved = []
-    for step in checkpoints.steps(folder):
+    for step in checkpoints.steps(directory):
+        path, damage = checkpoints.folder(directory, step), ""
         with contextlib.suppress(OSError):  # The training may delete it meanwhile.
-            saved.append(_checkpoint(folder, step))
+            try:
+                checkpoints.verify(directory, step)
+            except (checkpoints.DamagedError, UsageError) as error:
+                damage = str(error)
+            parts = [file.stat() for file in path.iterdir()]
+            # Marks that are added later change the folder, but not these files.
+            written = min(file.st_mtime for file in (path.stat(), *parts))
+            size = sum(file.st_size for file in parts)
+            saved.append(SavedCheckpoint(step, written, size, damage))
     damaged = [str(checkpoint.step) for checkpoint in saved if checkpoint.damage]
     if not saved:
         notes.append("There is no checkpoint yet.")
     if damaged:
         notes.append(f"DAMAGED checkpoints, of step {', '.join(damaged)}.")
     return saved
-
-
-def _checkpoint(folder: Path, step: int) -> SavedCheckpoint:
-    """Checks a checkpoint; raises an `OSError` if it no longer exists."""
-    damage = ""
-    path = checkpoints.folder(folder, step)
-    try:
-        checkpoints.verify(folder, step)
-    except (checkpoints.DamagedError, UsageError) as error:
-        damage = str(error)
-    parts = [file.stat() for file in path.iterdir()]
-    # Marks that are added later change the folder, but not these files.
-    written = min(file.st_mtime for file in (path.stat(), *parts))
-    return SavedCheckpoint(step, written, sum(file.st_size for file in parts), damage)

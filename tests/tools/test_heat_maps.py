@@ -1,6 +1,7 @@
 """Heat maps lie where what decides the class lies, however layers are wrapped."""
 
 import io
+import json
 import types
 
 import keras
@@ -128,12 +129,20 @@ def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
         Image.fromarray(squares(1)[0][0]).save(tmp_path / name)
     images = str(tmp_path / "a"), str(tmp_path / "b")
     given = {"train_dir": str(small_run), "explain": str(tmp_path / "maps")}
-    for _ in range(2):  # Its own files it replaces.
-        assert predict.predict_files(predict.Options(images, **given)) == 0
+    for as_json in (False, True):  # Its own files it replaces.
+        options = predict.Options(images, **given, json=as_json)
+        assert predict.predict_files(options) == 0
+    said = capsys.readouterr().out.splitlines()
+    for number, folder in enumerate("ab", 1):
+        name = str(tmp_path / folder / "one.png")
+        place = str(tmp_path / "maps" / f"{number}-one.png")
+        (text,) = [line for line in said if line.startswith(name)]
+        assert place in text
+        assert json.loads(said[2 + number])["image"] == name
+        assert json.loads(said[2 + number])["heat_map"] == place
     found = sorted(path.name for path in (tmp_path / "maps").iterdir())
     assert found == ["1-one.png", "2-one.png"]
     assert min(opened((tmp_path / "maps/1-one.png").read_bytes()).size) > SIDE
-    capsys.readouterr()
     (tmp_path / "b/one.png").rename(tmp_path / "b/1-one.png")
     for explain in ("b", "a/one.png", "a/one.png/x"):
         given["explain"] = str(tmp_path / explain)
