@@ -40,7 +40,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     places = {path: place for place, path in enumerate(paths["train"])}
     classes = {name: label for label, name in enumerate(dataset.class_names)}
     labels = parts["train"].copy()
-    for path, to, label in _read(name):
+    for path, to, label in read(name):
         if path not in places:
             why = "is no training picture. Remove its line."
         elif label and classes.get(label) != parts["train"][places[path]]:
@@ -75,8 +75,12 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     return PictureDataset(**{field: values[field] for field in fields})
 
 
-def _read(name: str) -> list[tuple[str, str, str]]:
-    """Returns picture, class and label in each line of a file."""
+def read(name: str) -> list[tuple[str, str, str]]:
+    """Returns picture, class and label in each line of a file.
+
+    Raises:
+        UsageError: It cannot be read, or lacks a column.
+    """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
         # Paths need not be UTF-8. Spreadsheets add a mark, and separate by semicolons

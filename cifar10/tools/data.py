@@ -16,7 +16,7 @@ from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
 from cifar10.config.data_flag import KINDS
 from cifar10.config.options import Checked, defaults, names
-from cifar10.errors import UsageError, counted, printable, say
+from cifar10.errors import UsageError, counted, printable
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
 
@@ -31,8 +31,8 @@ DESCRIPTION = """Prepares pictures as a training would, and shows what is in the
 
 Prints how many pictures each class has in each part, which were left out and
 why, and which are equal or nearly so: a held-out picture that is also trained
-on makes scores too good, and a picture in two classes cannot be learned. It
-draws some of each class on a contact sheet, and prints the command that trains
+on makes scores too good, and a picture in two classes cannot be learned. With
+--contact_sheet it draws some of each class. It prints the command that trains
 on them, with --max_bad_images if a training would refuse so many bad pictures.
 A training with the same flags finds the pictures prepared. With --train_dir it
 writes which training pictures' labels a run contradicts, as corrections.csv
@@ -40,10 +40,10 @@ and corrections.html in the run's directory.
 Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_DIVISION = ("image_size", "validation_fraction", "val_fraction")  # As of a run.
+_DIVISION = ("image_size", "validation_fraction", "val_fraction")
 _PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
+_OF_RUN = (*_DIVISION, "corrections")  # Taken from the run of `train_dir`.
 
-_SHEET = "contact_sheet.png"
 _CLASSES = 30  # Of more, those with the fewest pictures are printed.
 _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
@@ -54,7 +54,7 @@ class Options(Checked):
     """How to show a data set.
 
     Attributes:
-        contact_sheet: PNG of some pictures of each class (default: one in the cache)
+        contact_sheet: PNG of some pictures of each class (default: none)
         json: print all that was found as JSON
         train_dir: directory of a run: list the labels that it contradicts, there
         trust_model: model to trust, as module:function, in a run not yours (default:
@@ -76,58 +76,49 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     if options.train_dir:
-        invocation.require_packages("report", "jinja2")
-        restoring.check_usable(options.train_dir, None, options.trust_model)
-        run = layout.locate_run(options.train_dir)
-        if os.path.lexists(file := run / layout.CORRECTIONS):
-            raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
-        settings = run_config.read_run_config(run)
-        if earlier := settings.get("corrections"):
-            say(
-                f"NOTE: the run was trained with --corrections {earlier}. Labels are "
-                "compared as they were\nbefore: put that file's lines into the new one."
-            )
-        kept = {name: settings[name] for name in _DIVISION if name in settings}
-        given = {**dict(kept.items() - defaults(fields.ALL).items()), **given}
-    config = Config(**given)
-    if options.train_dir:
-        entry_point.import_tensorflow()
-    show(config, given, options)
+        given = {**_flags_of_run(options.train_dir, options.trust_model), **given}
+    _show(given, options)
     return 0
 
 
-def show(config: Config, given: Mapping[str, Any], options: Options) -> None:
-    """Prepares a data set, draws a contact sheet of it, and prints what was found.
+def _flags_of_run(train_dir: str, trust_model: str | None) -> dict[str, Any]:
+    """Returns the flags that made the training part of a run; refuses what it can."""
+    invocation.require_packages("report", "jinja2")
+    restoring.check_usable(train_dir, None, trust_model)
+    run = layout.locate_run(train_dir)
+    if os.path.lexists(file := run / layout.CORRECTIONS):
+        raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
+    settings = run_config.read_run_config(run)
+    recorded = {name: settings[name] for name in _OF_RUN if name in settings}
+    return dict(recorded.items() - defaults(fields.ALL).items())
 
-    Args:
-        config: How a training would prepare it.
-        given: The flags with which that training finds it.
-        options: What to show and how.
+
+def _show(given: Mapping[str, Any], options: Options) -> None:
+    """Prepares the data of a training with the given flags, and prints what it found.
+
+    The contact sheet and the list of labels are written, if the options say so.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents
 
-    sheet = options.contact_sheet
-    place = layout.absolute_path(sheet) if sheet else None
-    if place:
-        files.check_replaceable(
-            place, "--contact_sheet", "contact sheet", data_contents.SHEET_MARK
-        )
+    config, flag = Config(**given), "--contact_sheet"
+    sheet = options.contact_sheet and layout.absolute_path(options.contact_sheet)
+    if sheet:
+        files.check_replaceable(sheet, flag, "contact sheet", data_contents.SHEET_MARK)
     # However many are bad: the list of them says which to repair.
     settings = {**config.values, "max_bad_images": 1.0}
     dataset = datasets.find_for(settings, say_notes=False)
     if not options.json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = {part: dataset.read(part) for part in dataset.parts}
-    drawn = data_contents.draw_sheet(
-        dataset.description, *parts["train"], dataset.class_names
-    )
-    if place:
-        files.write_output(place, "--contact_sheet", drawn)
-    else:
-        place = _keep_in_cache(drawn, dataset)
+    if sheet:
+        titles = dataset.description, dataset.class_names
+        files.write_output(
+            sheet, flag, data_contents.draw_sheet(*titles, *parts["train"])
+        )
     found = data_contents.look_at(dataset, parts)
     if options.train_dir:
+        entry_point.import_tensorflow()
         from cifar10.tools.label_issues import list_issues
 
         run = layout.locate_run(options.train_dir)
@@ -138,21 +129,8 @@ def show(config: Config, given: Mapping[str, Any], options: Options) -> None:
     if share > config.dataset.max_bad_images:
         given = {**given, "max_bad_images": share}
     command = _training(given, dataset, len(parts["train"][1]))
-    found |= {"contact_sheet": str(place), "next": command}
+    found |= {"contact_sheet": sheet and str(sheet), "next": command}
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
-
-
-def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
-    """Writes the sheet beside what is prepared, and returns its place."""
-    from cifar10.input import datasets
-    from cifar10.input.pictures import cache
-
-    directory = dataset.directory or Path()  # What was found here has one.
-    place = datasets.cache_of_pictures(), directory.name, str(directory)
-    home = getattr(dataset, "home", None) or cache.folder_for(*place)
-    with cache.opened(home) as folder:
-        files.write_atomically(folder / _SHEET, sheet)
-    return home / _SHEET
 
 
 def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
@@ -181,7 +159,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "Notes": found["notes"],
         "The same": _on_duplicates(**found["duplicates"]),
         "Labels": _on_labels(**found["labels"]) if "labels" in found else [],
-        "Sheet": [found["contact_sheet"]],
+        "Sheet": [found["contact_sheet"] or "--contact_sheet FILE.png draws pictures"],
         "Next": [found["next"]],
     }
     for title, lines in sections.items():
@@ -217,9 +195,10 @@ def _on_duplicates(
     in_several_classes: int,
     nearly: Sequence[Sequence[str]],
 ) -> Iterator[str]:
+    held_out = "held-out picture is", "held-out pictures are"
     if nearly:
-        held_out = counted(len(nearly), "held-out picture is", "held-out pictures are")
-        yield f"{held_out} nearly the same as one that is trained on:"
+        some = counted(len(nearly), *held_out)
+        yield f"{some} nearly the same as one that is trained on:"
         yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
         yield "no two pictures pixel for pixel"
@@ -227,10 +206,8 @@ def _on_duplicates(
     repeating = counted(repeated, "picture repeats", "pictures repeat")
     yield f"{repeating} another one, pixel for pixel as prepared"
     if in_both_parts:
-        held_out = counted(
-            in_both_parts, "held-out picture is", "held-out pictures are"
-        )
-        yield f"{held_out} trained on too: scores are too good"
+        some = counted(in_both_parts, *held_out)
+        yield f"{some} trained on too: scores are too good"
     if in_several_classes:
         several = counted(in_several_classes, "is", "are")
         yield f"{several} in several classes: nothing can learn them"

@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import io
+import sysconfig
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ from PIL.PngImagePlugin import PngInfo
 
 from cifar10.input.corrections import names_of
 from cifar10.input.dataset_base import Dataset, Images
-from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.tools.near_duplicates import difference_hash, find_pairs
 
@@ -25,7 +24,6 @@ from cifar10.tools.near_duplicates import difference_hash, find_pairs
 Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
 
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
-_DIGEST_BYTES = 16
 
 # With this ratio the smaller of two classes has a fifth of the images, from where on
 # Google's guide treats a data set as imbalanced
@@ -47,7 +45,7 @@ _WIDTH = _GAP + _EACH * (_SIDE + _GAP)
 
 
 def draw_sheet(
-    title: str, images: Images, labels: np.ndarray, names: Sequence[str]
+    title: str, names: Sequence[str], images: Images, labels: np.ndarray
 ) -> bytes:
     """Returns a PNG with a row for each class, or for some if there are many."""
     shown = _spread(np.arange(len(names)), _MOST_CLASSES)
@@ -83,13 +81,10 @@ def _write(pen: ImageDraw.ImageDraw, top: int, text: str) -> None:
 @functools.cache
 def _find_font() -> ImageFont.FreeTypeFont | None:
     """Returns the font of Matplotlib or of the system; None without either."""
-    matplotlib = importlib.util.find_spec("matplotlib")
-    for folder in (matplotlib and matplotlib.submodule_search_locations) or ():
+    packages = sysconfig.get_path("purelib")
+    for place in (Path(packages, "matplotlib/mpl-data/fonts/ttf", _FONT), _FONT):
         with contextlib.suppress(OSError):
-            bundled = Path(folder, "mpl-data/fonts/ttf", _FONT)
-            return ImageFont.truetype(bundled, _TEXT)
-    with contextlib.suppress(OSError):
-        return ImageFont.truetype(_FONT, _TEXT)
+            return ImageFont.truetype(place, _TEXT)
     return None
 
 
@@ -119,10 +114,6 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         for part, (_, labels) in parts.items()
         for name in names_of(dataset, part, len(labels))
     ]
-    notes = [*_notes_on_balance(counts[0])]
-    left_out: Mapping[str, str] = {}
-    if isinstance(dataset, PictureDataset):
-        left_out, notes = dataset.left_out, [*dataset.notes, *notes]
     return {
         "data": dataset.name,
         "data_dir": str(dataset.directory),
@@ -132,8 +123,8 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
             {"name": name, **dict(zip(parts, of_class, strict=True))}
             for name, *of_class in zip(dataset.class_names, *counts, strict=True)
         ],
-        "left_out": left_out,
-        "notes": notes,
+        "left_out": getattr(dataset, "left_out", {}),
+        "notes": [*getattr(dataset, "notes", ()), *_notes_on_balance(counts[0])],
         "duplicates": find_duplicates(parts, names),
     }
 
@@ -156,18 +147,18 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])
     images = [images for images, _ in parts.values()]
-    hashes, looks = zip(*map(_hashes, images), strict=True)
-    digests = np.concatenate(hashes)
-    pairs, first = [], trained
+    of_parts, looks = zip(*map(_hashes, images), strict=True)
+    digests = [digest for of_part in of_parts for digest in of_part]
+    nearly, first = [], trained
     for some, of_some in zip(images[1:], looks[1:], strict=True):
-        found = find_pairs(images[0], some, looks[0], of_some)
-        pairs += [(one, first + other) for one, other in found]
+        for one, other in find_pairs(images[0], some, looks[0], of_some):
+            if digests[one] != digests[first + other]:
+                nearly.append([names[one], names[first + other]])
         first += len(some)
-    _, content, times = np.unique(digests, return_inverse=True, return_counts=True)
-    by_content = defaultdict(list)
-    for place in np.flatnonzero(times[content] > 1).tolist():
-        by_content[content[place]].append(place)
-    groups = [*by_content.values()]
+    by_digest = defaultdict(list)
+    for place, digest in enumerate(digests):
+        by_digest[digest].append(place)
+    groups = [group for group in by_digest.values() if len(group) > 1]
     return {
         "groups": [[names[place] for place in group] for group in groups],
         "repeated": sum(len(group) - 1 for group in groups),
@@ -180,24 +171,19 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         "in_several_classes": sum(
             len(np.unique(labels[group])) > 1 for group in groups
         ),
-        "nearly": [
-            [names[one], names[other]]
-            for one, other in pairs
-            if content[one] != content[other]
-        ],
+        "nearly": nearly,
     }
 
 
-def _hashes(images: Images) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a hash of each image, bytes [count], and of its looks, uint64."""
+def _hashes(images: Images) -> tuple[list[bytes], np.ndarray]:
+    """Returns a hash of each image's pixels, and of its looks, uint64."""
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
-    digests, looks = bytearray(), []
+    digests, looks = [], []
     for start in range(0, len(images), step):
         for image in np.ascontiguousarray(images[start : start + step]):
-            digests += hashlib.blake2b(image, digest_size=_DIGEST_BYTES).digest()
+            digests.append(hashlib.blake2b(image, digest_size=16).digest())
             looks.append(difference_hash(image))
-    digest = np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
-    return digest, np.array(looks, np.uint64)
+    return digests, np.array(looks, np.uint64)
 
 
 def _notes_on_balance(trained: Sequence[int]) -> Iterator[str]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from PIL import Image
 
 from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
-from cifar10.evaluation.metrics import Outcomes
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import corrections, datasets
@@ -36,7 +36,9 @@ _SIDE = 128  # Of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes which labels a run contradicts to its directory, as CSV and as HTML.
 
-    `trust_model` is as in `RunOptions`.
+    The data set has the corrections that the run was trained with, if any; the CSV
+    repeats them, so that it takes the place of the earlier one. `trust_model` is as in
+    `RunOptions`.
 
     Returns:
         JSON values: the `issues`, most suspicious first, the `agreement` of the newest
@@ -48,20 +50,20 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     import jinja2
 
     trained = TrainedModel(run, trust_model=trust_model)
-    described = datasets.check_same_kind(dataset, trained.settings, "The data")
-    classes = dataset.class_names
-    if (known := described.class_names) != classes:
+    datasets.check_same_kind(dataset, trained.settings, "The data")
+    known, classes = trained.class_names, dataset.class_names
+    if known != classes:
         raise UsageError(f"The run knows {known}, the data {classes}. Name its data.")
     device = devices.place_evaluation("auto")
     part = eval_command.Options(eval_data="train_eval")
     scored = ScoredSet(trained.model, trained.settings, dataset, run, part)
-    outcomes = []
+    images, labels = dataset.read("train")
+    logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)
     for step in saved or [trained.restore()]:  # Which says why there is none.
         trained.restore(step)
-        outcomes.append(scored.score(trained.trainable, device).outcomes)
-    places, instead, own = find_issues(outcomes)
-    images, labels = dataset.read("train")
+        logits.append(scored.score(trained.trainable, device).outcomes.logits)
+    places, instead, own = find_issues(logits, labels)
     pictures = corrections.names_of(dataset, "train", len(labels))
     issues = [
         {
@@ -72,43 +74,54 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         }
         for place in places.tolist()
     ]
-    table = io.StringIO()
-    rows = [("picture", "class", "label", "probability"), *map(dict.values, issues)]
-    csv.writer(table, lineterminator="\n").writerows(rows)
     template = Path(__file__).with_name("corrections.html").read_text()
     coded = [*map(_coded, images[places])]
     page = jinja2.Template(template, autoescape=True)
     path = run / layout.CORRECTIONS
     shown = page.render(run=run.name, file=path.name, issues=issues, coded=coded)
-    for text, where in ((shown, path.with_suffix(".html")), (table.getvalue(), path)):
+    earlier = trained.settings.get("corrections")
+    table = _table(issues, corrections.read(earlier) if earlier else [])
+    for text, where in ((shown, path.with_suffix(".html")), (table, path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
-    agreement = float(np.mean(outcomes[-1].predictions == labels))
+    agreement = float(np.mean(logits[-1].argmax(axis=1) == labels))
     return {"agreement": agreement, "issues": issues, "corrections": str(path)}
 
 
 def find_issues(
-    outcomes: Sequence[Outcomes],
+    logits: Sequence[np.ndarray], labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds labels that models contradict, from the outcomes of each on all images.
+    """Finds labels that models contradict, from the logits of each for all images.
 
     Returns:
         The places of the images, int64, most suspicious first; and of all images the
         class that is seen in place of the label, and the label's mean probability.
     """
-    labels = outcomes[0].labels
-    predictions = np.stack([each.predictions for each in outcomes])
-    confidence = np.stack([each.confidence for each in outcomes])
-    own = np.mean([np.exp(-each.cross_entropy) for each in outcomes], axis=0)
-    # By model, how sure all of them are of the class that it predicts.
-    each = zip(predictions, confidence, strict=True)
-    sure = np.mean(
-        [(predictions == of_one) * by_one for of_one, by_one in each], axis=0
-    )
-    sure *= predictions != labels
-    best = sure.argmax(axis=0), np.arange(len(labels))
-    places = np.flatnonzero(sure[best] > own)
+    of_labels = np.arange(len(labels)), labels
+    each = [tf.nn.softmax(of_one).numpy() for of_one in logits]
+    own = np.mean([one[of_labels] for one in each], axis=0)
+    # Only predictions count: of the list with all probabilities fewer labels are wrong.
+    highest = [np.where(one < one.max(axis=1, keepdims=True), 0, one) for one in each]
+    sure = np.mean(highest, axis=0)
+    sure[of_labels] = 0
+    places = np.flatnonzero(sure.max(axis=1) > own)
     ordered = places[np.argsort(own[places], kind="stable")]
-    return ordered[: min(_MOST, int(_SHARE * len(labels)))], predictions[best], own
+    return ordered[: min(_MOST, int(_SHARE * len(labels)))], sure.argmax(axis=1), own
+
+
+def _table(
+    issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
+) -> str:
+    """Returns the CSV of the issues, and of what they leave of earlier corrections."""
+    before = {path: rest for path, *rest in earlier}
+    rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
+    for issue in issues:
+        # The label is that of the data, which an earlier file may have corrected.
+        _, label = before.pop(issue["picture"], ("", issue["label"]))
+        rows.append((issue["picture"], issue["class"], label, issue["probability"]))
+    rows += [(path, *rest) for path, rest in before.items()]
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(rows)
+    return table.getvalue()
 
 
 def _coded(image: np.ndarray) -> str:

@@ -8,7 +8,6 @@ from cifar10.input.dataset_base import Images
 # Of CIFAR-10's test pictures 446 have such a hash, and 141 of them such pixels, all of
 # which look nearly the same as a training picture (`docs/archive/lab-notes.md`).
 _BITS, _CORRELATION = 8, 0.9
-_TOGETHER = 64  # Test pictures.
 
 
 def difference_hash(image: np.ndarray) -> int:
@@ -26,21 +25,20 @@ def find_pairs(
     hashes are uint64 [count].
     """
     pairs = []
-    for start in range(0, len(of_test), _TOGETHER):
-        bits = np.bitwise_count(of_test[start : start + _TOGETHER, None] ^ of_train)
-        places = np.flatnonzero(bits.min(axis=1) <= _BITS)
-        found = np.stack([bits[places].argmin(axis=1), start + places], axis=1)
-        looks = zip(train[found[:, 0]], test[found[:, 1]], strict=True)
-        alike = [_correlation(*two) > _CORRELATION for two in looks]
-        pairs += [(one, other) for one, other in found[np.array(alike, bool)].tolist()]
+    for other, of_one in enumerate(of_test):
+        bits = np.bitwise_count(of_train ^ of_one)
+        nearest = int(bits.argmin())
+        if bits[nearest] <= _BITS:
+            looks = train[nearest : nearest + 1], test[other : other + 1]
+            if _correlation(*np.concatenate(looks)) > _CORRELATION:
+                pairs.append((nearest, other))
     return pairs
 
 
 def _correlation(*images: np.ndarray) -> float:
-    greys = [_grey(image, 32, 32).astype(float) for image in images]
-    # A picture of one brightness has none.
-    one, other = ((grey - grey.mean()) / (grey.std() or np.inf) for grey in greys)
-    return float((one * other).mean())
+    greys = [_grey(image, 32, 32).ravel() for image in images]
+    with np.errstate(invalid="ignore"):  # A picture of one brightness has none: NaN.
+        return float(np.corrcoef(greys)[0, 1])
 
 
 def _grey(image: np.ndarray, width: int, height: int) -> np.ndarray:

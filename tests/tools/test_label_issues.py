@@ -9,29 +9,19 @@ import numpy as np
 import pytest
 
 import runs
-from cifar10.evaluation.metrics import Outcomes
 from cifar10.tools.label_issues import find_issues
 
 WRONG = {5: "class 1", 30: "class 0"}
 
 
-def outcomes(labels, probabilities):
-    """Returns the outcomes of images, from the probabilities of all classes."""
-    labels, found = np.array(labels), np.array(probabilities)
-    own = found[np.arange(len(labels)), labels]
-    ranks = (found > own[:, None]).sum(axis=1)
-    first = labels, -np.log(own), found.argmax(1), ranks, found.max(1)
-    return Outcomes(*first, np.log(found))
-
-
 def test_the_mean_of_the_checkpoints_decides_and_the_least_probable_comes_first():
-    labels = [0, 0, 0, 1] + [2] * 96
+    labels = np.array([0, 0, 0, 1] + [2] * 96)
     right = [[0.02, 0.02, 0.96]] * 96
     # The newest has learned the first two labels by heart.
     early = [[0.1, 0.8, 0.1], [0.03, 0.07, 0.9], [0.6, 0.3, 0.1], [0.5, 0.4, 0.1]]
     late = [[0.5, 0.3, 0.2], [0.5, 0.1, 0.4], [0.9, 0.05, 0.05], [0.3, 0.6, 0.1]]
-    found = [outcomes(labels, some + right) for some in (early, late)]
-    places, instead, own = find_issues(found)
+    logits = [np.log(some + right) for some in (early, late)]
+    places, instead, own = find_issues(logits, labels)
     assert places.tolist() == [1, 0]
     assert instead[places].tolist() == [2, 1]
     np.testing.assert_allclose(own[places], [0.265, 0.3])
@@ -39,7 +29,7 @@ def test_the_mean_of_the_checkpoints_decides_and_the_least_probable_comes_first(
 
 def test_a_weak_run_lists_a_twentieth_of_the_pictures():
     probabilities = np.random.default_rng(0).dirichlet(np.ones(4), 200)
-    places, _, own = find_issues([outcomes(np.arange(200) % 4, probabilities)])
+    places, _, own = find_issues([np.log(probabilities)], np.arange(200) % 4)
     assert len(places) == 10
     assert (np.diff(own[places]) >= 0).all()
 
@@ -98,6 +88,37 @@ def test_wrong_labels_are_listed_shown_and_corrected(shades):
     assert str(file) in again.stderr
     assert "train picture 0" in file.read_text()
     file.unlink()
+
+
+def test_a_second_list_goes_on_from_the_corrections_of_its_run(shades):
+    """It has no label that they mended, names one that they broke, and repeats them."""
+    folder, flags = shades
+    first = folder / "first.csv"
+    mended = [f"train picture {place},{name}," for place, name in WRONG.items()]
+    lines = ["picture,class,label", *mended, "train picture 7,class 0,class 1"]
+    first.write_text("\n".join([*lines, "train picture 9,,"]))
+    flags = {**flags, "train_dir": folder / "second", "corrections": first}
+    assert runs.call("train.py", *runs.flags(**flags)).returncode == 0
+    words = (folder / "shades.npz", "--train_dir", folder / "second", "--json")
+    found = json.loads(runs.call("cifar10/__main__.py", "data", *words).stdout)
+    (issue,) = found["labels"]["issues"]
+    assert [issue[name] for name in ("picture", "label", "class")] == [
+        "train picture 7",
+        "class 0",
+        "class 1",
+    ]
+    assert sum(one["train"] for one in found["classes"]) == 39
+    second = folder / "second" / "corrections.csv"
+    rows = csv.DictReader(io.StringIO(second.read_text()))
+    assert [(row["picture"], row["class"]) for row in rows] == [
+        ("train picture 7", "class 1"),
+        *((f"train picture {place}", name) for place, name in WRONG.items()),
+        ("train picture 9", ""),
+    ]
+    # It takes the place of the first.
+    flags = {**flags, "train_dir": folder / "third", "corrections": second}
+    done = runs.call("train.py", *runs.flags(**flags))
+    assert "leaves out 1 and moves 2" in " ".join(done.stdout.split()), done.stderr
 
 
 def test_other_data_than_the_runs_and_no_checkpoints_are_refused(shades):
