@@ -40,9 +40,8 @@ and corrections.html in the run's directory.
 Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_DIVISION = ("image_size", "validation_fraction", "val_fraction")
+_DIVISION = ("image_size", "validation_fraction", "val_fraction")  # As of a run.
 _PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
-_OF_RUN = (*_DIVISION, "corrections")  # Taken from the run of `train_dir`.
 
 _CLASSES = 30  # Of more, those with the fewest pictures are printed.
 _SHOWN = 5  # Of pictures and groups of pictures.
@@ -76,20 +75,20 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     if options.train_dir:
-        given = {**_flags_of_run(options.train_dir, options.trust_model), **given}
+        given = {**_division_of(options.train_dir, options.trust_model), **given}
     _show(given, options)
     return 0
 
 
-def _flags_of_run(train_dir: str, trust_model: str | None) -> dict[str, Any]:
-    """Returns the flags that made the training part of a run; refuses what it can."""
+def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
+    """Returns the flags that divided the data of a run; refuses what it can."""
     invocation.require_packages("report", "jinja2")
     restoring.check_usable(train_dir, None, trust_model)
     run = layout.locate_run(train_dir)
     if os.path.lexists(file := run / layout.CORRECTIONS):
         raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
     settings = run_config.read_run_config(run)
-    recorded = {name: settings[name] for name in _OF_RUN if name in settings}
+    recorded = {name: settings[name] for name in _DIVISION if name in settings}
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 

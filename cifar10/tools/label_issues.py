@@ -36,8 +36,8 @@ _SIDE = 128  # Of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes which labels a run contradicts to its directory, as CSV and as HTML.
 
-    The data set has the corrections that the run was trained with, if any; the CSV
-    repeats them, so that it takes the place of the earlier one. `trust_model` is as in
+    If it is the data set of the run, labels are compared as the run's corrections have
+    them; the CSV repeats these and so takes their place. `trust_model` is as in
     `RunOptions`.
 
     Returns:
@@ -54,9 +54,13 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     known, classes = trained.class_names, dataset.class_names
     if known != classes:
         raise UsageError(f"The run knows {known}, the data {classes}. Name its data.")
+    settings = trained.settings
+    file, earlier = settings.get("corrections"), []
+    if file and settings["data_dir"] == str(dataset.directory):
+        dataset, earlier = corrections.corrected(dataset, file), corrections.read(file)
     device = devices.place_evaluation("auto")
     part = eval_command.Options(eval_data="train_eval")
-    scored = ScoredSet(trained.model, trained.settings, dataset, run, part)
+    scored = ScoredSet(trained.model, settings, dataset, run, part)
     images, labels = dataset.read("train")
     logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)
@@ -79,8 +83,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     page = jinja2.Template(template, autoescape=True)
     path = run / layout.CORRECTIONS
     shown = page.render(run=run.name, file=path.name, issues=issues, coded=coded)
-    earlier = trained.settings.get("corrections")
-    table = _table(issues, corrections.read(earlier) if earlier else [])
+    table = _table(issues, earlier)
     for text, where in ((shown, path.with_suffix(".html")), (table, path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
     agreement = float(np.mean(logits[-1].argmax(axis=1) == labels))

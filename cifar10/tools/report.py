@@ -67,12 +67,6 @@ class Options(run_options.RunOptions):
     data_dir: str | None = None
     device: str = "auto"
 
-    @property
-    def directories(self) -> list[str]:
-        """The directories of all runs."""
-        given = self.train_dir != fields.TRAIN_DIR or not self.run_dirs
-        return [*self.run_dirs, *([self.train_dir] if given else [])]
-
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
@@ -93,7 +87,10 @@ def write_report(options: Options) -> None:
     from cifar10.tools.report_run import read_runs
     from cifar10.towers import devices
 
-    runs = read_runs([layout.locate_run(name) for name in options.directories])
+    names = [*options.run_dirs]
+    if options.train_dir != fields.TRAIN_DIR or not names:
+        names.append(options.train_dir)
+    runs = read_runs([*map(layout.locate_run, names)])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
     files.check_replaceable(output, _FLAG, "report", MARK)

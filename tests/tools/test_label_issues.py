@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_second_list_goes_on_from_the_corrections_of_its_run(shades):
         "class 0",
         "class 1",
     ]
-    assert sum(one["train"] for one in found["classes"]) == 39
+    assert found["labels"]["agreement"] == pytest.approx(38 / 39)
     second = folder / "second" / "corrections.csv"
     rows = csv.DictReader(io.StringIO(second.read_text()))
     assert [(row["picture"], row["class"]) for row in rows] == [
@@ -115,7 +116,15 @@ def test_a_second_list_goes_on_from_the_corrections_of_its_run(shades):
         *((f"train picture {place}", name) for place, name in WRONG.items()),
         ("train picture 9", ""),
     ]
-    # It takes the place of the first.
+    # Other data have labels of their own.
+    shutil.copy(folder / "shades.npz", folder / "copy.npz")
+    words = (folder / "copy.npz", *words[1:])
+    second.rename(folder / "second.csv")
+    found = json.loads(runs.call("cifar10/__main__.py", "data", *words).stdout)
+    named = {issue["picture"] for issue in found["labels"]["issues"]}
+    assert named == {f"train picture {place}" for place in WRONG}
+    (folder / "second.csv").rename(second)
+    # The second takes the place of the first.
     flags = {**flags, "train_dir": folder / "third", "corrections": second}
     done = runs.call("train.py", *runs.flags(**flags))
     assert "leaves out 1 and moves 2" in " ".join(done.stdout.split()), done.stderr
