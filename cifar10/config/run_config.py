@@ -95,18 +95,6 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     return values
 
 
-def recorded_division(directory: Path, *, fresh: bool) -> str | None:
-    """Returns how a run divided its pictures into parts.
-
-    The value is that of `PictureDataset.division`; None if there is no run in
-    `directory`. Any worker may call this.
-    """
-    # `Path.exists` raises where this user may not look.
-    if fresh or not os.path.exists(directory / layout.CONFIG):  # noqa: PTH110
-        return None
-    return read_run_config(directory, complete=False)["data_division"]
-
-
 def why_no_run(directory: Path) -> str:
     """Returns why a directory without a `config.json` holds no run."""
     runs = sorted(path.parent.name for path in directory.parent.glob("*/config.json"))

@@ -18,13 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import (
-    augmentation,
-    fields,
-    layout,
-    python_objects,
-    run_config,
-)
+from cifar10.config import augmentation, fields, layout, python_objects
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names, result_determining
 from cifar10.distributed.replicas import ReplicaBuilder
@@ -43,6 +37,7 @@ from cifar10.models.registry import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
+from cifar10.run_directory import starting
 from cifar10.run_directory.checkpoints import digest_of
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware, schedule
@@ -178,7 +173,8 @@ def assemble(
         train_dir = layout.locate_run(config.run.train_dir)
         if dataset is None:
             # A resumed run keeps its division into parts.
-            kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
+            run = None if config.run.fresh else starting.find_run(train_dir)
+            kept = run and run["data_division"]
             with stop.at_once():
                 known = {**config.values, "data_division": kept}
                 dataset = datasets.find_for(known)
