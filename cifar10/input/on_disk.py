@@ -77,7 +77,7 @@ def _read(row: memoryview, file: BinaryIO, start: int) -> None:
     while read < len(row):
         count = os.preadv(file.fileno(), [row[read:]], start + read)
         if not count:
-            path = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+            path = Path(file.name)
             raise UsageError(
                 f"{path} ends within an image, after {path.stat().st_size:,} bytes."
                 f"\nIt is damaged: remove {path.parent}, and run again to have "
@@ -93,7 +93,7 @@ def _open(path: Path, number: int) -> BinaryIO:
         if error.errno != errno.EMFILE:
             raise
         raise UsageError(
-            f"{path.resolve()} cannot be opened: the data set has {number:,} files, "
+            f"{path} cannot be opened: the data set has {number:,} files, "
             "more than this process may open.\nRaise the limit, as with "
             "`ulimit -n 65536`."
         ) from error

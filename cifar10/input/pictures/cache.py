@@ -1,9 +1,8 @@
 """A folder of the cache, which holds prepared pictures.
 
-Somebody else may be able to write to a folder above it, or may have put links, pipes or
-other files there. So the folder is opened once, through no link, and is reached by its
-descriptor from then on. Nothing is ever written into an existing file, and only files
-with names of ours are removed.
+Somebody else may have put links, pipes or other files there. So the folder is used only
+if it and its parent are this user's alone, and no links. Nothing is ever written into
+an existing file, and only files with names of ours are removed.
 """
 
 import contextlib
@@ -39,23 +38,20 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 
 @contextlib.contextmanager
-def opened(home: Path) -> Iterator[Path]:
-    """Opens a folder of the cache, and creates it if there is none.
+def opened(home: Path) -> Iterator[None]:
+    """Checks a folder of the cache, creates it if there is none, and explains errors.
 
     The folder and its parent have to be folders of this user; the folders above may
-    be links, as a home or a scratch disk often is. Yields a path that leads to the
-    folder wherever it is moved.
+    be links, as a home or a scratch disk often is.
 
     Raises:
         UsageError: The folder cannot be used, or an `OSError` was raised within.
     """
     try:
-        with contextlib.ExitStack() as stack:
-            folder = home.parent.parent
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in home.parts[-2:]:
-                folder = stack.enter_context(_own_folder(folder / name))
-            yield folder
+        home.parent.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (home.parent, home):
+            _make_own(folder)
+        yield
     except OSError as error:
         name = Path(str(error.filename or home)).name
         raise UsageError(
@@ -65,32 +61,21 @@ def opened(home: Path) -> Iterator[Path]:
         ) from error
 
 
-@contextlib.contextmanager
-def _own_folder(path: Path) -> Iterator[Path]:
-    """Opens a folder that is this user's alone."""
+def _make_own(path: Path) -> None:
+    """Makes a folder that is this user's alone, or refuses what is there."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError as error:
+    about = path.lstat()
+    if not stat.S_ISDIR(about.st_mode):
         said = "it is a link or a file where a folder is needed"
-        raise NotADirectoryError(errno.ENOTDIR, said, str(path)) from error
-    try:
-        about = os.fstat(descriptor)
-        if about.st_uid != os.geteuid() or about.st_mode & (
-            stat.S_IWGRP | stat.S_IWOTH
-        ):
-            said = "it belongs to another user, or others may write to it"
-            raise PermissionError(errno.EPERM, said, str(path))
-        # Systems without /proc use the path, which only this user can change.
-        opened = Path(f"/proc/self/fd/{descriptor}")
-        yield opened if opened.exists() else path
-    finally:
-        os.close(descriptor)
+        raise NotADirectoryError(errno.ENOTDIR, said, str(path))
+    if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        said = "it belongs to another user, or others may write to it"
+        raise PermissionError(errno.EPERM, said, str(path))
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps other processes from preparing pictures in an open folder."""
+    """Keeps other processes from preparing pictures in a folder."""
     return files.locked(folder / ".lock", _WAITING)
 
 

@@ -1,7 +1,6 @@
 """Pictures as a data set: what arrays and folders become."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from cifar10.config.data_flag import FOLDER
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.division import divided
-from cifar10.input.pictures import cache, decoding
+from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
@@ -86,10 +85,6 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     """
     directory = directory.expanduser().absolute()
     listing = list_folder(directory)
-    contents = (
-        functools.partial(decoding.read, directory / path, path)
-        for path, _, _ in listing.files
-    )
     place = os.path.realpath(directory)
     home = cache.folder_for(how.cache_home, directory.name, place, how.image_size)
     files, classes, side = listing.files, listing.classes, how.image_size
@@ -107,7 +102,7 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
         parts[free], division = divided(
             some, some_labels, len(classes), shares, how.division
         )
-    shards = Shards(home, files, parts, contents, side)
+    shards = Shards(home, directory, files, parts, side)
     left_out = shards.left_out
     where = printable(str(directory))
     _check_left_out(left_out, len(files), how.max_bad_images, where)

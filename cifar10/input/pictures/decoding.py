@@ -5,9 +5,9 @@ already is returned unchanged, pixel for pixel.
 """
 
 import io
+import math
 import os
 import re
-import struct
 import time
 from pathlib import Path
 
@@ -17,7 +17,14 @@ from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
+from PIL.TiffImagePlugin import (
+    STRIPOFFSETS,
+    TILELENGTH,
+    TILEOFFSETS,
+    TILEWIDTH,
+    ImageFileDirectory_v2,
+    TiffImageFile,
+)
 from PIL.WebPImagePlugin import WebPImageFile
 
 from cifar10.errors import UsageError, reason
@@ -35,6 +42,8 @@ MAX_SECONDS = 10.0
 _READ_BYTES = 4096
 # Strips or tiles of a TIFF file, which are decoded without reading by Pillow.
 _MAX_TILES = 20_000
+# Pixels of all tiles, for each of the image: those at its edges reach beyond.
+_MAX_TILED = 4
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
 # size, before it is resized. Compared with resizing the full picture, photographs at
@@ -53,12 +62,6 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
 KINDS = tuple(_KINDS)
 # The type of the first box of such files, after its size.
 _HEIC_OR_AVIF = b"ftyp"
-
-# Tags of a TIFF file: the places of strips, those of tiles, and the sides of tiles.
-_STRIP_OFFSETS, _TILE_OFFSETS, _TILE_SIDES = 273, 324, (322, 323)
-_SHORT = 3  # The type of a value of 16 bits.
-# Pixels of all tiles, for each of the image: those at its edges reach beyond.
-_MAX_TILED = 4
 
 # The orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
@@ -173,20 +176,12 @@ def _check_tiles(content: bytes, max_pixels: int) -> None:
     Pillow lists each of them, and unpacks whole tiles, however little of them is within
     the image.
     """
-    order = "<" if content.startswith(b"II") else ">"
-    (start,) = struct.unpack_from(f"{order}L", content, 4)
-    (count,) = struct.unpack_from(f"{order}H", content, start)
-    tiles = tiled = 1
-    for place in range(start + 2, start + 2 + 12 * count, 12):
-        tag, kind, number = struct.unpack_from(f"{order}HHL", content, place)
-        if tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
-            tiles = max(tiles, number)
-        if tag == _TILE_OFFSETS:
-            tiled *= number
-        if tag in _TILE_SIDES:
-            size = "H" if kind == _SHORT else "L"
-            tiled *= struct.unpack_from(f"{order}{size}", content, place + 8)[0]
-    if tiles > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
+    file, tags = io.BytesIO(content), ImageFileDirectory_v2(content[:8])
+    file.seek(tags.next)
+    tags.load(file)
+    strips, tiles = (len(tags.get(of, ())) for of in (STRIPOFFSETS, TILEOFFSETS))
+    tiled = tiles * math.prod(int(tags.get(of, 1)) for of in (TILEWIDTH, TILELENGTH))
+    if max(strips, tiles) > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
         raise PictureError("has far more parts than it needs; save it again.")
 
 

@@ -49,7 +49,7 @@ File: TypeAlias = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Pictures, class by class or in the order of their source."""
+    """Pictures, class by class."""
 
     classes: list[str]
     files: list[File]

@@ -13,12 +13,10 @@ of another version: the pictures are prepared again.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -48,7 +46,6 @@ HASHED_BYTES = 256_000_000
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
 
-_DECODED_TOGETHER = 128  # Pictures whose files are in memory at a time.
 # One for each core, and one for when another waits for the disk. More only wait for
 # Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
@@ -67,11 +64,10 @@ class Shards:
     """The pictures of a list, prepared in a folder of the cache.
 
     Args:
-        home: The folder, a different one for each source of pictures and each size.
+        home: That folder, a different one for each source of pictures and each size.
+        source: The folder that the pictures are in.
         listed: The pictures.
         parts: str [count], the part of each picture.
-        contents: Functions that read each picture's file. It is iterated over only if
-            a picture has to be decoded; the functions are called in several threads.
         image_size: Height and width of the results.
 
     Attributes:
@@ -83,12 +79,13 @@ class Shards:
     def __init__(
         self,
         home: Path,
+        source: Path,
         listed: list[File],
         parts: np.ndarray,
-        contents: Iterable[Callable[[], bytes]],
         image_size: int,
     ) -> None:
         self._home = home
+        self._source = source
         self._shape = (image_size, image_size, 3)
         self._bytes = image_size**2 * 3
         self._per_shard = max(1, min(SHARD_PICTURES, _SHARD_BYTES // self._bytes))
@@ -99,23 +96,23 @@ class Shards:
         splits = SPLITS if "val" in parts else WITHOUT_VAL
         members = [np.packbits(parts == split).tobytes().hex() for split in splits]
         division = _digest([[*self._listed], *members[1:]])
-        with cache.opened(home) as folder, contextlib.ExitStack() as lock:
-            shards, hashes = self._read_manifest(folder)
+        with cache.opened(home), contextlib.ExitStack() as lock:
+            shards, hashes = self._read_manifest()
             if len(shards) < len(self._listed) or division not in hashes:
-                lock.enter_context(cache.locked(folder))
+                lock.enter_context(cache.locked(home))
                 # Whoever held the lock may have done the work.
-                shards, hashes = self._read_manifest(folder)
+                shards, hashes = self._read_manifest()
             is_complete = len(shards) == len(self._listed) and division in hashes
             if not is_complete:
                 shards = {
                     file: (sha256, bad)
                     for file, (sha256, bad) in shards.items()
-                    if files.sha256(folder / file) == sha256
+                    if files.sha256(home / file) == sha256
                 }
-                cache.remove_others(folder, shards)
+                cache.remove_others(home, shards)
             if len(shards) < len(self._listed):
                 hashes = {}
-                self._decode_shards(folder, shards, contents)
+                self._decode_shards(shards)
             bad = (shards[file][1] for file in self._listed)
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
@@ -124,9 +121,9 @@ class Shards:
             }
             if not is_complete:
                 hashes[division] = [
-                    _hashes_of(self._on_disk(folder, split)) for split in splits
+                    _hashes_of(self._on_disk(split)) for split in splits
                 ]
-                cache.save(folder / _MANIFEST, (shards, hashes))
+                cache.save(home / _MANIFEST, (shards, hashes))
             self.hashes = dict(zip(splits, hashes[division], strict=True))
 
     def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
@@ -134,14 +131,14 @@ class Shards:
 
         Images in memory are compared with their hashes.
         """
-        with cache.opened(self._home) as folder:
-            on_disk = self._on_disk(folder, split)
+        with cache.opened(self._home):
+            on_disk = self._on_disk(split)
             if on_disk.nbytes > IN_MEMORY_BYTES:
                 return on_disk
             images = on_disk[:]
             if _hashes_of(images) != self.hashes[split]:
-                with cache.locked(folder):
-                    (folder / _MANIFEST).unlink(missing_ok=True)
+                with cache.locked(self._home):
+                    (self._home / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(
                     f"The prepared pictures in {printable(str(self._home))} were "
                     "damaged: they are not what had been prepared.\nStart again to "
@@ -149,19 +146,19 @@ class Shards:
                 )
         return images
 
-    def _on_disk(self, folder: Path, split: Split) -> ImagesOnDisk:
-        paths = [folder / file for file in self._listed]
+    def _on_disk(self, split: Split) -> ImagesOnDisk:
+        paths = [self._home / file for file in self._listed]
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
-    def _read_manifest(self, folder: Path) -> _Manifest:
+    def _read_manifest(self) -> _Manifest:
         """Returns the manifest, with those of the shards that have a file."""
         empty: _Manifest = ({}, {})
-        shards, hashes = cache.load(folder / _MANIFEST, _Manifest) or empty
+        shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
         if not {*map(len, hashes.values())} <= {2, 3}:  # Of parts.
             shards, hashes = empty
         sizes = {
             path.name: path.stat().st_size
-            for path in folder.glob("*.bin")
+            for path in self._home.glob("*.bin")
             if path.is_file() and not path.is_symlink()
         }
         usable = {
@@ -172,60 +169,47 @@ class Shards:
         }
         return usable, hashes
 
-    def _decode_shards(
-        self,
-        folder: Path,
-        shards: dict[str, _Shard],
-        contents: Iterable[Callable[[], bytes]],
-    ) -> None:
+    def _decode_shards(self, shards: dict[str, _Shard]) -> None:
         """Decodes the missing shards, and enters each in the manifest when complete."""
         total = sum(map(len, self._listed.values()))
-        before = sum(len(self._listed[file]) for file in shards)
-
-        def reported() -> Iterator[Callable[[], bytes]]:
-            for done, read in enumerate(contents):
-                report(done)
-                yield read
-
+        done = sum(len(self._listed[file]) for file in shards)
         # Pillow warns of odd data beside the pixels without saying in which file.
         with (
             warnings.catch_warnings(action="ignore"),
-            progress("Preparing", "pictures", total, before) as report,
+            progress("Preparing", "pictures", total, done) as report,
         ):
-            stream = reported()
-            for file, listed in self._listed.items():
-                if file in shards:  # Some sources are read in order alone.
-                    deque(itertools.islice(stream, len(listed)), maxlen=0)
-                else:
-                    shards[file] = self._write_shard(folder / file, listed, stream)
-                    cache.save(folder / _MANIFEST, (shards, {}))
+            for file in [file for file in self._listed if file not in shards]:
+                shards[file] = self._write_shard(file, report, done)
+                cache.save(self._home / _MANIFEST, (shards, {}))
+                done += len(self._listed[file])
 
     def _write_shard(
-        self, path: Path, listed: list[File], contents: Iterator[Callable[[], bytes]]
+        self, file: str, report: Callable[[int], None], done: int
     ) -> _Shard:
-        """Decodes the next pictures into the file of a shard."""
+        """Decodes the pictures of a shard into its file, after `done` others."""
+        listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
         bad: dict[str, str] = {}
         may_change = False
 
-        def decode(place: int, read: Callable[[], bytes]) -> PictureError | None:
+        def decode(place: int) -> PictureError | None:
             name, _, _ = listed[place]
             try:
-                images[place] = decoding.decode(read(), name, *self._shape[:2])
+                content = decoding.read(self._source / name, name)
+                images[place] = decoding.decode(content, name, *self._shape[:2])
             except PictureError as error:
                 return error
             return None
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            for first in range(0, len(listed), _DECODED_TOGETHER):
-                some = listed[first : first + _DECODED_TOGETHER]
-                errors = pool.map(decode, range(first, first + len(some)), contents)
-                for (name, size, _), error in zip(some, errors, strict=True):
-                    if error:
-                        bad[name] = str(error)
-                        # That a link or pipe is no file is seen in the list.
-                        may_change |= isinstance(error, UnreadableError) and size >= 0
-        files.write_atomically(path, images.tobytes())
+            errors = pool.map(decode, range(len(listed)))
+            for (name, size, _), error in zip(listed, errors, strict=True):
+                if error:
+                    bad[name] = str(error)
+                    # That a link or pipe is no file is seen in the list.
+                    may_change |= isinstance(error, UnreadableError) and size >= 0
+                report(done := done + 1)
+        files.write_atomically(self._home / file, images.tobytes())
         return "" if may_change else hashlib.sha256(images.data).hexdigest(), bad
 
 

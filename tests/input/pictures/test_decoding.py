@@ -193,7 +193,7 @@ def tiff(*entries, more=b""):
     "content",
     [
         # A strip for each byte.
-        tiff((273, 4, 500_000, 200), (279, 4, 500_000, 200), more=bytes(2_000_200)),
+        tiff((273, 4, 500_000, 200), (279, 4, 500_000, 200), more=bytes(4_000_200)),
         # Tiles of which next to nothing is within the image.
         tiff((322, 3, 1, 16), (323, 4, 1, 2**24), (324, 4, 999, 9), more=bytes(4_000)),
     ],
