@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cifar10.errors import did_you_mean
 from cifar10.models import custom
 from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
@@ -32,16 +33,17 @@ _IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 def find_architecture(name: str) -> Architecture:
     """Returns the architecture `applications:NAME`."""
     application = name.removeprefix(APPLICATIONS_PREFIX)
-
-    # Its only arguments: the command line's options are no keywords of it.
-    def build_application(
-        image_shape: tuple[int, int, int], classes: int
-    ) -> keras.Model:
-        return build(application, image_shape, classes)
-
+    there = [one for one in dir(keras.applications) if one[0].isupper()]
+    if application not in there:
+        known = [APPLICATIONS_PREFIX + one for one in there]
+        raise model_error(
+            name,
+            f"keras.applications has no such network.{did_you_mean(name, known)}\nIt "
+            f"has {', '.join(there)}.",
+        )
     return Architecture(
         name,
-        build_application,
+        functools.partial(build, application),
         imagenet_features=functools.partial(with_imagenet_weights, application),
     )
 

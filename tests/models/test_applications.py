@@ -1,5 +1,7 @@
 """The networks of keras.applications: names, the scale of images, weights."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from cifar10.errors import UsageError
 from cifar10.input import distortions
 from cifar10.models import applications, layer_tree
 from cifar10.models.registry import (
-    APPLICATIONS,
     build_model,
-    check_name,
+    find_architecture,
     is_code,
 )
 from cifar10.training import initial_weights
 
+NETWORKS = [name for name in dir(keras.applications) if name[0].isupper()]
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 
 
@@ -25,8 +27,9 @@ def module_of(application):
 
 
 def test_names_are_those_of_keras():
-    there = {name for name in dir(keras.applications) if name[0].isupper()}
-    assert {*APPLICATIONS} == there
+    with pytest.raises(UsageError) as refused:
+        find_architecture("applications:Nothing")
+    assert re.findall(r"\w+", str(refused.value).partition("It has")[2]) == NETWORKS
     assert is_code("my_models:small")
     assert not is_code("applications:VGG16")
     assert not is_code("tutorial")
@@ -34,7 +37,7 @@ def test_names_are_those_of_keras():
 
 def test_images_are_brought_to_the_scale_of_the_network():
     # One of each module, in which the networks share a scale.
-    of_modules = {module_of(name).__name__: name for name in APPLICATIONS}
+    of_modules = {module_of(name).__name__: name for name in NETWORKS}
     for application in of_modules.values():
         images = keras.Input((32, 32, 3))
         rescaled = applications._rescaled(application, images)
@@ -52,7 +55,7 @@ def test_images_are_brought_to_the_scale_of_the_network():
 )
 def test_unknown_networks_are_refused(name, advice):
     with pytest.raises(UsageError, match=advice):
-        check_name(f"applications:{name}")
+        find_architecture(f"applications:{name}")
 
 
 @pytest.mark.parametrize(
