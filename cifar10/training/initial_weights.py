@@ -13,7 +13,6 @@ in parts, which may be compressed: so a file takes no more memory than these and
 """
 
 import contextlib
-import hashlib
 import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from cifar10.towers.update import TrainState
 
-FINGERPRINT = "initial_weights_sha256"
 _IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
 # The distortions that scale all images alike; the others scale each one by itself.
@@ -50,7 +48,6 @@ _MOST_ENTRIES = 10_000
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
 Layers: TypeAlias = "Mapping[str, list[np.ndarray] | None]"
-Variables: TypeAlias = "Mapping[str, list[keras.Variable]]"
 
 
 class Found(NamedTuple):
@@ -134,23 +131,17 @@ def _locate_source(name: str) -> tuple[Path, int | None]:
 def take_initial_weights(
     config: ResolvedConfig,
     state: "TrainState",
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     earlier: Mapping[str, Any] | None,
-    *,
-    resumes: bool,
 ) -> str:
     """Gives a newly built model the initial weights that `config` names.
 
-    Their fingerprint is added to `settings`, the content of `config.json`. If the
-    training `resumes`, only the fingerprint is taken, from the `earlier` content.
-    Returns what the user should know.
+    `settings` are the content of `config.json`, and `earlier` that of a run without a
+    checkpoint, if there is one. Returns what the user should know.
 
     Raises:
         UsageError: The weights cannot be read, or fit no layer.
     """
-    if resumes:
-        settings[FINGERPRINT] = earlier.get(FINGERPRINT) if earlier else None
-        return ""
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
             "--initial_weights: the run has no checkpoint yet, and its config.json, "
@@ -158,7 +149,6 @@ def take_initial_weights(
             "Start over with --fresh."
         )
     found = find_weights(config, state.model, settings)
-    settings[FINGERPRINT] = fingerprint_of(found.layers)
     variables, taken = layer_tree.by_name(state.model), set()
     for name, values in found.layers.items():
         for variable, value in zip(variables[name], values, strict=True):
@@ -214,18 +204,6 @@ def find_weights(
             "belongs to; layers are matched by their names and shapes."
         )
     return found
-
-
-def fingerprint_of(layers: "Mapping[str, list[np.ndarray]]") -> str:
-    """Returns the SHA-256 of the names and values of layers."""
-    import numpy as np
-
-    digest = hashlib.sha256()
-    for name, values in sorted(layers.items()):
-        for value in values:
-            digest.update(f"{name} {value.shape} ".encode())
-            digest.update(np.ascontiguousarray(value, np.float64).tobytes())
-    return digest.hexdigest()
 
 
 def describe_found(found: Found) -> str:

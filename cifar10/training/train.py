@@ -96,10 +96,10 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
         training.train_dir, settings, determining, fresh=fresh
     )
     taken = ""
-    if config.fine_tuning.initial_weights:
-        resumes = not fresh and loop.progress.has_checkpoint()
+    resumes = not fresh and loop.progress.has_checkpoint()
+    if config.fine_tuning.initial_weights and not resumes:
         taken = initial_weights.take_initial_weights(
-            config, training.towers.state, settings, earlier, resumes=resumes
+            config, training.towers.state, settings, earlier
         )
     note = starting.start_run(training.train_dir, settings, earlier, lock, fresh=fresh)
     restored = [*loop.progress.restore(), loop.progress.first_line()]
