@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from cifar10 import model as models
-from cifar10.config import fields, layout, options
+from cifar10.config import layout
 from cifar10.layers import QuickGelu
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
@@ -137,19 +136,12 @@ class TensorBoard:
 
 
 def _describe_new_run(run: Run) -> None:
-    """Writes the configuration, and the hyperparameters for the HParams panel."""
+    """Writes the configuration."""
     if run.step:
         return
     rows = [f"| {name} | {value} |" for name, value in run.settings.items()]
     table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
     tf.summary.text("config", table)
-    # The panel compares settings that change the result; it takes no None and no table.
-    shown = {
-        name: run.settings[name]
-        for name in options.result_determining(fields.RECORDED)
-        if not isinstance(run.settings[name], list | dict | None)
-    }
-    hparams.hparams(shown, trial_id=str(run.settings["train_dir"]))
 
 
 def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
