@@ -1,11 +1,10 @@
-"""Live copies of a model: they answer while their weights are replaced.
+"""A live copy of a run's model: it answers while its weights are replaced.
 
     with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
 
 `Follower` loads each new checkpoint of a run, from any process. It refuses checkpoints
 that are damaged or of another run or model, and keeps answering with the last good one.
-`Follower.attach` follows a training in the same process, without a disk.
 
 The weights are tensors, not variables: they never change, and the traced function takes
 them as arguments. A new set is prepared beside the one in use, and replaces it by one
@@ -16,7 +15,7 @@ waits, and nothing is traced again.
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,10 +27,8 @@ from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel, evaluation_logits
-from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 from cifar10.run_directory import checkpoints
-from cifar10.towers.update import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -45,90 +42,14 @@ class Prediction(NamedTuple):
     class_names: tuple[str, ...]
 
 
-class Network:
-    """A model as a pure function of its weights and images, traced on construction.
-
-    The values of the model's variables are not used. `settings`, the content of the
-    run's `config.json`, name the model and say how its images are prepared.
-
-    Attributes:
-        image_shape: Height, width and channels of the images that it takes.
-        names: Names of the model and its classes.
-    """
-
-    def __init__(
-        self, model: keras.Model, settings: Mapping[str, Any], device: str
-    ) -> None:
-        self._device = device
-        self.image_shape, _, class_names = datasets.describe(settings)
-        self.names = {"model": settings["model"], "class_names": class_names}
-
-        @tf.function(autograph=False)
-        def evaluate(
-            trainable: list[tf.Tensor],
-            non_trainable: list[tf.Tensor],
-            images: tf.Tensor,
-        ) -> tf.Tensor:
-            prepared = prepare(images, settings["distortions"])
-            return evaluation_logits(model, trainable, non_trainable, prepared)[0]
-
-        trainable, non_trainable = (
-            [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-            for variables in (model.trainable_variables, model.non_trainable_variables)
-        )
-        images = tf.TensorSpec([None, *self.image_shape], tf.uint8)
-        with tf.device(device):
-            self.logits = evaluate.get_concrete_function(
-                trainable, non_trainable, images
-            )
-
-    def copy_weights(
-        self,
-        step: int,
-        trainable: Sequence[tf.Variable],
-        non_trainable: Sequence[tf.Variable],
-        since: float,
-        temperature: float = 1.0,
-    ) -> "Snapshot":
-        """Copies the current values of variables to the device of the copy."""
-        with tf.device(self._device):
-            # A value that was read does not change when the variable is assigned.
-            copied = Snapshot(
-                self,
-                step,
-                [tf.identity(variable) for variable in trainable],
-                [tf.identity(variable) for variable in non_trainable],
-                since,
-                temperature,
-            )
-        # Waits for a copy to a GPU that may still be under way.
-        copied.trainable[-1].numpy()
-        return copied
-
-    def predict(self, snapshot: "Snapshot", images: np.ndarray) -> Prediction:
-        """Computes the logits of some images; see `LiveCopy.predict`."""
-        images = np.asarray(images)
-        shape = self.image_shape
-        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
-            raise ValueError(
-                f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
-                f"[images, {', '.join(map(str, shape))}], at least one image."
-            )
-        with tf.device(self._device):
-            logits = self.logits(
-                snapshot.trainable, snapshot.non_trainable, tf.constant(images)
-            )
-            calibrated = (logits / snapshot.temperature).numpy()
-        return Prediction(snapshot.step, calibrated, self.names["class_names"])
-
-
 class Snapshot(NamedTuple):
-    """A network and the values of all its variables after one step.
+    """A model and the values of all its variables after one step.
 
     The values never change.
     """
 
-    network: Network
+    model: TrainedModel
+    logits: Callable[..., tf.Tensor]  # As `traced_logits` returns them.
     step: int
     trainable: list[tf.Tensor]  # Last values or moving averages.
     non_trainable: list[tf.Tensor]
@@ -136,25 +57,85 @@ class Snapshot(NamedTuple):
     temperature: float  # That of the step, by `eval.py --calibrate`, or 1.
 
 
-class LiveCopy:
-    """A model whose weights are replaced between two predictions.
+def traced_logits(
+    model: keras.Model, image_shape: tuple[int, int, int], distortion: str, device: str
+) -> tf.types.experimental.ConcreteFunction:
+    """Traces a model as a pure function of its variables' values and of images.
+
+    The images, uint8 [count, *image_shape], are prepared for a model that was trained
+    with `distortion`.
+    """
+
+    @tf.function(autograph=False)
+    def evaluate(
+        trainable: list[tf.Tensor], non_trainable: list[tf.Tensor], images: tf.Tensor
+    ) -> tf.Tensor:
+        prepared = prepare(images, distortion)
+        return evaluation_logits(model, trainable, non_trainable, prepared)[0]
+
+    trainable, non_trainable = (
+        [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+    images = tf.TensorSpec([None, *image_shape], tf.uint8)
+    with tf.device(device):
+        return evaluate.get_concrete_function(trainable, non_trainable, images)
+
+
+class Follower(FollowedRun):
+    """A copy of a run's model that loads each new checkpoint, or a certain one.
+
+    Nothing is read before `look` or `start`, so the training may begin later.
+
+    Args:
+        train_dir: Directory of the run.
+        device: Device where the copy lives and computes.
+        step: The step of the checkpoint to load, or `best` for the one with the best
+            score, and each better one as it appears; None for each newer one.
+        use_averages: Whether to use the variables' moving averages, as an evaluation
+            does, in place of their last values.
+        trust_model: `module:function` that the run may use as its model even if this
+            user did not train it here.
 
     Attributes:
+        closed: Set by `close()`.
         swaps: Number of times that weights were put in place.
         swap_seconds: Seconds that the last time took, from the first read until the
             weights answered; None before the first. Predictions continue meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        train_dir: str | Path,
+        device: str = "/cpu:0",
+        *,
+        step: int | str | None = None,
+        use_averages: bool = True,
+        trust_model: str | None = None,
+    ) -> None:
+        directory = layout.locate_run(str(train_dir))
+        reading = {"use_averages": use_averages, "trust_model": trust_model}
+        super().__init__(directory, device, wanted=step, **reading)
         self.swaps = 0
         self.swap_seconds: float | None = None
         self._snapshot: Snapshot | None = None  # Another thread may replace it.
+        self._began = 0.0
+        self._looking = threading.Lock()
+        self.closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def refused(self) -> int:
+        """Number of checkpoints or runs that were refused; see `refusals`."""
+        return len(self.refusals)
 
     @property
     def names(self) -> dict[str, Any]:
         """Names of the model in use and its classes; empty before the first weights."""
-        snapshot = self._snapshot
-        return snapshot.network.names if snapshot else {}
+        if not (snapshot := self._snapshot):
+            return {}
+        model = snapshot.model
+        return {"model": model.settings["model"], "class_names": model.class_names}
 
     @property
     def weights_step(self) -> int | None:
@@ -176,7 +157,7 @@ class LiveCopy:
         Raises:
             UsageError: There are no weights yet.
         """
-        return self._require_snapshot().network.image_shape
+        return self._require_snapshot().model.picture_shape
 
     def predict(self, images: np.ndarray) -> Prediction:
         """Computes the logits of some images, as an evaluation of that step does.
@@ -191,113 +172,18 @@ class LiveCopy:
             UsageError: There are no weights yet.
         """
         snapshot = self._require_snapshot()
-        return snapshot.network.predict(snapshot, images)
-
-    def why_no_weights(self) -> str:
-        """Returns why there are no weights yet, and what to do."""
-        return "There are no weights yet; wait for the training's first."
-
-    def _require_snapshot(self) -> Snapshot:
-        snapshot = self._snapshot
-        if snapshot is None:
-            raise UsageError(self.why_no_weights())
-        return snapshot
-
-    def _swap(self, snapshot: Snapshot, began: float) -> None:
-        """Puts weights in place, which were read from `began` on (`perf_counter`)."""
-        self._snapshot = snapshot
-        self.swap_seconds = time.perf_counter() - began
-        self.swaps += 1
-
-
-class AttachedCopy(LiveCopy):
-    """A copy of a training's variables, made from device to device.
-
-    The training updates the variables of `state`, and `settings` are the content of its
-    `config.json`. The variables are copied `every` so many steps, and after step
-    `max_steps`. `device` and `use_averages` are as for a `Follower`.
-    """
-
-    def __init__(
-        self,
-        state: TrainState,
-        settings: Mapping[str, Any],
-        every: int = 1,
-        device: str = "/cpu:0",
-        *,
-        use_averages: bool = True,
-    ) -> None:
-        super().__init__()
-        if every < 1:
-            raise ValueError(f"every {every}: it must be at least 1 step.")
-        self._state = state
-        self._every = every
-        self._max_steps = settings["max_steps"]
-        self._last_period: int | None = None
-        model = state.model
-        self._network = Network(model, settings, device)
-        last_values = [variable.value for variable in model.trainable_variables]
-        self._trainable = state.averages if use_averages else last_values
-        self._non_trainable = [v.value for v in model.non_trainable_variables]
-
-    def after_step(self, step: int) -> None:
-        """Copies the variables if it is time; to be called between two updates.
-
-        After a rollback the step may be less than before.
-        """
-        period = step if step == self._max_steps else step // self._every
-        # No update was applied after a step that was not finite.
-        if period == self._last_period or bool(self._state.halted):
-            return
-        self._last_period = period
-        began, variables = time.perf_counter(), (self._trainable, self._non_trainable)
-        self._swap(self._network.copy_weights(step, *variables, time.time()), began)
-
-
-class Follower(FollowedRun, LiveCopy):
-    """A copy of a run's model that loads each new checkpoint, or a certain one.
-
-    Nothing is read before `look` or `start`, so the training may begin later.
-
-    Args:
-        train_dir: Directory of the run.
-        device: Device where the copy lives and computes.
-        step: The step of the checkpoint to load, or `best` for the one with the best
-            score, and each better one as it appears; None for each newer one.
-        use_averages: Whether to use the variables' moving averages, as an evaluation
-            does, in place of their last values.
-        trust_model: `module:function` that the run may use as its model even if this
-            user did not train it here.
-
-    Attributes:
-        closed: Set by `close()`.
-    """
-
-    # Makes a copy that follows a training in this process, without a disk.
-    attach = AttachedCopy
-
-    def __init__(
-        self,
-        train_dir: str | Path,
-        device: str = "/cpu:0",
-        *,
-        step: int | str | None = None,
-        use_averages: bool = True,
-        trust_model: str | None = None,
-    ) -> None:
-        LiveCopy.__init__(self)
-        directory = layout.locate_run(str(train_dir))
-        reading = {"use_averages": use_averages, "trust_model": trust_model}
-        FollowedRun.__init__(self, directory, device, wanted=step, **reading)
-        self._began = 0.0
-        self._looking = threading.Lock()
-        self.closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def refused(self) -> int:
-        """Number of checkpoints or runs that were refused; see `refusals`."""
-        return len(self.refusals)
+        images, shape = np.asarray(images), snapshot.model.picture_shape
+        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+            raise ValueError(
+                f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
+                f"[images, {', '.join(map(str, shape))}], at least one image."
+            )
+        with tf.device(self._device):
+            logits = snapshot.logits(
+                snapshot.trainable, snapshot.non_trainable, tf.constant(images)
+            )
+            calibrated = (logits / snapshot.temperature).numpy()
+        return Prediction(snapshot.step, calibrated, snapshot.model.class_names)
 
     def start(self, interval: float = 1.0) -> Self:
         """Checks for new weights now, then every `interval` seconds until `close()`.
@@ -345,13 +231,28 @@ class Follower(FollowedRun, LiveCopy):
                 logger.exception("The follower of %s failed to look.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        self._network = Network(model.model, model.settings, self._device)
+        distortion = model.settings["distortions"]
+        self._logits = traced_logits(
+            model.model, model.picture_shape, distortion, self._device
+        )
         self._began = time.perf_counter()  # Building the model is no part of a swap.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
-        variables = model.trainable, model.non_trainable
-        snapshot = self._network.copy_weights(
-            checkpoint.step, *variables, written, model.temperature
-        )
-        self._swap(snapshot, self._began)
+        with tf.device(self._device):
+            # A value that was read does not change when the variable is assigned.
+            trainable, non_trainable = (
+                [tf.identity(variable) for variable in variables]
+                for variables in (model.trainable, model.non_trainable)
+            )
+        trainable[-1].numpy()  # Waits for a copy to a GPU that may be under way.
+        weights = trainable, non_trainable, written, model.temperature
+        self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
+        self.swap_seconds = time.perf_counter() - self._began
+        self.swaps += 1
+
+    def _require_snapshot(self) -> Snapshot:
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise UsageError(self.why_no_weights())
+        return snapshot

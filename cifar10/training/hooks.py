@@ -22,7 +22,7 @@ class Run(NamedTuple):
     step: int  # Steps that are done: 0 in a new run.
     train_dir: Path
     settings: Mapping[str, Any]  # The content of its `config.json`.
-    state: TrainState  # What the steps update; for `Follower.attach`.
+    state: TrainState  # What the steps update.
 
 
 class Summary(NamedTuple):

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,6 +85,35 @@ def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypa
     assert len(traces) == 1
     np.testing.assert_array_equal(after.logits, evaluated(run_dir, 20))
     assert (before.logits != after.logits).any()
+
+
+def test_many_threads_never_see_a_mixture_while_weights_change(run_dir, follower):
+    """Every answer is of the weights of one step."""
+    ended = threading.Event()
+
+    def ask(_):
+        answers = []
+        while not ended.is_set():
+            answers.append(follower.predict(IMAGES))
+        return answers
+
+    with ThreadPoolExecutor(8) as threads:
+        asking = [threads.submit(ask, number) for number in range(8)]
+        for step in (20, 30, 40):
+            save(run_dir, step)
+            assert follower.look()
+            ended.wait(0.1)
+        ended.set()
+        answers = [answer for one in asking for answer in one.result()]
+    assert follower.swaps == 4
+    expected = {step: evaluated(run_dir, step) for step in (10, 20, 30, 40)}
+    assert {answer.step for answer in answers} == {*expected}
+    for answer in answers:
+        np.testing.assert_array_equal(answer.logits, expected[answer.step])
+    model = follower.model
+    for variable in (*model.trainable, *model.non_trainable):  # It has its own values.
+        variable.assign(tf.zeros_like(variable))
+    np.testing.assert_array_equal(follower.predict(IMAGES).logits, expected[40])
 
 
 def test_a_thread_looks_for_checkpoints_and_survives_a_fault(
@@ -208,7 +238,7 @@ def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
         [
             (checkpoints.files, "sha256", OSError(errno.EMFILE, "Too many open files")),
             (tf.train.Checkpoint, "read", exhausted),
-            (live_copy.Network, "copy_weights", MemoryError()),
+            (live_copy, "Snapshot", MemoryError()),
         ],
         start=11,
     ):

@@ -24,7 +24,7 @@ from benchmarks.gpu_graphs import (
 from cifar10.config.augmentation import PARTS
 from cifar10.config.fields import DISTORTIONS
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.follower.live_copy import Network
+from cifar10.follower.live_copy import traced_logits
 from cifar10.input import on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.layers import FusedBatchNormalization
@@ -165,8 +165,7 @@ def assert_evaluation_has_kernels(towers, shape, kind, *, views):
         tf.TensorSpec(shape[:1], tf.int32),
     )
     assert_kernels(score.graph, at_least=50)
-    settings_of_run = {"model": "", "data": "cifar10", "distortions": kind}
-    copy = Network(model, settings_of_run, "/gpu:0").logits
+    copy = traced_logits(model, (32, 32, 3), kind, "/gpu:0")
     assert_kernels(copy.graph, at_least=30)
 
 
