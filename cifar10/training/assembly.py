@@ -403,17 +403,12 @@ def build_towers(
         config.memory, placement, planner, workers.count_on_this_machine
     )
     batch_devices = placement.batch_devices(config.batch.accumulate)
-    towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
+    what: dict[str, Any] = {"tower": tower, "update": update}
+    towers = TowerBuilder(states[0], batch_devices, **what)
     if period := config.checkpoints.verify_steps:
         exact = config.speed.deterministic
-        towers = VerifyingBuilder(
-            period,
-            0.0 if exact else BOUNDS[config.network.precision],
-            states[0],
-            batch_devices,
-            tower=tower,
-            update=update,
-        )
+        bound = 0.0 if exact else BOUNDS[config.network.precision]
+        towers = VerifyingBuilder(period, bound, states[0], batch_devices, **what)
     if strategy is not None:
         if period:
             raise UsageError(
@@ -421,13 +416,9 @@ def build_towers(
                 "verified.\nLeave it out with several machines and --variable_update "
                 "mirrored."
             )
+        first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(
-            strategy,
-            states,
-            batch_devices,
-            first_tower=workers.index * len(batch_devices),
-            tower=tower,
-            update=update,
+            strategy, states, batch_devices, first_tower=first, **what
         )
     return towers, planner, description
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
@@ -125,11 +127,6 @@ class TimedSteps(NamedTuple):
     seconds: float
     waiting: float  # The part of `seconds` in which the towers had no images.
 
-    def plus(self, more: "TimedSteps") -> "TimedSteps":
-        """Returns how long these steps and more of them took together."""
-        seconds, waiting = self.seconds + more.seconds, self.waiting + more.waiting
-        return TimedSteps(self.steps + more.steps, seconds, waiting)
-
     def bottleneck(self) -> str:
         """Returns what limits the steps; empty if none was timed."""
         if not self.seconds:
@@ -168,20 +165,18 @@ class Throughput:
 
         Returns examples a second; NaN where no step was counted.
         """
-        window = self._window()
+        before, self._earlier = self._earlier, self.timed()
         self.restart()
-        if not window.steps or window.seconds <= 0:
-            return math.nan
-        self._earlier = self._earlier.plus(window)
-        return window.steps * self._global_batch_size / window.seconds
+        steps, seconds, _ = np.subtract(self._earlier, before)
+        rate = steps * self._global_batch_size / seconds if seconds > 0 else math.nan
+        return float(rate)
 
     def timed(self) -> TimedSteps:
         """Returns how long all steps took that were counted so far."""
-        return self._earlier.plus(self._window()) if self._counted else self._earlier
-
-    def _window(self) -> TimedSteps:
-        (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
-        return TimedSteps(self._counted, seconds - began, waiting - before)
+        if not self._counted:
+            return self._earlier
+        seconds, waiting = np.subtract(self._goodput.stepping(), self._began)
+        return TimedSteps(*np.add(self._earlier, (self._counted, seconds, waiting)))
 
 
 def format_duration(seconds: float) -> str:
