@@ -34,7 +34,6 @@ class PictureDataset(Dataset):
         paths: The names of each part's pictures; None if they are in no files.
         left_out: Why pictures are left out, by their names.
         notes: For the user.
-        home: The folder of the cache that holds them; None if they are in memory.
         division: Into parts; None if they were given.
     """
 
@@ -43,7 +42,6 @@ class PictureDataset(Dataset):
     paths: Mapping[Split, list[str]] | None = None
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
-    home: Path | None = None
     division: str | None = None
 
     @property
@@ -137,7 +135,6 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
         notes=listing.notes,
-        home=home,
         division=division,
     )
 
