@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -36,29 +35,17 @@ def constant_batch(
     return images, random.integers(CLASSES, size=count, dtype=np.int32)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlackImages(Dataset):
+def black_images(image_shape: tuple[int, int, int], count: int) -> Dataset:
     """Stands for the data set of a training whose batches do not come from one."""
-
-    count: int
-
-    @classmethod
-    def of(cls, image_shape: tuple[int, int, int], count: int) -> Self:
-        """Makes a number of images of a shape."""
-        return cls(
-            name="black",
-            directory=None,
-            image_shape=image_shape,
-            class_names=tuple(map(str, range(CLASSES))),
-            description="black images",
-            count=count,
-        )
-
-    def read(self, split: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the images, the same in every split."""
-        del split
-        shape = (self.count, *self.image_shape)
-        return np.zeros(shape, np.uint8), np.zeros(self.count, np.int32)
+    part = np.zeros((count, *image_shape), np.uint8), np.zeros(count, np.int32)
+    return Dataset(
+        name="black",
+        directory=None,
+        image_shape=image_shape,
+        class_names=tuple(map(str, range(CLASSES))),
+        description="black images",
+        read=lambda split: part,  # noqa: ARG005
+    )
 
 
 def seconds_of(step: Callable[[], Any], untimed: int, timed: int) -> float:

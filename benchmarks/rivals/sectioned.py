@@ -67,7 +67,7 @@ class Sectioned:
             sections="1" if recomputed else str(sections),
             distortions="none",
         )
-        dataset = common.BlackImages.of(images.shape[1:], batch_size)
+        dataset = common.black_images(images.shape[1:], batch_size)
         training = assembly.assemble(config, dataset)
         self._device = training.placement.devices[0]
         self.precision = training.config.network.precision

@@ -45,7 +45,7 @@ class Towers:
         self._global_batch_size = batch_size * towers
         config = Config(num_gpus=towers, batch_size=batch_size, precision=precision)
         training = assembly.assemble(
-            config, dataset or common.BlackImages.of((32, 32, 3), batch_size * towers)
+            config, dataset or common.black_images((32, 32, 3), batch_size * towers)
         )
         self.precision = training.config.network.precision
         self._builder = training.towers

@@ -4,10 +4,9 @@ Two rules hold throughout. A damaged copy is an error, never a reason to use som
 else. And wherever the stand-in is named, it is called a stand-in.
 """
 
+import functools
 import os
 from pathlib import Path
-
-import numpy as np
 
 from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
@@ -23,17 +22,7 @@ FORMATS = {
 ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 
-class BinaryDataset(Dataset):
-    """A data set of fixed files, which are verified whenever they are read."""
-
-    directory: Path
-
-    def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all images of a split and their labels, as `records.read_split`."""
-        return records.read_split(self.directory, FORMATS[self.name], split)
-
-
-def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset:
+def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
     """Finds a data set, or downloads or generates it.
 
     Args:
@@ -126,7 +115,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
     return None
 
 
-def _stand_in(reason: str, home: Path, *, named: bool = False) -> BinaryDataset:
+def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
     """Returns the stand-in in `home`; generates it unless the user named its folder."""
     # The user may name the folder itself, as a run's `config.json` does.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
@@ -156,14 +145,15 @@ def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
     )
 
 
-def _checked(name: str, directory: Path, description: str) -> BinaryDataset:
+def _checked(name: str, directory: Path, description: str) -> Dataset:
     """Returns a data set after checking its files."""
     records.check_files(directory, FORMATS[name])
-    return BinaryDataset(
+    return Dataset(
         name=name,
         directory=directory,
         image_shape=records.IMAGE_SHAPE,
         class_names=FORMATS[name].class_names,
         description=description,
+        read=functools.partial(records.read_split, directory, FORMATS[name]),
         is_real=name != SYNTHETIC.name,
     )

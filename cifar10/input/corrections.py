@@ -6,6 +6,7 @@ to leave it out. If there is a column `label`, it is compared with the picture's
 """
 
 import csv
+import dataclasses
 import hashlib
 import io
 from collections.abc import Sequence
@@ -15,15 +16,14 @@ import numpy as np
 from cifar10.config import layout
 from cifar10.errors import UsageError, did_you_mean, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
-from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.process import files
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
     """Returns the names of the `count` pictures of a part."""
-    paths = getattr(dataset, "paths", None)
-    return paths[split] if paths else [f"{split} picture {n}" for n in range(count)]
+    numbered = [f"{split} picture {n}" for n in range(count)]
+    return dataset.paths.get(split, numbered)
 
 
 def corrected(dataset: Dataset, name: str) -> Dataset:
@@ -34,16 +34,15 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     Raises:
         UsageError: A picture or class is unknown, or a class would have no pictures.
     """
-    parts = getattr(dataset, "labels", None)
-    parts = parts or {split: dataset.read(split)[1] for split in dataset.parts}
-    paths = {split: names_of(dataset, split, len(parts[split])) for split in parts}
-    places = {path: place for place, path in enumerate(paths["train"])}
+    _, before = dataset.read("train")
+    paths = names_of(dataset, "train", len(before))
+    places = {path: place for place, path in enumerate(paths)}
     classes = {name: label for label, name in enumerate(dataset.class_names)}
-    labels = parts["train"].copy()
+    labels = before.copy()
     for path, to, label in read(name):
         if path not in places:
             why = "is no training picture. Remove its line."
-        elif label and classes.get(label) != parts["train"][places[path]]:
+        elif label and classes.get(label) != before[places[path]]:
             why = f"is not of {label}. The file is of other data, or other fractions."
         elif to and to not in classes:
             why = f"goes to an unknown class, {to}.{did_you_mean(to, classes)}"
@@ -51,28 +50,27 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
             labels[places[path]] = classes[to] if to else -1
             continue
         raise UsageError(f"--corrections {name}: {path} {why}")
-    if emptied := {*parts["train"].tolist()} - {*labels.tolist()}:
+    if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
         raise UsageError(f"--corrections {name} leaves no picture of {last}; keep one.")
-    moved = np.count_nonzero((labels != parts["train"]) & (labels >= 0))
+    moved = np.count_nonzero((labels != before) & (labels >= 0))
     kept = np.flatnonzero(labels >= 0)
     counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
 
-    def images(split: Split) -> Images:
-        found = dataset.read(split)[0]
-        return selected(found, kept) if split == "train" else found
+    def read_part(split: Split) -> tuple[Images, np.ndarray]:
+        images, found = dataset.read(split)
+        if split == "train":
+            return selected(images, kept), labels[kept]
+        return images, found
 
     digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
-    values = {
-        **vars(dataset),
-        "images": images,
-        "labels": {**parts, "train": labels[kept]},
-        "paths": {**paths, "train": [paths["train"][n] for n in kept.tolist()]},
-        "fingerprint": digest.hexdigest(),
-        "description": f"{dataset.description}; --corrections {name} {counts}",
-    }
-    fields = PictureDataset.__dataclass_fields__.keys() & values.keys()
-    return PictureDataset(**{field: values[field] for field in fields})
+    return dataclasses.replace(
+        dataset,
+        read=read_part,
+        paths={**dataset.paths, "train": [paths[n] for n in kept.tolist()]},
+        fingerprint=digest.hexdigest(),
+        description=f"{dataset.description}; --corrections {name} {counts}",
+    )
 
 
 def read(name: str) -> list[tuple[str, str, str]]:

@@ -1,6 +1,7 @@
 """What a data set is: `Dataset`, and the `Images` of its splits."""
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -32,7 +33,7 @@ class Images(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set that is on this machine; subclasses read it.
+    """A data set that is on this machine.
 
     Attributes:
         name: What `config.json` calls it: "cifar10", "folder" and so on.
@@ -40,9 +41,15 @@ class Dataset:
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.
         description: One line for the user: which data set it is, and where.
+        read: Returns the images of a part, and its labels, int32 [count].
+        parts: Those that it can read, in the order of `SPLITS`.
         fingerprint: SHA-256 of what a training sees of it; None if its files cannot
             differ.
         is_real: Whether these are not the generated stand-in.
+        paths: The names of each part's pictures, if they are in files.
+        left_out: Why pictures are left out, by their names.
+        notes: For the user.
+        division: Into parts; None if they were given.
     """
 
     name: str
@@ -50,8 +57,16 @@ class Dataset:
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     description: str
+    read: Callable[[Split], tuple[Images, np.ndarray]] = dataclasses.field(
+        compare=False
+    )
+    parts: tuple[Split, ...] = WITHOUT_VAL
     fingerprint: str | None = None
     is_real: bool = True
+    paths: Mapping[Split, Sequence[str]] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
+    division: str | None = None
 
     @property
     def classes(self) -> int:
@@ -59,18 +74,9 @@ class Dataset:
         return len(self.class_names)
 
     @property
-    def parts(self) -> tuple[Split, ...]:
-        """The parts that it can read, in the order of `SPLITS`."""
-        return WITHOUT_VAL
-
-    @property
     def validation_split(self) -> Literal["val", "test"]:
         """The part on which a training decides: `val`, or `test` if there is none."""
         return "val" if "val" in self.parts else "test"
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
-        """Returns the images of a split, and its labels, int32 [count]."""
-        raise NotImplementedError
 
 
 def selected(images: Images, places: np.ndarray) -> Images:

@@ -83,7 +83,7 @@ def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
     dataset = find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
-    for note in getattr(dataset, "notes", ()) if say_notes else ():
+    for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
     dataset = with_val(dataset, preparation["val_fraction"])
     if corrections := settings.get("corrections"):

@@ -73,30 +73,18 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
     """
     if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
         return dataset
-    names = [field.name for field in dataclasses.fields(Dataset)]
-    values = {name: getattr(dataset, name) for name in names}
-    return _HeldOut(**values, whole=dataset, fraction=fraction)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _HeldOut(Dataset):
-    """A data set whose images have no names; their numbers stand for these."""
-
-    whole: Dataset
-    fraction: float
-
-    @property
-    def parts(self) -> tuple[Split, ...]:
-        return ("train", "val", *self.whole.parts[1:])
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+    def read(split: Split) -> tuple[Images, np.ndarray]:
         if split == "test":
-            return self.whole.read(split)
-        images, labels = self.whole.read("train")
-        numbers = map(str, range(len(labels)))
-        parts, _ = divided(numbers, labels, self.classes, {"val": self.fraction})
+            return dataset.read(split)
+        images, labels = dataset.read("train")
+        numbers = map(str, range(len(labels)))  # In place of names.
+        parts, _ = divided(numbers, labels, dataset.classes, {"val": fraction})
         chosen = np.flatnonzero(parts == split)
         return selected(images, chosen), labels[chosen]
+
+    parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
+    return dataclasses.replace(dataset, read=read, parts=parts)
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:

@@ -8,13 +8,17 @@ import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
-from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.datasets import check_same_kind, describe
-from cifar10.input.pictures.arrays import array_dataset
-from cifar10.input.pictures.dataset import PictureDataset
+from cifar10.input.pictures.arrays import array_dataset, numbered_class_names
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
+# The attributes of a data set that an object of a program's needs.
+_NEEDED = (
+    *("name", "directory", "image_shape", "class_names", "description", "fingerprint"),
+    *("is_real", "read"),
+)
 # The parts of pairs of arrays, by their number.
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
@@ -59,29 +63,14 @@ def _in_memory(data: Any) -> Any:
     return tuple(data.batch(count).get_single_element())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Given(Dataset):
-    """A program's data set under a unique name."""
-
-    given: Any
-
-    @property
-    def parts(self) -> tuple[Split, ...]:
-        return tuple(getattr(self.given, "parts", WITHOUT_VAL))
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
-        return self.given.read(split)
-
-
 def _wrap(data: Any) -> Dataset:
     """Returns a program's object with the attributes of a data set as one."""
-    names = [field.name for field in dataclasses.fields(Dataset)]
-    missing = [name for name in (*names, "read") if not hasattr(data, name)]
-    if missing:
+    if missing := [name for name in _NEEDED if not hasattr(data, name)]:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
-    values = {name: getattr(data, name) for name in names}
-    return _Given(**values | {"name": name_of(data)}, given=data)
+    values = {name: getattr(data, name) for name in _NEEDED}
+    parts = tuple(getattr(data, "parts", WITHOUT_VAL))
+    return Dataset(**values | {"name": name_of(data)}, parts=parts)
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
@@ -91,8 +80,9 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
         UsageError: It has other classes or images than the run's data.
     """
     described = describe(settings)
-    if isinstance(dataset, PictureDataset) and dataset.classes < described.classes:
-        # Some of the classes may have no pictures.
+    count = dataset.classes
+    if dataset.class_names == numbered_class_names(count) and count < described.classes:
+        # Of arrays, in which some of the classes may have no pictures.
         dataset = dataclasses.replace(dataset, class_names=described.class_names)
     check_same_kind(dataset, settings, "data")
     return dataset

@@ -123,8 +123,8 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
             {"name": name, **dict(zip(parts, of_class, strict=True))}
             for name, *of_class in zip(dataset.class_names, *counts, strict=True)
         ],
-        "left_out": getattr(dataset, "left_out", {}),
-        "notes": [*getattr(dataset, "notes", ()), *_notes_on_balance(counts[0])],
+        "left_out": dataset.left_out,
+        "notes": [*dataset.notes, *_notes_on_balance(counts[0])],
         "duplicates": find_duplicates(parts, names),
     }
 

@@ -485,8 +485,7 @@ def describe_training(
         "corrections": corrections and str(layout.absolute_path(corrections)),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
-        # Only of pictures that this package has divided into parts.
-        "data_division": getattr(dataset, "division", None),
+        "data_division": dataset.division,
         "data_fingerprint": dataset.fingerprint,
         "data_parts": list(dataset.parts),
         "image_shape": list(dataset.image_shape),

@@ -16,23 +16,23 @@ from cifar10.errors import UsageError
 from cifar10.input.dataset_base import Dataset
 
 
-class FewImages(Dataset):
+def few_images(directory=Path("unused")):
     """A data set of noise, which stands for one on disk."""
 
-    def __init__(self, directory=Path("unused")):
-        super().__init__(
-            name="synthetic",
-            directory=directory,
-            image_shape=(32, 32, 3),
-            class_names=tuple("0123456789"),
-            description="noise",
-        )
-
-    def read(self, split):
+    def read(split):
         count = {"train": 2000, "test": 16}[split]
         random = np.random.default_rng(count)
         images = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
         return images, random.integers(0, 10, count, np.int32)
+
+    return Dataset(
+        name="synthetic",
+        directory=directory,
+        image_shape=(32, 32, 3),
+        class_names=tuple("0123456789"),
+        description="noise",
+        read=read,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_too_few_steps_are_refused_before_anything_starts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def ours():
-    return recipe.Recipe(recipe=str(PUBLISHED), dataset=FewImages())
+    return recipe.Recipe(recipe=str(PUBLISHED), dataset=few_images())
 
 
 @pytest.mark.slow
 def test_training_is_timed_and_scored(stand_in_dir):
     from cifar10.input import datasets
 
-    on_disk = FewImages(datasets.find("synthetic", str(stand_in_dir)).directory)
+    on_disk = few_images(datasets.find("synthetic", str(stand_in_dir)).directory)
     short = {"steps": 3, "batch_size": 4}
     found = recipe.Recipe(recipe=str(PUBLISHED), dataset=on_disk, **short).run(1)
     assert found["seconds"] > 0
@@ -124,7 +124,7 @@ needs_torch = pytest.mark.skipif(
 def airbench():
     from benchmarks.rivals import airbench as module
 
-    options = {"dataset": FewImages(), "steps": 8, "batch_size": 16}
+    options = {"dataset": few_images(), "steps": 8, "batch_size": 16}
     return module.Airbench("float32", False, **options)
 
 

@@ -12,7 +12,8 @@ from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input import cifar, datasets, download
+from cifar10.input import datasets, download
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
@@ -181,12 +182,13 @@ def test_only_ones_own_run_says_where_its_data_is(
         run_config.mark_as_own(path.read_bytes())
     expected = tuple(PLACE.values()) if is_own else (None, None)
     asked = []
-    found = cifar.BinaryDataset(
+    found = Dataset(
         name="synthetic",
         directory=tmp_path / "cache",
         image_shape=(32, 32, 3),
         class_names=tuple("abcdefghij"),
         description="found",
+        read=None,
     )
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found

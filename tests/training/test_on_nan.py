@@ -17,7 +17,7 @@ import tensorflow as tf
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import cifar, pipeline
+from cifar10.input import pipeline, records
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
@@ -97,7 +97,7 @@ def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
         for kind in ("gradient", "loss"):
             known = Architecture(f"{kind}_trap", trapped(kind))
             patch.setitem(ARCHITECTURES, known.name, known)
-        patch.setattr(cifar.BinaryDataset, "read", lambda self, part: (images, labels))
+        patch.setattr(records, "read_split", lambda *_: (images, labels))
         return training.train(config, hooks=hooks)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
-from cifar10.input.pictures.dataset import PictureDataset
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
@@ -30,7 +30,7 @@ _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
 
-def find_npz(path: Path) -> PictureDataset:
+def find_npz(path: Path) -> Dataset:
     """Reads and checks the pictures of an .npz file."""
     path = path.expanduser().absolute()
     where = printable(str(path))
@@ -70,7 +70,7 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
 
 def array_dataset(
     found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
-) -> PictureDataset:
+) -> Dataset:
     """Checks pictures, and makes a data set of them.
 
     Args:
@@ -109,18 +109,27 @@ def array_dataset(
         raise UsageError(f"All labels in {where} are 0; two classes are needed.")
     height, width, channels = shapes.pop()
     count = sum(map(len, labels.values()))
-    return PictureDataset(
+    description = (
+        f"{count:,} pictures of {classes:,} classes at {width} x {height} in {where}"
+    )
+
+    def read(split: Split) -> tuple[np.ndarray, np.ndarray]:
+        if split not in images:
+            raise UsageError(
+                f"{description}: it has no {split} images. Add them, as in "
+                "data=((x_train, y_train), (x_test, y_test))."
+            )
+        return images[split], labels[split]
+
+    return Dataset(
         name=name,
         directory=directory,
         image_shape=(height, width, channels),
         class_names=numbered_class_names(classes),
-        description=(
-            f"{count:,} pictures of {classes:,} classes at {width} x {height} in "
-            f"{where}"
-        ),
+        description=description,
+        read=read,
+        parts=tuple(images),
         fingerprint=digest.hexdigest(),
-        images=images.__getitem__,
-        labels=labels,
     )
 
 

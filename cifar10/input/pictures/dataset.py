@@ -1,18 +1,18 @@
-"""Pictures as a data set: what arrays and folders become."""
+"""A folder of pictures as a data set."""
 
 import dataclasses
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
 from cifar10.errors import UsageError, counted, first_few, printable
-from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import divided
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
@@ -22,41 +22,6 @@ from cifar10.input.records import Split
 # The score of a class with fewer test pictures is chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PictureDataset(Dataset):
-    """Pictures of one size, on this machine.
-
-    Attributes:
-        images: Reads the images of a part.
-        labels: int32 [count] of each part.
-        paths: The names of each part's pictures; None if they are in no files.
-        left_out: Why pictures are left out, by their names.
-        notes: For the user.
-        division: Into parts; None if they were given.
-    """
-
-    images: Callable[[Split], Images]
-    labels: Mapping[Split, np.ndarray]
-    paths: Mapping[Split, list[str]] | None = None
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    notes: Sequence[str] = ()
-    division: str | None = None
-
-    @property
-    def parts(self) -> tuple[Split, ...]:
-        """The parts that it has."""
-        return tuple(self.labels)
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
-        """Returns the images of a part, in memory or on disk, and its int32 labels."""
-        if split not in self.labels:
-            raise UsageError(
-                f"{self.description}: it has no {split} images. Add them, as "
-                "in data=((x_train, y_train), (x_test, y_test))."
-            )
-        return self.images(split), self.labels[split]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +38,7 @@ class Preparation:
     val_fraction: float = 0.0  # The share of the part `val` where there is none.
 
 
-def find_folder(directory: Path, how: Preparation) -> PictureDataset:
+def find_folder(directory: Path, how: Preparation) -> Dataset:
     """Finds the pictures in a folder, and prepares the new ones.
 
     `listing.py` says how the folder has to be laid out.
@@ -120,7 +85,7 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
             f"test pictures, too few to score by: {first_few(few, _SHOWN)}"
         )
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
-    return PictureDataset(
+    return Dataset(
         name=FOLDER,
         directory=directory,
         image_shape=(side, side, 3),
@@ -130,8 +95,8 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
             f"classes at {side} x {side} in {where}{bad}"
         ),
         fingerprint=_fingerprint(classes, side, labels, shards),
-        images=shards.read,
-        labels=labels,
+        read=lambda split: (shards.read(split), labels[split]),
+        parts=tuple(labels),
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
         notes=listing.notes,
