@@ -53,7 +53,7 @@ class Config(fields.Sections):
         **given: The other flags. `freeze` and `sections` may be lists of names,
             `sections` a number, and `initial_weights` and `resume` a `Record`;
             `optimizer` and `learning_rate` an optimizer and a schedule of Keras.
-            `loss`, and those of the dict `metrics`, are functions of labels, integers
+            `loss`, and those of the dict `metrics`, are functions of labels, int64
             [batch], and logits, floating [batch, classes], to a value for each image,
             [batch], or their mean; `loss` may be a `keras.losses.Loss`.
 
@@ -193,11 +193,23 @@ class Config(fields.Sections):
                     f"something every {period} steps. Give at most so many, or raise "
                     f"--{name}."
                 )
-        eval_steps, max_steps = self.checkpoints.eval_steps, self.run.max_steps
+        keep, max_steps = self.checkpoints, self.run.max_steps
+        eval_steps = keep.eval_steps
+        if keep.stop_after_no_gain and not eval_steps:
+            some = min(keep.checkpoint_steps, max(1, max_steps // 10))
+            raise UsageError(
+                f"--stop_after_no_gain {keep.stop_after_no_gain}: it counts "
+                f"evaluations during training. Add --eval_steps {some}, or remove it."
+            )
         if eval_steps and eval_steps > max_steps:
             raise UsageError(
                 f"--eval_steps {eval_steps}: the training ends before, at "
                 f"--max_steps {max_steps}. Give at most so many."
+            )
+        if callable(self.loss.loss) and keep.best_by == "total_loss":
+            raise UsageError(
+                "best_by total_loss: evaluations do not compute a program's own loss. "
+                "Give another score, such as best_by='cross_entropy'."
             )
         if self.run.max_hours and self.update.schedule_ends:
             raise UsageError(

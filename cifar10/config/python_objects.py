@@ -4,7 +4,7 @@
 configuration; a run resumes only with the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cifar10.errors import UsageError
@@ -18,6 +18,12 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
     An object decides related flags too, unless they are among the arguments.
     """
+    for name, kind in given.items():
+        if isinstance(kind, type) and hasattr(kind, "get_config"):
+            raise UsageError(
+                f"{name} {kind.__name__}: it is a class. Give an object of it, as in "
+                f"{name}={kind.__name__}()."
+            )
     given, optimizer = dict(given), given.get("optimizer")
     if hasattr(optimizer, "get_config"):
         given = {**_settings(optimizer), **given, "optimizer": type(optimizer)}
@@ -31,19 +37,27 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         described = loss.get_config() if hasattr(loss, "get_config") else {}
         if described.get("from_logits") is False:
             raise UsageError("loss: models return logits. Give it from_logits=True.")
-    if (metrics := given.get("metrics")) is not None:
-        if not isinstance(metrics, Mapping):
-            raise UsageError(f"metrics {metrics!r}: give a dict of functions by name.")
-        if stateful := [
-            name for name in metrics if hasattr(metrics[name], "reset_state")
-        ]:
-            raise UsageError(
-                f"metrics: {stateful[0]} is no function, but counts itself."
-            )
-        given["metrics"] = lambda labels, logits: {
-            METRICS + name: metrics[name](labels, logits) for name in metrics
-        }
+    if given.get("metrics") is not None:
+        given["metrics"] = _together(given["metrics"])
     return given
+
+
+def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """Returns a function that returns the values of all metrics, by name."""
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise UsageError(
+            f"metrics {metrics!r}: give a dict of functions by name, as in "
+            'metrics={"margin": margin}.'
+        )
+    for name, metric in metrics.items():
+        if hasattr(metric, "reset_state"):
+            raise UsageError(
+                f"metrics: {name} is no function, but counts itself. Give Keras's "
+                "function of labels and logits in its place."
+            )
+    return lambda labels, logits: {
+        f"{METRICS}{name}": metrics[name](labels, logits) for name in metrics
+    }
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Options(run_options.RunOptions):
         test_time_augmentation: average over six views of each image, mirrored and moved
             by a pixel
         calibrate: fit a temperature on the val part, with which predict, serve and
-            export compute probabilities
+            export compute probabilities; scores one checkpoint and ends, as --run_once
         top_k: K, or several as 3,10: also the part of the images whose class has one of
             the K largest logits (default: 1 and 5)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
@@ -75,7 +75,7 @@ class Options(run_options.RunOptions):
     @property
     def once(self) -> bool:
         """Whether one checkpoint is scored, in place of each as it appears."""
-        return self.run_once or self.step is not None
+        return self.run_once or self.calibrate or self.step is not None
 
     @property
     def split(self) -> Literal["test", "val", "train"]:

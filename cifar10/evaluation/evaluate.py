@@ -12,12 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
-from cifar10.evaluation import calibration, metrics
+from cifar10.evaluation import metrics
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints
+from cifar10.run_directory import checkpoints, temperature
 from cifar10.towers import devices
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Evaluator(FollowedRun):
             trained, device = self._trained, self._scoring_device
             if options.calibrate:
                 found = self._val.score(trained.trainable, device).outcomes
-                trained.calibrate(calibration.fit(found.logits, found.labels))
+                trained.calibrate(temperature.fit(found.logits, found.labels))
             result = self._scored.score(trained.trainable, device, trained.temperature)
             line = self._scored.record(step, result)
         sums, scalars = result[:2]

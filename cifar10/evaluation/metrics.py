@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
-from cifar10.evaluation import calibration
 from cifar10.run_directory import scores
 
 # A larger confusion matrix does not fit a screen; its most frequent mistakes do.
@@ -24,8 +24,7 @@ _SHOWN_MISTAKES = 20
 LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
-# Of an image with logits that are not finite.
-NO_RANK = -1
+_BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
 
 
 class Outcomes(NamedTuple):
@@ -34,15 +33,16 @@ class Outcomes(NamedTuple):
     labels: np.ndarray  # int32 [images]
     cross_entropy: np.ndarray  # floating [images]
     predictions: np.ndarray  # int64 [images], the class with the largest logit.
-    # int64 [images], how many logits are larger than that of the label, or `NO_RANK`.
+    # int64 [images], how many logits are larger than that of the label; the number of
+    # classes if not all logits are finite.
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
     logits: np.ndarray  # floating [images, classes]
 
     def at(self, temperature: float) -> Outcomes:
-        """Returns the outcomes with logits divided by a temperature."""
-        found = calibration.at_temperature(self.logits, self.labels, temperature)
-        return self._replace(cross_entropy=found[0], confidence=found[1])
+        """Returns the outcomes with the confidence at a temperature."""
+        probabilities = tf.nn.softmax(self.logits / temperature).numpy()
+        return self._replace(confidence=probabilities.max(axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Sums:
     cross_entropy: float
     ranks: np.ndarray  # int64 [classes]: images by rank, those that have one.
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
-    bins: np.ndarray  # float64 [3, bins], as `calibration.in_bins` returns them.
+    # float64 [3, bins]: in bins of equal width, by the probability of their prediction,
+    # images, those that are right, and the sum of their confidences.
+    bins: np.ndarray
 
     @classmethod
     def of(cls, outcomes: Outcomes, classes: int) -> Sums:
@@ -60,12 +62,14 @@ class Sums:
         places = outcomes.labels * np.int64(classes) + outcomes.predictions
         confusion = np.bincount(places, minlength=classes**2)
         is_right = outcomes.predictions == outcomes.labels
-        ranks = outcomes.ranks[outcomes.ranks != NO_RANK]
+        confidence = np.nan_to_num(outcomes.confidence)  # Where not finite: none.
+        bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
+        of_each = np.ones(len(bins)), is_right, confidence
         return cls(
             float(np.sum(outcomes.cross_entropy, dtype=np.float64)),
-            np.bincount(ranks, minlength=classes),
+            np.bincount(outcomes.ranks, minlength=classes)[:classes],
             confusion.reshape(classes, classes),
-            calibration.in_bins(outcomes.confidence, is_right),
+            np.stack([np.bincount(bins, one, _BINS) for one in of_each]),
         )
 
     @property
@@ -167,7 +171,14 @@ def report(
     images and variables were used.
     """
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
-    figures = "\n".join(map(LINES.fill, _figures(sums, scalars)))
+    shown = [
+        f"{name} = {value:.4f}"
+        for name, value in scalars.items()
+        if not name.endswith(PRECISION)
+    ]
+    if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
+        shown.append(f"means of the {scored} classes with images")
+    figures = LINES.fill(", ".join(shown))
     return (
         f"{title}: {headline(scalars, sums.count, len(class_names))}\n"
         f"{textwrap.indent(right, '    ')}\n"
@@ -175,23 +186,6 @@ def report(
         f"{class_table(sums, class_names)}\n\n"
         f"{confusion_table(sums, class_names)}\n"
     )
-
-
-def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
-    """Returns lines of the figures beside `precision @ 1`."""
-    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if k.startswith("precision @ ")]
-    losses = [
-        f"{name} = {scalars[name]:.4f}" for name in ("cross_entropy", "total_loss")
-    ]
-    means = [
-        f"{name} = {scalars[name]:.3f}" for name in ("macro F1", "balanced accuracy")
-    ]
-    classes, scored = len(sums.confusion), int(sums.confusion.any(axis=1).sum())
-    note = f", of the {scored} classes with images" if scored < classes else ""
-    error = f"{CALIBRATION_ERROR} = {scalars[CALIBRATION_ERROR]:.4f}"
-    if temperature := scalars.get("temperature"):
-        error += f", and {scalars[CALIBRATED]:.4f} at temperature {temperature:.3f}"
-    return [", ".join([*at_k[1:], *losses]), ", ".join(means) + note, error]
 
 
 def headline(

@@ -16,7 +16,7 @@ import tensorflow as tf
 from cifar10.config.fields import PRECISION
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
-from cifar10.evaluation.metrics import NO_RANK, Outcomes
+from cifar10.evaluation.metrics import Outcomes
 from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pipeline import evaluation_batches
@@ -91,7 +91,7 @@ class Scorer:
         return (
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
             tf.argmax(logits, axis=1),
-            tf.where(is_finite, rank, NO_RANK),
+            tf.where(is_finite, rank, logits.shape[1]),
             tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
             logits,
         ), tf.add_n(list(penalties)) if penalties else tf.constant(0.0)
@@ -207,6 +207,9 @@ class ScoredSet:
         kind = "training" if options.split == "train" else options.split
         views = ", six views each" if options.test_time_augmentation else ""
         note = " Trained on simulated towers." if settings["simulated"] else ""
+        self._has_own_loss = settings.get("loss") is not None
+        if self._has_own_loss:  # Which only a program could compute.
+            note += " Without total_loss, which is the program's own."
         self.subject = (
             f"{self.count:,} {kind} images of {dataset.description}; "
             f"{variables}{views}.{note}"
@@ -224,9 +227,11 @@ class ScoredSet:
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
         scalars = sums.scalars(weight_decay, self._top_k)
+        if self._has_own_loss:
+            del scalars["total_loss"]
         if self._own_metrics:
-            given = map(tf.constant, (outcomes.labels, outcomes.logits))
-            own = self._own_metrics(*given)
+            labels = tf.constant(outcomes.labels, tf.int64)  # As in a step.
+            own = self._own_metrics(labels, tf.constant(outcomes.logits))
             scalars |= {name: float(np.mean(own[name])) for name in own}
         calibrated = None
         if temperature != 1.0:

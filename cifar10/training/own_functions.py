@@ -28,7 +28,7 @@ def with_own(
             mean = tf.reduce_mean(own.loss(_expected(own.loss, labels, logits), logits))
             found["total_loss"] = tf.cast(mean, logits.dtype) + found["weight_decay"]
         if labels.dtype.is_floating:
-            labels = tf.argmax(labels, axis=1, output_type=tf.int32)
+            labels = tf.argmax(labels, axis=1)
         metrics = own.metrics(labels, logits) if own.metrics else {}
         for name, values in metrics.items():
             found[name] = tf.reduce_mean(tf.cast(values, logits.dtype))
@@ -36,7 +36,7 @@ def with_own(
 
     random, classes = np.random.default_rng(0), logits.shape[-1]
     images = tf.constant(random.normal(size=(_IMAGES, classes)), logits.dtype)
-    labels = tf.constant(random.integers(0, classes, _IMAGES), tf.int32)
+    labels = tf.constant(random.integers(0, classes, _IMAGES))
     labels = tf.one_hot(labels, classes) if mixed else labels
     parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)
     with tf.GradientTape() as tape:

@@ -9,9 +9,9 @@ from PIL import Image
 
 import runs
 from cifar10.errors import UsageError
-from cifar10.evaluation import calibration
+from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.interface.evaluate import evaluate
-from cifar10.run_directory import scores
+from cifar10.run_directory import scores, temperature as temperatures
 from cifar10.tools import predict
 from small_exports import export, names
 
@@ -23,37 +23,42 @@ def softmax(logits):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
+def outcomes_of(labels, predictions, confidence, logits):
+    """Returns outcomes whose losses and ranks do not matter."""
+    losses, ranks = np.zeros(len(labels)), np.zeros(len(labels), int)
+    return Outcomes(labels, losses, predictions, ranks, confidence, logits)
+
+
 def test_the_temperature_of_known_probabilities_is_found():
     random = np.random.default_rng(0)
     logits = random.normal(scale=4.0, size=(20_000, 5)).astype(np.float32)
     for temperature in (0.4, 1.0, 2.5):
         gumbel = random.gumbel(size=logits.shape)
         labels = (logits / temperature + gumbel).argmax(axis=1)
-        found = calibration.fit(logits, labels)
+        found = temperatures.fit(logits, labels)
         assert found == pytest.approx(temperature, rel=0.05)
+        every = np.arange(len(labels))
         losses = [
-            calibration.at_temperature(logits, labels, found * factor)[0].mean()
+            -np.log(softmax(logits / (found * factor))[every, labels]).mean()
             for factor in (0.99, 1.0, 1.01)
         ]
         assert min(losses) == losses[1]
-        _, confidence = calibration.at_temperature(logits, labels, found)
+        outcomes = outcomes_of(labels, logits.argmax(axis=1), None, logits).at(found)
         np.testing.assert_allclose(
-            confidence, softmax(logits / found).max(axis=1), rtol=1e-5
+            outcomes.confidence, softmax(logits / found).max(axis=1), rtol=1e-5
         )
-        right = logits.argmax(axis=1) == labels
-        images, hits, sums = calibration.in_bins(confidence, right)
-        error = abs(hits - sums).sum() / images.sum()
-        assert error < 0.02
+        assert Sums.of(outcomes, 5).calibration_error < 0.02
 
 
 def test_images_that_are_all_right_determine_no_temperature():
     with pytest.raises(UsageError, match="temperature"):
-        calibration.fit(5.0 * np.eye(4), np.arange(4))
+        temperatures.fit(5.0 * np.eye(4), np.arange(4))
 
 
 def test_a_bin_holds_its_upper_bound():
-    confidence, is_right = np.array([1.0, 2 / 15, 0.1]), np.array([True, False, True])
-    bins = calibration.in_bins(confidence, is_right)
+    confidence, predictions = np.array([1.0, 2 / 15, 0.1]), np.array([0, 1, 0])
+    outcomes = outcomes_of(np.zeros(3, int), predictions, confidence, None)
+    bins = Sums.of(outcomes, 2).bins
     assert bins.shape == (3, 15)
     assert bins[:2, [1, 14]].tolist() == [[2, 1], [1, 1]]
 
@@ -71,7 +76,7 @@ def calibrated(tmp_path_factory, stand_in_dir):
     values = {"max_steps": 60, "batch_size": 32, "precision": "float32"}
     runs.train(before, stand_in_dir, **values, learning_rate=0.1, val_fraction=0.2)
     after = shutil.copytree(before, before.with_name("after"))
-    words = ("eval.py", "--run_once", "--json", "--calibrate", "--train_dir", after)
+    words = ("eval.py", "--json", "--calibrate", "--train_dir", after)
     done = runs.call(*words)
     assert done.returncode == 0, done.stderr
     return before, after, json.loads(done.stdout)

@@ -169,8 +169,25 @@ def test_a_step_is_that_of_a_loop_of_keras(everything):
     assert scored["metrics/margin"] == pytest.approx(expected, rel=1e-6)
     (line,) = runs.logged(record.train_dir / "eval")
     assert line["metrics/margin"] == pytest.approx(scored["metrics/margin"])
+    # Nobody but the program could compute its loss, so no evaluation does.
+    assert not {"total_loss"} & {*line, *scored}
     by_directory = evaluate(record.train_dir, data=(X[:12], Y[:12]), model=linear)
     assert scored.keys() - by_directory.keys() == {"metrics/margin"}
+
+
+def test_a_function_gets_labels_of_one_type(tmp_path):
+    seen = []
+
+    def noted(labels, logits):
+        seen.append(labels.dtype)
+        return margin(labels, logits)
+
+    given = {"metrics": {"noted": noted}, "eval_steps": 1, "max_steps": 1}
+    train(config(tmp_path / "plain", **given, loss=lambda *pair: -noted(*pair)))
+    soft = keras.losses.CategoricalCrossentropy(from_logits=True)
+    mixed = {"augmentation": {"mixup": {}}, "loss": soft}
+    train(config(tmp_path / "mixed", **given, **mixed))
+    assert {*seen} == {tf.int64}
 
 
 def test_own_metrics_are_shown(tmp_path, capsys):
@@ -247,6 +264,10 @@ BAD = {
     },
     "loss focal": lambda: {"loss": "focal"},
     "dict": lambda: {"metrics": [margin]},
+    "metrics={": lambda: {"metrics": margin},
+    "functions by name": lambda: {"metrics": {"margin": 3}},
+    "optimizer=Adam": lambda: {"optimizer": keras.optimizers.Adam},
+    "best_by='cross_entropy'": lambda: {"loss": focal, "best_by": "total_loss"},
     "accuracy is": lambda: {
         "metrics": {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
     },
