@@ -117,7 +117,9 @@ class Run(Checked):
     train_dir: Annotated[str, WORKER, FLAG_ONLY] = TRAIN_DIR
     fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
     max_steps: Annotated[Count, ResultIf("schedule", ENDING_SCHEDULES)] = 100_000
-    max_epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
+    max_epochs: Annotated[
+        float | None, Range(1e-6, 1e6), ResultIf("schedule", ENDING_SCHEDULES)
+    ] = None
     max_hours: _AboveZero | None = None
     seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
@@ -396,14 +398,6 @@ class Checkpoints(Checked):
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     verify_steps: Count | None = None
     hang_timeout: Annotated[_Seconds | None, WORKER] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop_after_no_gain and not self.eval_steps:
-            raise UsageError(
-                f"--stop_after_no_gain {self.stop_after_no_gain}: it counts "
-                "evaluations during training. Add --eval_steps, or remove it."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -85,11 +85,12 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
-def best_kept(run: Path, record: EarlyStopping) -> int | None:
-    """Returns the step of the best score of a run, if its checkpoint is kept."""
-    ranked = scores.ranked(_all_scores(run, record), record.best_by)
-    best = next(iter(ranked), None)
-    return best if best in checkpoints.steps(run / layout.CHECKPOINTS) else None
+def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) -> str:
+    """Returns how to score a run at its best, or at its last step without that one."""
+    best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
+    kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
+    named = config.network.model, config.dataset.data
+    return invocation.to_score(str(run), *named, next(iter(kept), None))
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:

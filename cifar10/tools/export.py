@@ -135,7 +135,9 @@ def export_run(options: Options) -> int:
     }
     text = ""
     if options.model_card:
-        text = model_card.build(directory, output.name, file_format, description)
+        named = output.name, file_format
+        is_best = options.step == restoring.BEST
+        text = model_card.build(directory, *named, description, is_best=is_best)
     print(
         f"Model:  {description['model']}, step {step} of {directory},\n"
         f"        {'averaged' if options.use_averages else 'raw'} variables; trained "

@@ -48,6 +48,10 @@ from ai_edge_litert.interpreter import Interpreter
 model = Interpreter({file}).get_signature_runner()
 outputs = model(images=images)["{output}"]""",
 }
+_CHOSEN = """
+The same images decided which step is the best, or when the training ended: there was no
+part val. So the scores are a little too good.
+"""
 _CARD = """\
 ---
 license: unknown
@@ -65,6 +69,7 @@ It classifies images. Its license is yours to choose; above, `license` says unkn
 
 Of the run's model on {count:,} test images, each scored once. Wilson's interval of
 95 % for the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
+{chosen}
 
 {scores}
 
@@ -83,9 +88,16 @@ The data, the images and the output, and the training:
 
 
 def build(
-    run: Path, name: str, file_format: str, description: Mapping[str, Any]
+    run: Path,
+    name: str,
+    file_format: str,
+    description: Mapping[str, Any],
+    *,
+    is_best: bool,
 ) -> str:
     """Returns the card of an export of a run, with this name, format and description.
+
+    `is_best` says whether the step was chosen by its score.
 
     Raises:
         UsageError: The run has recorded no scores of the step on the test part.
@@ -109,6 +121,7 @@ def build(
         "dataset": {"type": hub_name or data, "name": data, "split": "test"},
         "metrics": [{"type": _METRICS[key], "value": found[key]} for key in found],
     }
+    chosen = is_best or settings.get("keep_best") or settings.get("stop_after_no_gain")
     training = {key: settings.get(key) for key in _TRAINED_WITH}
     return _CARD.format(
         library=_LIBRARIES.get(file_format, file_format),
@@ -116,6 +129,7 @@ def build(
         index=json.dumps([{"name": name, "results": [result]}]),
         name=name,
         count=entry["num_examples"],
+        chosen=_CHOSEN if chosen and scores.deciding_part(run) == "test" else "",
         interval=scores.interval(found["precision @ 1"], entry["num_examples"]),
         scores="\n".join(f"- {key}: {value:.4f}" for key, value in found.items()),
         code=_CODE[file_format].format(

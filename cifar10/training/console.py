@@ -206,16 +206,10 @@ def last_lines(loop: Loop) -> list[str]:
     """Returns the bottleneck, where the time went, and the next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
-    best = early_stopping.best_kept(training.train_dir, record)
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = shown.relative_to(Path.cwd())
-    score = invocation.to_score(
-        str(shown),
-        config.network.model,
-        config.dataset.data,
-        best if best != loop.step else None,
-    )
+    score = early_stopping.how_to_score(shown, config, loop.step, record)
     return [
         loop.throughput.timed().bottleneck(),
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),

@@ -79,7 +79,7 @@ def check_run(
     if recorded is not None and not fresh:
         found = starting.find_differences(path, recorded, settings, determining)
         if found:
-            raise UsageError(_explained(path, found))
+            raise UsageError(_explained(path, found, recorded))
     return recorded
 
 
@@ -91,22 +91,21 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     end = f"{invocation.option_name(name)} is {values[name]}"
     best = early_stopping.outcome(config, step, record)
     lines = [f"Nothing to do: the run is at step {step}, and {end}.", best]
-    twice = 2 * (step if name == "max_steps" else values[name])
-    longer = invocation.to_resume(train_dir, values, **{name: twice})
     if step < config.run.max_steps and record.should_stop(
         config.checkpoints.stop_after_no_gain
     ):
         lines[0] = "Nothing to do."
-    elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
+    elif config.update.schedule_ends:  # It would have fallen otherwise.
+        weights = invocation.as_given(initial_weights=str(train_dir))
+        lines.append(
+            f"  train longer:  not with --schedule {config.update.schedule}, which has "
+            f"ended; in another directory\n                 with {weights}"
+        )
+    elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
-    lines.append(f"  start over:    the same with {invocation.as_given(fresh=True)}")
-    kept = early_stopping.best_kept(train_dir, record)
-    score = invocation.to_score(
-        str(train_dir),
-        config.network.model,
-        config.dataset.data,
-        kept if kept != step else None,
-    )
+    fresh = invocation.as_given(fresh=True)
+    lines.append(f"  start over:    the same without resume, with {fresh}")
+    score = early_stopping.how_to_score(train_dir, config, step, record)
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))
 
@@ -136,11 +135,14 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
             raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 
-def _explained(path: Path, differences: dict[str, tuple[Any, Any]]) -> str:
+def _explained(
+    path: Path, differences: dict[str, tuple[Any, Any]], recorded: Mapping[str, Any]
+) -> str:
     """Returns where a run has another configuration, and the flags that lead on."""
     lines = [f"{path} holds a run with another configuration:"]
+    ends = f"; --schedule {recorded.get('schedule')} ends there, so it stays"
     lines += [
-        f"    {name}: {there} there, {now} now"
+        f"    {name}: {there} there, {now} now{ends if name in fields.LENGTHS else ''}"
         for name, (there, now) in differences.items()
         if name != _DATA
     ]

@@ -96,7 +96,10 @@ def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "more"),
     [
-        ({"schedule": "cosine", "stateful_model": False}, {"max_steps"}),
+        (
+            {"schedule": "cosine", "stateful_model": False},
+            {"max_steps", "max_epochs"},
+        ),
         ({"schedule": "staircase", "stateful_model": True}, {"batch_size"}),
     ],
 )

@@ -95,10 +95,11 @@ def test_epochs_are_steps_wherever_the_run_goes_on(train, capsys):
     assert train("run", max_epochs=1.5, **linear)[0] == 9
     assert "Nothing to do" in capsys.readouterr().out
     # Another end is another schedule.
-    with pytest.raises(UsageError, match="max_steps: 9 there, 12 now"):
+    with pytest.raises(UsageError, match=r"max_epochs: 1\.5 there, 2 now.*linear"):
         train("run", max_epochs=2, **linear)
     done = runs.call("train.py", f"--resume={run}")
     assert (done.returncode, "Nothing to do" in done.stdout) == (0, True), done.stderr
+    assert f"--initial_weights {run}" in done.stdout, "its rate has fallen to zero"
 
 
 def test_a_run_goes_on_for_more_epochs(train):
@@ -108,6 +109,8 @@ def test_a_run_goes_on_for_more_epochs(train):
     assert done.returncode == 0, done.stderr
     assert checkpoints.steps(run / "checkpoints")[-1] == 12
     assert recorded(run)["max_steps"] == 12
+    done = runs.call("train.py", f"--resume={run}", "--max_epochs=1")
+    assert f"--resume {run} --max_steps 24" in done.stdout, done.stderr
     done = runs.call("train.py", f"--resume={run}", "--max_steps=13")
     assert done.returncode == 0, done.stderr
     assert (recorded(run)["max_steps"], recorded(run)["max_epochs"]) == (13, None)
@@ -145,7 +148,9 @@ def test_hours_count_over_resumes(train, capsys):
     # It has ended, and who follows it knows.
     capsys.readouterr()
     assert train("run", max_hours=6.0)[0] == 7
-    assert "max_hours 12" in capsys.readouterr().out.replace("=", " ")
+    said = capsys.readouterr().out.replace("=", " ")
+    assert "max_hours is 6" in said
+    assert "max_steps 14" in said
     follower = FollowedRun(run)
     follower._prepare = lambda model: None
     follower._use = lambda model, checkpoint: None
