@@ -96,15 +96,16 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     ):
         lines[0] = "Nothing to do."
     elif config.update.schedule_ends:  # It would have fallen otherwise.
+        schedule = f"{invocation.option_name('schedule')} {config.update.schedule}"
         weights = invocation.as_given(initial_weights=str(train_dir))
         lines.append(
-            f"  train longer:  not with --schedule {config.update.schedule}, which has "
-            f"ended; in another directory\n                 with {weights}"
+            f"  train longer:  not with {schedule}, which has ended; in another "
+            f"directory\n                 with {weights}"
         )
     elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
-    fresh = invocation.as_given(fresh=True)
-    lines.append(f"  start over:    the same without resume, with {fresh}")
+    fresh, resume = invocation.as_given(fresh=True), invocation.option_name("resume")
+    lines.append(f"  start over:    the same with {fresh}, without {resume}")
     score = early_stopping.how_to_score(train_dir, config, step, record)
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))
