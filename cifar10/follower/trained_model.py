@@ -52,15 +52,14 @@ class TrainedModel:
                     f"{directory}: {key} is {self.settings[key]!a}, and this version "
                     f"knows {', '.join(known)}. Use the version that wrote it."
                 )
-        described = datasets.describe(self.settings)
-        self.picture_shape, self.classes, self.class_names = described
+        self.picture_shape, self.class_names = datasets.describe(self.settings)
         self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
         name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in OPTIONS}
         self.model = build_model(
             name,
             self.image_shape,
-            self.classes,
+            len(self.class_names),
             precision=self.settings["precision"],
             seed=None,  # The process around it may draw numbers of its own.
             device=device,

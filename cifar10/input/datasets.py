@@ -8,11 +8,12 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cifar10.config.data_flag import FINDABLE, NPZ
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
+from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import with_val
 
@@ -20,14 +21,6 @@ from cifar10.input.division import with_val
 DEFAULT_SIZE = 64
 # Larger ones are no pictures, and a model of such a size fits nowhere.
 _LARGEST_SIDE = 4096
-
-
-class Described(NamedTuple):
-    """What a `config.json` says of the data of its run."""
-
-    image_shape: tuple[int, int, int]
-    classes: int
-    class_names: tuple[str, ...]
 
 
 def find(
@@ -69,10 +62,16 @@ def cache_of_pictures() -> Path:
     return home / "cifar10" if home.is_absolute() else cifar.cache()
 
 
-def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
+def find_for(
+    settings: Mapping[str, Any],
+    given: Dataset | None = None,
+    *,
+    say_notes: bool = True,
+) -> Dataset:
     """Finds the data set of a configuration, or of a run by its `config.json`.
 
-    The notes on pictures are printed unless the caller shows them.
+    A program may have `given` another one, which is divided and corrected likewise. The
+    notes on pictures are printed unless the caller shows them.
     """
     names = ("image_size", "validation_fraction", "max_bad_images")
     # An older run has none of them, and needs none.
@@ -80,15 +79,13 @@ def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
     preparation["val_fraction"] = settings.get("val_fraction", 0.0)
     preparation["division"] = settings.get("data_division")
-    dataset = find(
+    dataset = given or find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
     dataset = with_val(dataset, preparation["val_fraction"])
     if corrections := settings.get("corrections"):
-        from cifar10.input.corrections import corrected
-
         return corrected(dataset, corrections)
     return dataset
 
@@ -108,17 +105,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     found = {"data_dir": data_dir, "corrections": corrections}
     dataset = find_for({**settings, **found})
-    described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
-    # CIFAR's classes are fixed, whatever an older version called them.
-    if settings["data"] not in cifar.FORMATS:
-        pairs = zip(described.class_names, dataset.class_names, strict=True)
-        for number, (there, name) in enumerate(pairs):
-            if there != name:
-                raise UsageError(
-                    f"--data_dir {data_dir}: its class {number} is {name}, and the "
-                    f"run's is {there}; scores would mean nothing.\nName the data that "
-                    "it was trained on, or a set of the same classes."
-                )
+    check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) == recorded:
         recorded_as = settings.get("data_description", dataset.description)
         trained_on = settings.get("data_fingerprint")
@@ -133,27 +120,37 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     return dataset
 
 
-def check_same_kind(
-    dataset: Dataset, settings: Mapping[str, Any], name: str
-) -> Described:
+def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
     """Refuses a data set of other images or classes than a run was trained on.
 
-    `name` is what messages call the data set. Returns what the run's `config.json` says
-    of its own.
+    `name` is what messages call the data set.
     """
-    described = describe(settings)
-    if (dataset.image_shape, dataset.classes) != described[:2]:
+    shape, names = describe(settings)
+    fix = "Name the data that it was trained on, or a set of the same classes."
+    if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
             f"{name}: it has {dataset.classes} classes of images of "
-            f"{dataset.image_shape}, and the run was trained on {described.classes} of "
-            f"{described.image_shape}.\nName the data that it was trained on, or a "
-            "set of the same classes."
+            f"{dataset.image_shape}, and the run was trained on {len(names)} of "
+            f"{shape}.\n{fix}"
         )
-    return described
+    if dataset.name == settings["data"] and dataset.name in cifar.FORMATS:
+        return  # Its classes are fixed, whatever an older version called them.
+    pairs = zip(names, dataset.class_names, strict=True)
+    for number, (there, here) in enumerate(pairs):
+        if there != here:
+            raise UsageError(
+                f"{name}: its class {number} is {here}, and the run's is {there}; "
+                f"scores would mean nothing.\n{fix}"
+            )
 
 
-def describe(settings: Mapping[str, Any]) -> Described:
-    """Returns what a `config.json` says of its data; refuses the impossible."""
+def describe(
+    settings: Mapping[str, Any],
+) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+    """Returns the shape of a run's images and the names of its classes.
+
+    Refuses a `config.json` that lacks them.
+    """
     data, names = settings["data"], settings.get("class_names")
     shape: Any = settings.get("image_shape")
     if file_format := cifar.FORMATS.get(data):
@@ -164,7 +161,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
             "it."
         )
     height, width, channels = shape
-    return Described((height, width, channels), len(names), tuple(names))
+    return (height, width, channels), tuple(names)
 
 
 def _check_findable(data: str) -> None:

@@ -79,10 +79,9 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     Raises:
         UsageError: It has other classes or images than the run's data.
     """
-    described = describe(settings)
-    count = dataset.classes
-    if dataset.class_names == numbered_class_names(count) and count < described.classes:
-        # Of arrays, in which some of the classes may have no pictures.
-        dataset = dataclasses.replace(dataset, class_names=described.class_names)
+    (_, names), count = describe(settings), dataset.classes
+    if dataset.class_names == numbered_class_names(count) and count <= len(names):
+        # Arrays have numbers for names; some of the classes may have no pictures.
+        dataset = dataclasses.replace(dataset, class_names=names)
     check_same_kind(dataset, settings, "data")
     return dataset

@@ -69,7 +69,6 @@ def evaluate(
     from cifar10.evaluation.scored_set import ScoredSet
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
-    from cifar10.input.division import with_val
     from cifar10.interface.data import as_dataset, fitting
 
     dataset, trusted, own_metrics = as_dataset(data, split), None, None
@@ -93,18 +92,17 @@ def evaluate(
     settings = trained.settings
     if dataset is None and data is None:
         dataset = datasets.find_again(settings)
-    elif dataset is None:
-        named = data_flag.located({"data": str(data)})
-        dataset = datasets.find_for(
-            {**settings, "data_dir": None, "corrections": None, **named}
-        )
-    # Of data that are given for split="train" all is scored.
-    is_whole = data is not None and split == "train"
-    held = 0.0 if is_whole else settings.get("val_fraction", 0.0)
+    else:
+        known = {**settings, "data_dir": None, "corrections": None}
+        if dataset is None:
+            known |= data_flag.located({"data": str(data)})
+        if data is not None and split == "train":  # All of it is scored.
+            known["val_fraction"] = 0.0
+        dataset = datasets.find_for(known, dataset)
     scored = ScoredSet(
         trained.model,
         settings,
-        with_val(fitting(dataset, settings), held),
+        fitting(dataset, settings),
         directory / layout.EVALUATION_EVENTS,
         options,
         own_metrics=own_metrics,

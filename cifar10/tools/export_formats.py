@@ -82,7 +82,7 @@ def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
         "output": {
             "name": "probabilities" if with_preprocessing else "logits",
             "dtype": "float32",
-            "shape": [None, trained.classes],
+            "shape": [None, len(trained.class_names)],
         },
     }
 
@@ -95,7 +95,7 @@ def in_float32(trained: TrainedModel) -> keras.Model:
     model = build_model(
         trained.settings["model"],
         trained.image_shape,
-        trained.classes,
+        len(trained.class_names),
         precision="float32",
         options=trained.options,
     )

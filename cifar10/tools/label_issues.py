@@ -16,7 +16,6 @@ import tensorflow as tf
 from PIL import Image
 
 from cifar10.config import layout
-from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
@@ -51,10 +50,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
 
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.check_same_kind(dataset, trained.settings, "The data")
-    known, classes = trained.class_names, dataset.class_names
-    if known != classes:
-        raise UsageError(f"The run knows {known}, the data {classes}. Name its data.")
-    settings = trained.settings
+    classes, settings = dataset.class_names, trained.settings
     file, earlier = settings.get("corrections"), []
     if file and settings["data_dir"] == str(dataset.directory):
         dataset, earlier = corrections.corrected(dataset, file), corrections.read(file)

@@ -25,9 +25,7 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
-from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Images
-from cifar10.input.division import with_val
 from cifar10.models import custom
 from cifar10.models.registry import (
     OPTIONS,
@@ -171,17 +169,11 @@ def assemble(
         # Before a download, which takes long, also with several workers.
         find_architecture(config.network.model)
         train_dir = layout.locate_run(config.run.train_dir)
-        if dataset is None:
-            # A resumed run keeps its division into parts.
-            run = None if config.run.fresh else starting.find_run(train_dir)
-            kept = run and run["data_division"]
-            with stop.at_once():
-                known = {**config.values, "data_division": kept}
-                dataset = datasets.find_for(known)
-        else:
-            dataset = with_val(dataset, config.dataset.val_fraction)
-            if config.dataset.corrections:
-                dataset = corrected(dataset, config.dataset.corrections)
+        # A resumed run keeps its division into parts.
+        run = None if config.run.fresh else starting.find_run(train_dir)
+        known = {**config.values, "data_division": run and run["data_division"]}
+        with stop.at_once():
+            dataset = datasets.find_for(known, dataset)
         images, labels = dataset.read("train")
         if epochs := config.run.max_epochs:
             steps = epochs * len(images) / config.global_batch_size

@@ -262,7 +262,7 @@ def test_a_score_of_an_earlier_step_leaves_the_curve_as_it_is(run_dir, follow):
 def test_precisions_at_numbers_of_ones_own(run_dir, follow, capsys):
     save(run_dir, 30)
     follow(run_once=True, top_k="3,10")
-    assert "precision @ 3 = 1.000, precision @ 5 = 1.000" in capsys.readouterr().out
+    assert "precision @ 3 = 1.0000, precision @ 5 = 1.0000" in capsys.readouterr().out
     (line,) = logs.read_lines(run_dir / "eval" / "metrics.jsonl")
     assert line["precision @ 10"] == 1.0
     with pytest.raises(UsageError, match="--top_k 11"):

@@ -5,6 +5,7 @@ import pytest
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.interface.data import fitting
 from small_folders import numbered, write
 
 
@@ -59,9 +60,9 @@ OWN = {"data": "folder", "class_names": ["a", "b"], "classes": 2}
 
 def test_a_run_says_what_its_images_and_classes_are():
     described = datasets.describe({**OWN, "image_shape": [64, 48, 1]})
-    assert described == ((64, 48, 1), 2, ("a", "b"))
-    shape, classes, names = datasets.describe({"data": "cifar100"})
-    assert (shape, classes, len({*names})) == ((32, 32, 3), 100, 100)
+    assert described == ((64, 48, 1), ("a", "b"))
+    shape, names = datasets.describe({"data": "cifar100"})
+    assert (shape, len(names), len({*names})) == ((32, 32, 3), 100, 100)
 
 
 def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_dir):
@@ -70,6 +71,11 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}
     with pytest.raises(UsageError, match="10 classes"):
         datasets.find_again(settings)
+    # Nor of as many, wherever they are named: each would be taken for another.
+    settings |= {"class_names": [*"abcdefghij"], "classes": 10}
+    for find in (datasets.find_again, lambda run: fitting(stand_in, run)):
+        with pytest.raises(UsageError, match="its class 0 is"):
+            find(settings)
 
 
 def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(

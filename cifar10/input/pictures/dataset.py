@@ -53,9 +53,9 @@ def find_folder(directory: Path, how: Preparation) -> Dataset:
     files, classes, side = listing.files, listing.classes, how.image_size
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
-    parts, division = np.array(listing.parts or ["train"] * len(files)), None
+    parts, division = np.array(listing.parts), None
     shares: dict[Split, float] = {}
-    if listing.parts is None:
+    if "test" not in listing.parts:
         shares["test"] = how.validation_fraction
     if how.val_fraction and "val" not in parts:
         shares["val"] = how.val_fraction

@@ -54,7 +54,7 @@ class Listing:
     classes: list[str]
     files: list[File]
     labels: list[int]
-    parts: list[str] | None  # None if there is no test part.
+    parts: list[str]
     notes: list[str] = dataclasses.field(default_factory=list)  # For the user.
 
 
@@ -109,7 +109,7 @@ def list_folder(directory: Path) -> Listing:
         total = counted(left_out.total(), "file is", "files are")
         notes.append(f"{total} left out ({kinds})")
     names, notes = [*map(printable, classes)], [*map(printable, notes)]
-    return Listing(names, files, labels, parts_of if len(parts) > 1 else None, notes)
+    return Listing(names, files, labels, parts_of, notes)
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
