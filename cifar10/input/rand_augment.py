@@ -11,26 +11,11 @@ given, and equalizes them by their common histogram.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-OPERATIONS = (
-    "identity",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "rotate",
-    "brightness",
-    "color",
-    "contrast",
-    "sharpness",
-    "posterize",
-    "solarize",
-    "auto_contrast",
-    "equalize",
-)
 # How far each operation goes, at the highest magnitude and in both directions.
 _HIGHEST_MAGNITUDE = 30
 _SHEAR = 0.3  # Of the other side.
@@ -81,8 +66,8 @@ def change(
 ) -> tf.Tensor:
     """Changes each image by one operation.
 
-    The batch goes through every kind of operation, most of which leave a given image
-    unchanged: those of one kind are one computation with different numbers.
+    The batch is divided by operation and direction, so that each image goes through
+    its own operation alone, whose numbers are constants.
 
     Args:
         images: float32 [batch, height, width, channels], whole numbers 0 to 255.
@@ -91,92 +76,62 @@ def change(
         magnitude: 0 to 30.
     """
     strength = magnitude / _HIGHEST_MAGNITUDE
-    images = _moved(images, chosen, negative, strength)
-    images = _enhanced(images, chosen, negative, strength)
-    return _replaced(images, chosen, strength)
+    kinds = 2 * tf.cast(chosen, tf.int32) + tf.cast(negative, tf.int32)
+    places = tf.dynamic_partition(tf.range(images.shape[0]), kinds, 2 * len(OPERATIONS))
+    changed = [
+        _CHANGES[OPERATIONS[kind // 2]](
+            tf.gather(images, place), -strength if kind % 2 else strength
+        )
+        for kind, place in enumerate(places)
+    ]
+    return tf.ensure_shape(tf.dynamic_stitch(places, changed), images.shape)
 
 
-def _is(name: str, chosen: tf.Tensor) -> tf.Tensor:
-    """Returns which images' operation has a name, bool [batch, 1, 1, 1]."""
-    return (chosen == OPERATIONS.index(name))[:, None, None, None]
-
-
-def _by_operation(
-    values: dict[str, tuple], otherwise: object, chosen: tf.Tensor, negative: tf.Tensor
+def _move(
+    images: tf.Tensor, a: float, b: float, c: float, d: float, e: float, f: float
 ) -> tf.Tensor:
-    """Returns a value for each image: that of its operation in its direction.
+    """Takes each pixel x, y from a x + b y + c, d x + e y + f, like Pillow's transform.
 
-    `values` has one for each direction, first the positive one; the result is float64.
+    It is the nearest one of the image.
     """
-    table = [values.get(name, (otherwise, otherwise)) for name in OPERATIONS]
-    flat = tf.constant([value for pair in table for value in pair], tf.float64)
-    return tf.gather(flat, 2 * chosen + tf.cast(negative, tf.int64))
-
-
-def _moved(
-    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, strength: float
-) -> tf.Tensor:
-    """Shears, translates and rotates; each pixel is the nearest one of the image."""
     _, height, width, channels = images.shape
-    still = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-    # In float64, so that no device rounds to another pixel; [batch, 6, 1, 1].
-    motions = _by_operation(_motions(height, width, strength), still, chosen, negative)
-    a, b, c, d, e, f = tf.unstack(motions[:, :, None, None], axis=1)
-    x = tf.range(width, dtype=tf.float64)[None, None, :] + 0.5
-    y = tf.range(height, dtype=tf.float64)[None, :, None] + 0.5
-    column, row = tf.floor(a * x + b * y + c), tf.floor(d * x + e * y + f)
+    # In NumPy's float64, so that no device rounds to another pixel.
+    y, x = np.ogrid[0.5:height, 0.5:width]
+    column, row = np.floor(a * x + b * y + c), np.floor(d * x + e * y + f)
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     # What comes from outside the image is an extra pixel after its last one.
-    pixels = tf.where(is_inside, row * width + column, float(height * width))
+    pixels = np.where(is_inside, row * width + column, height * width)
     flat = tf.reshape(images, [-1, height * width, channels])
-    padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _FILL)], axis=1)
-    return tf.gather(padded, tf.cast(pixels, tf.int64), batch_dims=1)
+    padded = tf.pad(flat, [[0, 0], [0, 1], [0, 0]], constant_values=_FILL)
+    moved = tf.gather(padded, pixels.reshape(-1).astype(np.int32), axis=1)
+    return tf.reshape(moved, [-1, height, width, channels])
 
 
-def _motions(height: int, width: int, strength: float) -> dict[str, tuple]:
-    """Returns where a pixel comes from, in both directions, by operation.
-
-    As in Pillow's `Image.transform`, six numbers a to f say that pixel x, y is from
-    a x + b y + c, d x + e y + f.
-    """
-    shear = _SHEAR * strength
-    across, down = (int(_TRANSLATION * side * strength) for side in (width, height))
-    angle = -math.radians(_DEGREES * strength)  # Counter-clockwise.
-
-    def rotated(angle: float) -> tuple:
-        cos, sin = math.cos(angle), math.sin(angle)
-        x, y = width / 2, height / 2
-        return cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y
-
-    return {
-        "shear_x": tuple((1.0, s, 0.0, 0.0, 1.0, 0.0) for s in (shear, -shear)),
-        "shear_y": tuple((1.0, 0.0, 0.0, s, 1.0, 0.0) for s in (shear, -shear)),
-        "translate_x": tuple((1.0, 0.0, t, 0.0, 1.0, 0.0) for t in (across, -across)),
-        "translate_y": tuple((1.0, 0.0, 0.0, 0.0, 1.0, t) for t in (down, -down)),
-        "rotate": (rotated(angle), rotated(-angle)),
-    }
+def _translate_x(images: tf.Tensor, strength: float) -> tf.Tensor:
+    across = int(_TRANSLATION * images.shape[2] * strength)
+    return _move(images, 1.0, 0.0, across, 0.0, 1.0, 0.0)
 
 
-def _enhanced(
-    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, strength: float
-) -> tf.Tensor:
-    """Moves images away from a lesser form of themselves or towards it, as Pillow does.
+def _translate_y(images: tf.Tensor, strength: float) -> tf.Tensor:
+    down = int(_TRANSLATION * images.shape[1] * strength)
+    return _move(images, 1.0, 0.0, 0.0, 0.0, 1.0, down)
 
-    The lesser form is black for brightness, grey for colour, uniform grey for contrast,
-    and smooth for sharpness.
-    """
-    grey = _grey(images)
-    # In float64 the order of summation does not change it.
-    mean = tf.reduce_mean(tf.cast(grey, tf.float64), axis=[1, 2], keepdims=True)
-    lesser = tf.where(
-        _is("contrast", chosen), tf.cast(tf.floor(mean + 0.5), tf.float32), 0
+
+def _rotate(images: tf.Tensor, strength: float) -> tf.Tensor:
+    """Rotates counter-clockwise about the centre."""
+    angle = -math.radians(_DEGREES * strength)
+    cos, sin = math.cos(angle), math.sin(angle)
+    y, x = images.shape[1] / 2, images.shape[2] / 2
+    return _move(
+        images, cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y
     )
-    lesser = tf.where(_is("color", chosen), grey, lesser)
-    lesser = tf.where(_is("sharpness", chosen), _smoothed(images), lesser)
-    away = 1.0 + _ENHANCEMENT * strength, 1.0 - _ENHANCEMENT * strength
-    names = ("brightness", "color", "contrast", "sharpness")
-    factor = _by_operation(dict.fromkeys(names, away), 1.0, chosen, negative)
-    factor = tf.cast(factor, tf.float32)[:, None, None, None]
+
+
+def _enhance(
+    images: tf.Tensor, lesser: tf.Tensor | float, strength: float
+) -> tf.Tensor:
+    """Moves images away from a lesser form of themselves, or towards it."""
+    factor = 1.0 + _ENHANCEMENT * strength
     enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
     return tf.floor(enhanced + _ROUNDING)
 
@@ -190,6 +145,14 @@ def _grey(images: tf.Tensor) -> tf.Tensor:
     return tf.floor((weighted + 32768.0) / 65536.0)
 
 
+def _even_grey(images: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of each image's grey, [batch, 1, 1, 1]."""
+    # In float64 the order of summation does not change it.
+    grey = tf.cast(_grey(images), tf.float64)
+    mean = tf.reduce_mean(grey, axis=[1, 2], keepdims=True)
+    return tf.cast(tf.floor(mean + 0.5), tf.float32)
+
+
 def _smoothed(images: tf.Tensor) -> tf.Tensor:
     """Averages each pixel, five-fold, with its eight neighbours; edges stay."""
     # Thirteenths are never close to a half: how the sum is rounded does not matter.
@@ -201,51 +164,63 @@ def _smoothed(images: tf.Tensor) -> tf.Tensor:
     return tf.where(is_inner, smooth, images)
 
 
-def _replaced(images: tf.Tensor, chosen: tf.Tensor, strength: float) -> tf.Tensor:
-    """Replaces each value by another one, as posterizing, solarizing and others do."""
-    batch, _, _, channels = images.shape
-    planes = tf.range(batch * channels, dtype=tf.int64)
-    planes = tf.reshape(planes * _VALUES, [batch, 1, 1, channels])
-    places = planes + tf.cast(images, tf.int64)  # Each pixel's in all histograms.
-    counts = tf.math.unsorted_segment_sum(
-        tf.ones([math.prod(images.shape)]),
-        tf.reshape(places, [-1]),
-        batch * channels * _VALUES,
-    )
-    counts = tf.reshape(counts, [batch, channels, _VALUES])
-    values = tf.range(_VALUES, dtype=tf.float32)
-    step = 2.0 ** round(_LOST_BITS * strength)
-    tables = {
-        "posterize": tf.floor(values / step) * step,
-        "solarize": tf.where(values < 255.0 * (1.0 - strength), values, 255.0 - values),
-        "auto_contrast": _stretching(counts, values),
-        "equalize": _equalizing(counts, values),
-    }
-    table = tf.broadcast_to(values, counts.shape)
-    for name, replacement in tables.items():
-        table = tf.where(_is(name, chosen)[..., 0], replacement, table)
-    return tf.gather(tf.reshape(table, [-1]), places)
+def _posterize(images: tf.Tensor, strength: float) -> tf.Tensor:
+    step = 2.0 ** round(_LOST_BITS * abs(strength))
+    return tf.floor(images / step) * step
 
 
-def _stretching(counts: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a table that stretches the values of a channel to 0 to 255.
+def _solarize(images: tf.Tensor, strength: float) -> tf.Tensor:
+    return tf.where(images < 255.0 * (1.0 - abs(strength)), images, 255.0 - images)
 
-    `counts`, [batch, channels, 256], says how often each of the `values` occurs.
-    """
-    low, high = (
-        reduce(tf.where(counts > 0, values, missing), axis=-1, keepdims=True)
-        for reduce, missing in ((tf.reduce_min, 255.0), (tf.reduce_max, 0.0))
-    )
+
+def _auto_contrast(images: tf.Tensor, strength: float) -> tf.Tensor:
+    """Stretches the values of each channel to 0 to 255."""
+    del strength
+    low = tf.reduce_min(images, axis=[1, 2], keepdims=True)
+    high = tf.reduce_max(images, axis=[1, 2], keepdims=True)
     # Divided once: a quotient that is whole stays so.
-    stretched = tf.floor((values - low) * 255.0 / tf.maximum(high - low, 1.0))
-    return tf.where(high > low, stretched, values)
+    stretched = tf.floor((images - low) * 255.0 / tf.maximum(high - low, 1.0))
+    return tf.where(high > low, stretched, images)
 
 
-def _equalizing(counts: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a table that makes a channel's histogram even; as `_stretching`."""
+def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
+    """Makes the histogram of each channel even."""
+    del strength
+    channels = images.shape[-1]
+    planes = tf.range(tf.shape(images)[0] * channels)
+    planes = tf.reshape(planes * _VALUES, [-1, 1, 1, channels])
+    places = planes + tf.cast(images, tf.int32)  # Each pixel's in all histograms.
+    counts = tf.math.bincount(
+        tf.reshape(places, [-1]), minlength=tf.size(planes) * _VALUES
+    )
+    counts = tf.cast(tf.reshape(counts, [-1, _VALUES]), tf.float32)
     darker = tf.cumsum(counts, axis=-1, exclusive=True)
     # All pixels but those of the lightest value that there is.
     below = tf.reduce_max(tf.where(counts > 0, darker, 0.0), axis=-1, keepdims=True)
     step = tf.floor(below / 255.0)
     lights = tf.floor((tf.floor(step / 2.0) + darker) / tf.maximum(step, 1.0))
-    return tf.where(step > 0, tf.minimum(lights, 255.0), values)
+    values = tf.range(_VALUES, dtype=tf.float32)
+    table = tf.where(step > 0, tf.minimum(lights, 255.0), values)
+    return tf.gather(tf.reshape(table, [-1]), places)
+
+
+# Each takes images, float32 as in `change`, and a strength, which is negative in the
+# other direction of those that have two.
+_CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
+    "identity": lambda images, strength: images,  # noqa: ARG005
+    "shear_x": lambda images, s: _move(images, 1.0, _SHEAR * s, 0.0, 0.0, 1.0, 0.0),
+    "shear_y": lambda images, s: _move(images, 1.0, 0.0, 0.0, _SHEAR * s, 1.0, 0.0),
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+    "rotate": _rotate,
+    # As Pillow does, away from black, grey, uniform grey, and a smooth image.
+    "brightness": lambda images, s: _enhance(images, 0.0, s),
+    "color": lambda images, s: _enhance(images, _grey(images), s),
+    "contrast": lambda images, s: _enhance(images, _even_grey(images), s),
+    "sharpness": lambda images, s: _enhance(images, _smoothed(images), s),
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "auto_contrast": _auto_contrast,
+    "equalize": _equalize,
+}
+OPERATIONS = tuple(_CHANGES)
