@@ -124,10 +124,11 @@ def test_the_steps_are_those_of_a_training_without_scores(
 
 
 def test_nothing_is_written_through_a_link(tmp_path, stand_in_dir):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "eval").symlink_to(tmp_path)
+    run, options = tmp_path / "run", {"model": runs.SMALL, "num_gpus": 1}
+    train(run, stand_in_dir, **options, max_steps=1)
+    (run / "eval").symlink_to(tmp_path)
     with pytest.raises(UsageError, match="link"):
-        train(tmp_path / "run", stand_in_dir, eval_steps=6)
+        train(run, stand_in_dir, **options, max_steps=2, eval_steps=1)
 
 
 # ---- What it decides
