@@ -8,7 +8,7 @@ import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
-from cifar10.input.dataset_base import Dataset
+from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures.arrays import array_dataset, numbered_class_names
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
@@ -68,9 +68,19 @@ def _wrap(data: Any) -> Dataset:
     if missing := [name for name in _NEEDED if not hasattr(data, name)]:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
+
+    def read(split: Split) -> tuple[Images, np.ndarray]:
+        images, labels = data.read(split)
+        if images.dtype != np.uint8:
+            raise UsageError(
+                f"data: its {split} images are {images.dtype}, but pixels have to be "
+                "uint8, 0 to 255."
+            )
+        return images, labels
+
     values = {name: getattr(data, name) for name in _NEEDED}
     parts = tuple(getattr(data, "parts", WITHOUT_VAL))
-    return Dataset(**values | {"name": name_of(data)}, parts=parts)
+    return Dataset(**values | {"name": name_of(data), "read": read}, parts=parts)
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:

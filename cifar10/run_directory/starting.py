@@ -5,7 +5,7 @@ everything that determines the result; `find_differences` returns where it does 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +27,22 @@ def find_run(path: Path) -> dict[str, Any] | None:
 
 
 def find_differences(
-    path: Path,
-    recorded: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    determining: Sequence[str],
+    path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns the values of a run and of `settings` where they differ, by name.
+    """Returns the values of a run and of a training where they differ, by name.
 
-    Only the `determining` entries are compared: the run can be resumed if none of them
-    differs. An entry that an older run did not record counts as the default: it was not
-    in use. Folders that lead out of the run's directory are refused.
+    Only the training's `determining` entries are compared: the run can be resumed if
+    none of them differs. An entry that an older run did not record counts as the
+    default: it was not in use. Folders that lead out of the run's directory are
+    refused.
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)
     before = {**options.defaults(fields.ALL), **recorded}
     return {
-        name: (before.get(name, _ABSENT), settings[name])
-        for name in determining
-        if before.get(name) != settings[name]
+        name: (before.get(name, _ABSENT), value)
+        for name, value in determining.items()
+        if before.get(name) != value
     }
 
 

@@ -4,10 +4,12 @@ import contextlib
 import functools
 import hashlib
 import io
+import math
 import sysconfig
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,31 +53,44 @@ def draw_sheet(
     shown = _spread(np.arange(len(names)), _MOST_CLASSES)
     if len(shown) < len(names):
         title = f"{len(shown)} of {len(names):,} classes: {title}"
-    row = _LINE + _SIDE + 2 * _GAP
-    sheet = Image.new("RGB", (_WIDTH, _LINE + len(shown) * row + _GAP), "white")
-    pen = ImageDraw.Draw(sheet)
-    _write(pen, 2, title)
-    for number, label in enumerate(shown.tolist()):
-        top = _LINE + number * row
+    cells: list[tuple] = []
+    for label in shown.tolist():
         places = np.flatnonzero(labels == label)
-        _write(pen, top + 2, f"{names[label]}: {len(places):,}")
-        for column, image in enumerate(images[_spread(places, _EACH)]):
-            corner = (_GAP + column * (_SIDE + _GAP), top + _LINE)
-            sheet.paste(thumbnail(image), corner)
+        texts, pictures = [f"{names[label]}: {len(places):,}"], _spread(places, _EACH)
+        cells += zip_longest(texts, images[pictures], range(_EACH))
+    return draw_grid(title, [cell[:2] for cell in cells], _EACH)
+
+
+def draw_grid(title: str, cells: Sequence[tuple], columns: int) -> bytes:
+    """Returns a PNG with rows of so many pictures, each below a text.
+
+    Each cell has text and picture, uint8 [height, width, 3], or None in place of it.
+    """
+    row = _LINE + _SIDE + 2 * _GAP
+    height = _LINE + math.ceil(len(cells) / columns) * row + _GAP
+    sheet = Image.new("RGB", (_WIDTH, height), "white")
+    pen = ImageDraw.Draw(sheet)
+    _write(pen, (_GAP, 2), title)
+    for place, (text, picture) in enumerate(cells):
+        left = _GAP + place % columns * (_WIDTH // columns)
+        top = _LINE + place // columns * row
+        _write(pen, (left, top + 2), text or "")
+        if picture is not None:
+            sheet.paste(thumbnail(picture), (left, top + _LINE))
     content, marked = io.BytesIO(), PngInfo()
     marked.add_text("Description", SHEET_MARK)
     sheet.save(content, "PNG", pnginfo=marked)
     return content.getvalue()
 
 
-def _write(pen: ImageDraw.ImageDraw, top: int, text: str) -> None:
+def _write(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None:
     """Writes a line of text, without its accents where no font has them."""
     font = _find_font()
     if font is None:
         apart = unicodedata.normalize("NFKD", text)
         plain = "".join(each for each in apart if not unicodedata.combining(each))
         text = plain.encode("ascii", "replace").decode()
-    pen.text((_GAP, top), text, "black", font or ImageFont.load_default(_TEXT))
+    pen.text(corner, text, "black", font or ImageFont.load_default(_TEXT))
 
 
 @functools.cache

@@ -4,9 +4,8 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,7 +14,7 @@ from cifar10.config import flags, layout, run_config
 from cifar10.config.options import Checked, Count, Form
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files
-from cifar10.run_directory import checkpoints, restoring, starting
+from cifar10.run_directory import restoring, starting
 from cifar10.run_directory.lock import is_locked
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ it. Exit code 1: something differs, or --find found nothing.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _WIDTH, _SIDE, _TEXT = 8, 112, 64, 32  # Of a sheet; pixels of a picture.
+_COLUMNS, _LETTERS = 4, 15  # Of a sheet; of an image's name there.
 
 _Options = TypeVar("_Options", bound="ReplayOptions")
 
@@ -49,13 +48,11 @@ class ReplayOptions(Checked):
         data_dir: directory of the data set (default: the run's)
         trust_model: model to trust, as module:function, in a run not yours (default:
             none)
-        json: print JSON
     """
 
     num_gpus: Count | None = None
     data_dir: str | None = None
     trust_model: str | None = None
-    json: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,12 +75,12 @@ class Options(ReplayOptions):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
-    replay, options = open_run(parser, words, Options)
+    run, options = parse(parser, words, Options)
+    replay = open_run(run, options)
     first, last = map(int, options.steps.split(":"))
+    known = [0, *replay.logged, *replay.saved]
     if options.find:
         known = [first, replay.recorded["max_steps"]]
-    else:
-        known = [0, *replay.logged, *checkpoints.steps(replay.run / layout.CHECKPOINTS)]
     if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
             f"--steps {options.steps}: the run has {max(known):,} steps. Give two of "
@@ -94,18 +91,22 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return (_find if options.find else _compare)(replay, first, last, options)
 
 
-def open_run(
+def parse(
     parser: argparse.ArgumentParser, words: Sequence[str], kind: type[_Options]
-) -> tuple["Replay", _Options]:
-    """Assembles the training of the run that is named; says if its code was another."""
+) -> tuple[Path, _Options]:
+    """Returns the directory of the run that is named, and the options beside it."""
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     flags.add_flags(parser, kind)
     given = flags.parse(parser, words)
     run = layout.locate_run(given.pop("run"))
-    options = kind(**given)
-    restoring.check_usable(str(run), None, options.trust_model)
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait for its end, or copy it.")
+    return run, kind(**given)
+
+
+def open_run(run: Path, options: ReplayOptions) -> "Replay":
+    """Assembles the training of a run; says if its code was another."""
+    restoring.check_usable(str(run), None, options.trust_model)
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
     from cifar10.training.replay import Replay
@@ -113,32 +114,23 @@ def open_run(
     replay = Replay(run, options.num_gpus, options.data_dir)
     if note := starting.version_note(settings, replay.training.settings):
         say(note)
-    return replay, options
+    return replay
 
 
 def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Compares steps with the run until one differs."""
-
-    def write(batches: Any) -> None:
-        if options.images:
-            _write_sheet(options.images, replay, batches)
-
-    found, verdict = [], "These are the steps of the run."
-    for one in replay.compare(first, last, write):
-        found.append(one)
-        if options.json:
-            print(json.dumps(one._asdict()), flush=True)
-        if one.largest > one.bound:
-            verdict = "This is not what the run has."
-            break
-    worst = max(found, key=lambda one: (one.largest > one.bound, one.largest))
-    if not options.json:
-        print(
-            f"Steps {first:,} to {replay.step:,}: the largest difference is "
-            f"{worst.largest:.2g} of its size, of {worst.name} in the {worst.place} of "
-            f"step {worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
-        )
-    return 1 if worst.largest > worst.bound else 0
+    folder = options.images
+    write = functools.partial(_write_sheet, folder, replay) if folder else None
+    found = [*replay.compare(first, last, write)]
+    differs = found[-1].largest > found[-1].bound
+    worst = found[-1] if differs else max(found, key=lambda one: one.largest)
+    verdict = "This is not what the run has." if differs else "The run has the same."
+    print(
+        f"Steps {first:,} to {replay.step:,}: the largest difference is "
+        f"{worst.largest:.2g} of its size, of {worst.name} in the {worst.place} of "
+        f"step {worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
+    )
+    return 1 if differs else 0
 
 
 def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
@@ -150,53 +142,35 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     norm, batches = found
     if options.images:
         _write_sheet(options.images, replay, batches)
-    described, step = replay.describe(batches), replay.step + 1
-    lines = [f"Step {step:,}: the gradient's norm is {norm:.3g}, most of it from:"]
-    images = []
-    for at, of_image in replay.heaviest(batches, _MOST).items():
-        name, _, loss = described[at]
-        lines.append(f"  {name}: norm {of_image:.3g}, cross entropy {loss:.3g}")
-        numbers = {"norm": _finite(of_image), "loss": _finite(loss)}
-        images.append({"image": name, **numbers})
-    result = {"step": step, "gradient_norm": _finite(norm), "images": images}
-    print(json.dumps(result) if options.json else "\n".join(lines))
+    step = replay.step + 1
+    print(f"Step {step:,}: the gradient's norm is {norm:.3g}, most of it from:")
+    for name, of_image, loss in replay.heaviest(batches, _MOST):
+        print(f"  {name}: norm {of_image:.3g}, cross entropy {loss:.3g}")
     return 0
-
-
-def _finite(number: float) -> float | None:
-    """Returns a number as JSON has it, in which only finite ones exist."""
-    return number if math.isfinite(number) else None
 
 
 def _write_sheet(folder: str, replay: "Replay", batches: Any) -> None:
     """Writes the next step's distorted images, the worst first, and their table."""
     import numpy as np
-    from PIL import Image, ImageDraw
 
-    from cifar10.tools.data_contents import thumbnail
+    from cifar10.tools.data_contents import draw_grid
 
     pictures = np.concatenate([images for images, _ in batches]).astype(np.float32)
-    described = replay.describe(batches)
-    losses = [loss for *_, loss in described]
-    order = np.argsort(np.nan_to_num(losses, nan=np.inf), kind="stable")[::-1].tolist()
-    row = _SIDE + _TEXT
-    size = (_COLUMNS * _WIDTH, math.ceil(len(order) / _COLUMNS) * row)
-    sheet = Image.new("RGB", size, "white")
-    pen = ImageDraw.Draw(sheet)
-    for place, at in enumerate(order):
-        left, top = place % _COLUMNS * _WIDTH, place // _COLUMNS * row
-        shown = np.nan_to_num(pictures[at] - pictures[at].min())
-        shown *= 255 / max(shown.max(), 1e-6)
-        sheet.paste(thumbnail(shown.astype(np.uint8).squeeze()), (left, top))
-        text = f"{described[at][0][-18:]}\n{losses[at]:.3g}"
-        pen.multiline_text((left, top + _SIDE), text, "black")
-    content, table = io.BytesIO(), io.StringIO()
-    sheet.save(content, "PNG")
-    rows = [("image", "label", "cross entropy"), *(described[at] for at in order)]
-    csv.writer(table, lineterminator="\n").writerows(rows)
-    path = Path(folder, f"step-{replay.step + 1:08d}.png")
+    pictures -= pictures.min(axis=(1, 2, 3), keepdims=True)
+    pictures *= 255 / np.maximum(pictures.max(axis=(1, 2, 3), keepdims=True), 1e-6)
+    shown = zip(replay.describe(batches), np.nan_to_num(pictures), strict=True)
+    ranked = sorted(shown, key=lambda one: -np.nan_to_num(one[0][2], nan=np.inf))
+    cells = [
+        (f"{name[-_LETTERS:]}: {loss:.3g}", picture.astype(np.uint8).squeeze())
+        for (name, _, loss), picture in ranked
+    ]
+    step, table = replay.step + 1, io.StringIO()
+    lines = [("image", "class", "cross entropy"), *(row for row, _ in ranked)]
+    csv.writer(table, lineterminator="\n").writerows(lines)
+    path = Path(folder, f"step-{step:08d}.png")
     with contextlib.suppress(OSError):  # The next line says why not.
         path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_output(path, "--images", content.getvalue())
+    drawn = draw_grid(f"Step {step:,}, the worst first", cells, _COLUMNS)
+    files.write_output(path, "--images", drawn)
     written = table.getvalue().encode(errors="surrogateescape")
     files.write_output(path.with_suffix(".csv"), "--images", written)

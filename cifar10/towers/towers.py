@@ -177,6 +177,7 @@ class TowerBuilder:
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
+        self._step_and_results = traced(self._trace_step_and_results)
         self._steps = traced(self._trace_steps)
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
@@ -221,9 +222,20 @@ class TowerBuilder:
             raise
         self.broadcast([0])
 
-    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
-        """Runs every tower of this process; nothing is averaged or updated."""
-        return self._results(list(batches))
+    def step_and_results(
+        self, batches: Sequence[Batch]
+    ) -> tuple[StepResult, list[TowerResult]]:
+        """Runs a step; also returns what each tower has computed for it."""
+        return self._step_and_results(list(batches))
+
+    def results(
+        self, batches: Sequence[Batch], devices: Sequence[str] = ()
+    ) -> list[TowerResult]:
+        """Runs every tower of this process; nothing is averaged or updated.
+
+        They run on their own devices, or on the ones that are named.
+        """
+        return self._results(list(batches), tuple(devices or self.devices))
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Runs every tower of this process; nothing is updated.
@@ -238,8 +250,16 @@ class TowerBuilder:
 
     def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
-        averages = self._trace_averages(self.state, self.devices, batches)
-        return self._trace_update(self.state, averages)
+        return self._trace_step_and_results(batches)[0]
+
+    def _trace_step_and_results(
+        self, batches: list[Batch]
+    ) -> tuple[StepResult, list[TowerResult]]:
+        # One graph: towers that are averaged in another one round otherwise.
+        state, devices = self.state, self.devices
+        results = self._trace_towers(state, devices, batches)
+        averages = self._trace_averages(state, devices, batches, results=results)
+        return self._trace_update(state, averages), results
 
     def _stack(self, batches: Sequence[Sequence[Batch]]) -> list[Batch]:
         """Stacks the batches of several steps, on the towers' devices."""
@@ -270,8 +290,10 @@ class TowerBuilder:
             ),
         )
 
-    def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
-        return self._trace_towers(self.state, self.devices, batches, self.first_tower)
+    def _trace_results(
+        self, batches: list[Batch], devices: Sequence[str]
+    ) -> list[TowerResult]:
+        return self._trace_towers(self.state, devices, batches, self.first_tower)
 
     def _trace_gradients(self, batches: list[Batch]) -> dict[str, tf.Tensor]:
         averages = self._trace_averages(

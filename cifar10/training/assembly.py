@@ -36,7 +36,6 @@ from cifar10.models.registry import (
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
-from cifar10.run_directory.checkpoints import digest_of
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
@@ -44,7 +43,6 @@ from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
-from cifar10.towers.verification import BOUNDS, VerifyingBuilder
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
@@ -110,24 +108,13 @@ class Training:
         capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What the chain of checkpoints says that the run is computed from."""
-        settings = self.settings
-        return {
-            "config": digest_of(
-                {name: settings.get(name) for name in self.determining()}
-            ),
-            "data": settings["data_fingerprint"],
-            "code": settings["versions"],
-        }
-
-    def determining(self) -> list[str]:
+    def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
         # Batch statistics and dropout make a tower's batch part of the result.
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         entries = {**self.settings, "stateful_model": is_stateful}
-        return [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
+        names = [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
+        return {name: self.settings[name] for name in names}
 
 
 def assemble(
@@ -397,12 +384,8 @@ def build_towers(
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
     towers = TowerBuilder(states[0], batch_devices, **what)
-    if period := config.checkpoints.verify_steps:
-        exact = config.speed.deterministic
-        bound = 0.0 if exact else BOUNDS[config.network.precision]
-        towers = VerifyingBuilder(period, bound, states[0], batch_devices, **what)
     if strategy is not None:
-        if period:
+        if period := config.checkpoints.verify_steps:
             raise UsageError(
                 f"--verify_steps {period}: only towers that share their variables are "
                 "verified.\nLeave it out with several machines and --variable_update "

@@ -12,6 +12,7 @@ from cifar10.errors import DiskError, say
 from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.logs import LogWriter, forget_later, writing
+from cifar10.training.assembly import Training
 from cifar10.training.console import Console, forecast_line
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
@@ -115,23 +116,7 @@ class Validation:
         self._directory = training.train_dir
         self._scored: ScoredSet | None = None
         if self._period and training.workers.is_chief:
-            self._scored = self._set_of(training.dataset.validation_split)
-
-    def _set_of(self, part: Literal["val", "test"]) -> ScoredSet:
-        training = self._loop.training
-        events = training.train_dir / layout.evaluation_events(part)
-        layout.refuse_link(events)
-        return ScoredSet(
-            training.towers.state.model,
-            training.settings,
-            training.dataset,
-            events,
-            Options(
-                batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
-                eval_data=part,
-            ),
-            own_metrics=training.config.loss.metrics,
-        )
+            self._scored = scored_set(training, training.dataset.validation_split)
 
     @property
     def first_line(self) -> str:
@@ -175,7 +160,7 @@ class Validation:
         of_val = self._scored and self._scored.part == "val"
         if why == "finished" and of_val and "test" in self._loop.training.dataset.parts:
             with self._loop.apart("evaluation"):
-                self._score(self._set_of("test"), step)
+                self._score(scored_set(self._loop.training, "test"), step)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
@@ -189,6 +174,26 @@ class Validation:
             )
         self._loop.say(lines[-1])
         return result.scalars
+
+
+def scored_set(
+    training: Training, part: Literal["val", "test"], count: int | None = None
+) -> ScoredSet:
+    """Returns how a training scores a part of its data, or so many images of it."""
+    events = training.train_dir / layout.evaluation_events(part)
+    layout.refuse_link(events)
+    return ScoredSet(
+        training.towers.state.model,
+        training.settings,
+        training.dataset,
+        events,
+        Options(
+            batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
+            eval_data=part,
+            num_examples=count,
+        ),
+        own_metrics=training.config.loss.metrics,
+    )
 
 
 class Saving:

@@ -5,7 +5,7 @@ on.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     with RunLock(path) as lock:
         stop.clean_up = lock.release
         known = _determined(config)
-        recorded = check_run(path, known, [*known], fresh=fresh)
+        recorded = check_run(path, known, fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
             check_source(config.fine_tuning)
@@ -64,20 +64,16 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
 
 
 def check_run(
-    path: Path,
-    settings: Mapping[str, Any],
-    determining: Sequence[str],
-    *,
-    fresh: bool,
+    path: Path, determining: Mapping[str, Any], *, fresh: bool
 ) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is none.
 
-    It is refused if it differs from `settings` in the `determining` entries, unless a
-    `fresh` run is to replace it. Nothing is written.
+    It is refused if its entries differ from the `determining` ones, unless a `fresh`
+    run is to replace it. Nothing is written.
     """
     recorded = starting.find_run(path)
     if recorded is not None and not fresh:
-        found = starting.find_differences(path, recorded, settings, determining)
+        found = starting.find_differences(path, recorded, determining)
         if found:
             raise UsageError(_explained(path, found, recorded))
     return recorded

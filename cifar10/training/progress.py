@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,7 @@ class Progress:
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
             )
-        back = functools.partial(chain.go_back, run, newest, self.step)
-        logs.LogWriter(run).attempt(back)
+        logs.LogWriter(run).attempt(lambda: chain.go_back(run, newest))
         self._goodput.go_back(run / layout.METRICS, self.step)
         return messages
 
@@ -172,14 +170,14 @@ class Progress:
             self._delete_old()  # Makes room if checkpoints have accumulated.
         path, run = None, self._directory.parent
         try:
-            link = chain.make_link(run, self.step, self._origin)
+            link = chain.make_link(run, self._origin)
             path = checkpoints.save(
                 self._directory,
                 self._state.trackables(),
                 step=self.step,
                 facts={**self._facts(), **link},
             )
-            logs.LogWriter(run).attempt(functools.partial(chain.append, run, path))
+            logs.LogWriter(run).attempt(lambda: chain.append(run, self.step))
             self._delete_old()
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":

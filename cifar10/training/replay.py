@@ -6,9 +6,11 @@ follows again from the checkpoint before it.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,22 +19,33 @@ from cifar10 import model as models
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, say
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input.corrections import names_of
-from cifar10.input.pipeline import BatchSlice
-from cifar10.run_directory import chain, checkpoints, logs, restoring, starting
+from cifar10.input.pipeline import shuffled_indices
+from cifar10.run_directory import (
+    chain,
+    checkpoints,
+    logs,
+    restoring,
+    scores,
+    starting,
+)
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch
-from cifar10.towers.verification import proportion
-from cifar10.training.assembly import assemble, build_maker
+from cifar10.towers.verification import BOUNDS, proportion
+from cifar10.training.assembly import Training, assemble
+from cifar10.training.periodic import scored_set
 
-# The metrics of the log that are compared; a prediction that tips over changes the
-# precision by far more than rounding does.
-_COMPARED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
-# How far rounding takes a value in so many steps after a checkpoint, in proportion,
-# where sums are added in another order. It grows as trainings do: later, only what is
-# of another size is told from it (docs/auditing.md).
+# What is compared of a line of the log, and of scores; a prediction that tips over
+# changes a step's precision by far more than rounding does.
+_LOGGED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
+_SCORES = ("precision @ 1", "cross_entropy")
+_PARTS: tuple[Literal["val", "test"], ...] = ("val", "test")
+# Another processor rounds otherwise: a few images may change their class.
+_BOUND_OF_SCORES = 1e-3
+# Where sums are added in another order, rounding grows as trainings do: so many steps
+# after a checkpoint, only what is of another size is told from it (docs/auditing.md).
 _STEPS_OF_BOUND = 20
-BOUNDS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 _LATER_BOUND = 0.5
 # A gradient's norm so many times the median of the steps before it is a jump.
 _JUMP = 5.0
@@ -43,7 +56,7 @@ class Difference(NamedTuple):
     """How far a recomputed step is from what the run has of it."""
 
     step: int
-    place: str  # Where the run has it: `log` or `checkpoint`.
+    place: str  # Where the run has it: `log`, `checkpoint` or `scores`.
     largest: float  # In proportion; 0 if all are equal to the last bit.
     name: str  # The metric or the variable that differs most, or what is damaged.
     bound: float  # The largest difference that rounding explains.
@@ -60,6 +73,8 @@ class Replay:
     Attributes:
         run: As above.
         recorded: The run's `config.json`.
+        logged: The lines that the run has logged, by step.
+        saved: The steps of its checkpoints.
         training: The assembled training.
         step: The step reached.
         bound: The largest difference that is no other computation. It is 0 where the
@@ -75,63 +90,27 @@ class Replay:
     ) -> None:
         self.run = run
         self.recorded = recorded = run_config.read_run_config(run)
-        batches = recorded["towers"] * recorded["accumulate"]
-        towers = towers or max(1, recorded["towers"])
-        # As many batches as the run had, so that each has the same images; or else
-        # other ones, in a model without batch norm and dropout.
-        divides = batches % towers == 0
-        values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
-        values |= {
-            "num_gpus": towers,
-            "accumulate": batches // towers if divides else 1,
-            "global_batch_size": None if divides else recorded["global_batch_size"],
-            "split_gpu": 1,
-            "steps_per_call": 1,
-            "variable_update": "towers",
-            "local_workers": None,
-            "verify_steps": None,
-            "data_dir": data_dir or recorded["data_dir"],
-        }
-        self.training = training = assemble(Config.from_values(values))
-        found = starting.find_differences(
-            run, recorded, training.settings, training.determining()
-        )
-        if found:
-            changed = (
-                f"{name} was {old!r}, now {new!r}" for name, (old, new) in found.items()
-            )
-            raise UsageError(
-                f"The run was trained on something else: {'; '.join(changed)}.\nBring "
-                "it back; data that has moved is named by --data_dir."
-            )
-        alike = {
-            "deterministic": True,
-            "towers": towers,
-            "workers": 1,
-            "devices": training.settings["devices"],
-        }
-        is_exact = all(recorded.get(name) == one for name, one in alike.items())
-        self.bound = 0.0 if is_exact else BOUNDS[recorded["precision"]]
-        self.step = self._begun = 0
         self._directory = run / layout.CHECKPOINTS
+        self.saved = checkpoints.steps(self._directory)
+        lines = logs.read_steps(run / layout.METRICS)
+        self.logged = {line["step"]: line for line in lines}
+        self.training = training = _assemble(run, recorded, towers, data_dir)
+        is_exact = training.config.speed.deterministic and all(
+            recorded.get(name) == training.settings[name]
+            for name in ("workers", "devices")
+        )
+        self.bound = 0.0 if is_exact else BOUNDS[recorded["precision"]]
+        self.step = 0
         self._state = training.towers.state
         self._stage: Any = None
         self._initial = self._values()
-        # The batches that rollbacks have left out before a checkpoint, by its step.
-        self._left_out = {0: 0}
-        for step in checkpoints.steps(self._directory):
+        links = chain.read(run)
+        for step in {*self.saved} - links.keys():  # Of an older run.
             with contextlib.suppress(checkpoints.DamagedError):
-                manifest = checkpoints.read_manifest(self._directory, step)
-                self._left_out[step] = manifest.get("left_out", 0)
-        for link in chain.read(run):
-            self._left_out[link["step"]] = link.get("left_out", 0)
-
-    @property
-    def logged(self) -> dict[int, dict[str, Any]]:
-        """The lines that the run has logged, by step."""
-        return {
-            line["step"]: line for line in logs.read_steps(self.run / layout.METRICS)
-        }
+                links[step] = checkpoints.read_manifest(self._directory, step)
+        # The batches that rollbacks have left out before a checkpoint, by its step.
+        left_out = {step: link.get("left_out", 0) for step, link in links.items()}
+        self._left_out = {0: 0, **left_out}
 
     @property
     def batch(self) -> int:
@@ -145,12 +124,11 @@ class Replay:
         Raises:
             UsageError: There is none, and the run began with weights from elsewhere.
         """
-        later = [at for at in checkpoints.steps(self._directory) if at >= step]
         newest, refused = restoring.restore_newest(
             self._directory,
             lambda found: checkpoints.restore(found, self._state.trackables()),
             self.recorded,
-            skip=later,
+            skip=[at for at in self.saved if at >= step],
         )
         for damaged, error in refused.items():
             say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
@@ -161,7 +139,7 @@ class Replay:
                     f"with {weights}.\nName steps after a checkpoint."
                 )
             self._assign(self._initial)
-        self.step = self._begun = newest.step if newest else 0
+        self.step = newest.step if newest else 0
         self._state.halted.assign(False)
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
@@ -189,51 +167,69 @@ class Replay:
         self,
         first: int,
         last: int,
-        before: Callable[[Sequence[Batch]], object] = lambda _: None,
+        before: Callable[[Sequence[Batch]], object] | None = None,
     ) -> Iterator[Difference]:
         """Recomputes the steps up to `last`; compares those from `first` on.
 
-        `before` is called with the batches of each of these before its update.
+        It ends with the first difference that rounding does not explain. `before` is
+        called with the batches of each of these steps before its update.
         """
-        logged, saved = self.logged, checkpoints.steps(self._directory)
         for batches in self.batches_to(last):
             if self.step + 1 < first:
                 self.advance(batches)
                 continue
-            before(batches)
-            metrics = self.advance(batches)
-            if line := logged.get(self.step):
-                names = [name for name in _COMPARED if name in metrics and name in line]
-                ours, theirs = ([of[name] for name in names] for of in (metrics, line))
-                yield self._largest(
-                    "log", names, map(as_logged, ours), map(as_logged, theirs)
-                )
-            if self.step in saved:
-                yield self._to_checkpoint()
+            if before:
+                before(batches)
+            for one in self._differences(self.advance(batches)):
+                yield one
+                if one.largest > one.bound:
+                    return
 
-    def _to_checkpoint(self) -> Difference:
-        """Compares with the checkpoint of the step, from which the replay goes on."""
-        ours = self._values()
-        try:
-            found = checkpoints.verify(self._directory, self.step)
-            checkpoints.restore(found, self._state.trackables())
-        except checkpoints.DamagedError as error:
-            return Difference(self.step, "checkpoint", 2.0, str(error), self.bound)
-        model = self._state.model
-        kept = (*model.trainable_variables, *model.non_trainable_variables)
-        names = [one.path for one in (*kept, *self._state.optimizer.variables)]
-        names += ["a moving average"] * (len(ours) - len(names))
-        difference = self._largest("checkpoint", names, ours, self._values())
-        self._begun = self.step
-        return difference
+    def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
+        """Compares the step reached, and its metrics, with all that the run has of it.
 
-    def _largest(
-        self, place: str, names: Iterable[str], *values: Iterable
-    ) -> Difference:
-        found = [*zip(map(proportion, *values), names, strict=True)]
-        is_near = self.step - self._begun <= _STEPS_OF_BOUND
+        The replay goes on from the run's checkpoint, if there is one.
+        """
+        begun = max(at for at in (0, *self.saved) if at < self.step)
+        is_near = self.step - begun <= _STEPS_OF_BOUND
         bound = self.bound if is_near or not self.bound else _LATER_BOUND
-        return Difference(self.step, place, *max(found, default=(0.0, "")), bound)
+        if line := self.logged.get(self.step):
+            yield self._difference("log", bound, _numbers(_LOGGED, metrics, line))
+        if self.step in self.saved:
+            ours, model = self._values(), self._state.model
+            try:
+                found = checkpoints.verify(self._directory, self.step)
+                checkpoints.restore(found, self._state.trackables())
+            except checkpoints.DamagedError as error:
+                yield Difference(self.step, "checkpoint", 2.0, str(error), bound)
+                return
+            kept = (*model.trainable_variables, *model.non_trainable_variables)
+            names = [one.path for one in (*kept, *self._state.optimizer.variables)]
+            named = zip_longest(names, ours, self._values(), fillvalue="an average")
+            yield self._difference("checkpoint", bound, named)
+        for recorded, scored in self._scored:
+            if line := recorded.get(self.step):
+                towers = self.training.towers
+                result = scored.score(towers.state.averages, towers.devices[0])
+                pairs = _numbers(_SCORES, result.scalars, line)
+                yield self._difference("scores", max(bound, _BOUND_OF_SCORES), pairs)
+
+    def _difference(self, place: str, bound: float, pairs: Iterable) -> Difference:
+        found = [(proportion(ours, theirs), name) for name, ours, theirs in pairs]
+        largest, name = max(found, default=(0.0, ""))
+        return Difference(self.step, place, largest, name, bound)
+
+    @functools.cached_property
+    def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
+        """What the run has recorded of its scores on a part, and how it scored."""
+        found = []
+        for part in _PARTS:
+            log = self.run / layout.evaluation_events(part) / layout.METRICS
+            recorded = scores.comparable(logs.read_lines(log))
+            if recorded:
+                count = max(line["num_examples"] for line in recorded.values())
+                found.append((recorded, scored_set(self.training, part, count)))
+        return found
 
     def find_jump(self, first: int, last: int) -> tuple[float, Sequence[Batch]] | None:
         """Goes to the state before the first step whose gradient jumps.
@@ -255,11 +251,12 @@ class Replay:
                 norms.append(norm)
         return None
 
-    def heaviest(self, batches: Sequence[Batch], most: int) -> dict[int, float]:
+    def heaviest(
+        self, batches: Sequence[Batch], most: int
+    ) -> list[tuple[str, float, float]]:
         """Finds images whose gradients are the largest, by halving the batch.
 
-        Returns the norm of each one's gradient by its place in the global batch, in the
-        order in which they were found.
+        Returns name, norm of the gradient and cross entropy of each.
         """
         images, labels = (tf.concat(parts, 0) for parts in zip(*batches, strict=True))
 
@@ -269,37 +266,36 @@ class Replay:
             found = tf.linalg.global_norm([one for one in gradients if one is not None])
             return float(found) if np.isfinite(found) else np.inf
 
-        found: dict[int, float] = {}
-        left = np.arange(len(images))
+        described, left = self.describe(batches), np.arange(len(images))
+        found: list[tuple[str, float, float]] = []
         while len(left) and len(found) < most:
             part = left
             while len(part) > 1:
                 part = max(np.array_split(part, 2), key=norm)
-            found[int(part[0])] = norm(part)
+            name, _, loss = described[part[0]]
+            found.append((name, norm(part), loss))
             left = np.setdiff1d(left, part)
         return found
 
-    def describe(self, batches: Sequence[Batch]) -> list[tuple[str, Any, float]]:
-        """Returns name, label and cross entropy of each image of the next step."""
-        config, training = self.training.config, self.training
-        count, size = len(training.images), config.global_batch_size
-        whole = BatchSlice(0, size, global_batch_size=size)
-        maker = build_maker(config, training.dataset.classes)
-        places = maker.plan(tf.constant(self.batch, tf.int64), whole, count).chosen
-        names = names_of(training.dataset, "train", count)
+    def describe(self, batches: Sequence[Batch]) -> list[tuple[str, str, float]]:
+        """Returns name, class and cross entropy of each image of the next step."""
+        training, size = self.training, self.training.config.global_batch_size
+        count, first = len(training.images), self.batch * size
+        positions = tf.range(first, first + size, dtype=tf.int64)
+        seed = training.config.run.seed
+        chosen = shuffled_indices(positions, count, seed).numpy().tolist()
         model, loss = self._state.model, training.towers.tower.loss
         trained = [variable.value for variable in model.trainable_variables]
         others = [variable.value for variable in model.non_trainable_variables]
-        described = []
+        losses: list[float] = []
         for images, labels in batches:
-            logits, _, _ = models.inference(
-                model, trained, others, images, training=True
-            )
-            for at, label in enumerate(labels.numpy().tolist()):
+            logits, *_ = models.inference(model, trained, others, images, training=True)
+            for at in range(len(images)):
                 one = loss(logits[at : at + 1], labels[at : at + 1], [])
-                described.append((label, float(one["cross_entropy"])))
-        chosen = [names[place] for place in places.numpy()]
-        return [(name, *rest) for name, rest in zip(chosen, described, strict=True)]
+                losses.append(float(one["cross_entropy"]))
+        names = names_of(training.dataset, "train", count)
+        classes = [training.dataset.class_names[at] for at in training.labels[chosen]]
+        return [*zip((names[at] for at in chosen), classes, losses, strict=True)]
 
     def _values(self) -> list[tf.Tensor]:
         return [variable.read_value() for variable in self._state.variables()]
@@ -309,6 +305,57 @@ class Replay:
             variable.assign(value)
 
 
-def as_logged(value: Any) -> float:
+def _assemble(
+    run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
+) -> Training:
+    """Assembles the training of a run; refuses what would be another one."""
+    size, batches = recorded["global_batch_size"], recorded["towers"]
+    batches *= recorded["accumulate"]
+    towers = towers or max(1, recorded["towers"])
+    # As many batches as the run had, so that each has the same images; or else other
+    # ones, in a model without batch norm and dropout.
+    divides = batches % towers == 0
+    impossible = UsageError(
+        f"--num_gpus {towers}: so many towers cannot share the {batches} batches of a "
+        f"step of the run.\nGive a divisor of {batches}. A model without batch norm "
+        "and dropout, which depend on the images of a\nbatch, takes any divisor of "
+        f"{size:,}, too."
+    )
+    if not divides and size % towers:
+        raise impossible
+    values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
+    values |= {
+        "num_gpus": towers,
+        "accumulate": batches // towers if divides else 1,
+        "global_batch_size": size,
+        "split_gpu": 1,
+        "variable_update": "towers",
+        "verify_steps": None,
+        "data_dir": data_dir or recorded["data_dir"],
+    }
+    training = assemble(Config.from_values(values))
+    found = starting.find_differences(run, recorded, training.determining())
+    if not divides and "batch_size" in found:
+        raise impossible
+    if found:
+        changed = (
+            f"{name} was {old!r}, now {new!r}" for name, (old, new) in found.items()
+        )
+        raise UsageError(
+            f"The run was trained on something else: {'; '.join(changed)}.\nBring it "
+            "back; data that has moved is named by --data_dir."
+        )
+    return training
+
+
+def _numbers(
+    names: Iterable[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, float, float]]:
+    """Yields those of the names that both have, and their values."""
+    for name in set(names).intersection(ours, theirs):
+        yield name, _as_logged(ours[name]), _as_logged(theirs[name])
+
+
+def _as_logged(value: Any) -> float:
     """Returns what a log has of a metric; NaN in place of what it cannot hold."""
     return value if isinstance(value, float) and np.isfinite(value) else np.nan

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
+from cifar10.config.data_flag import PYTHON
 from cifar10.errors import NotFiniteError, UsageError, first_few, say
 from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
@@ -169,10 +170,9 @@ class NotFinitePolicy:
                 f"Stopped: {error}. {self._advice(error.step, error.step)}"
             ) from error
         self._progress.step = error.step - 1
-        bad_batch = self._progress.batch
-        is_of_images = not isinstance(error, CorruptedError)
+        bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
-        if is_of_images:
+        if bad_batch is not None:
             with self._training.open_batches(bad_batch, self._progress.step) as batches:
                 found = self._gradients(batches.get())
             where = "every single gradient is finite here"
@@ -185,17 +185,14 @@ class NotFinitePolicy:
             self._training.config.checkpoints.on_nan == "rollback"
             and self._progress.has_checkpoint()
         ):
-            self._roll_back(what, bad_batch if is_of_images else None)
+            self._roll_back(what, bad_batch)
             return
-        if not is_of_images:
-            raise UsageError(
-                f"Stopped: {what} Have the machine tested, then resume on another one. "
-                f"{self._progress.how_to_resume()}"
-            ) from error
-        raise UsageError(
-            f"Stopped: {what} {self._advice(error.step, error.step)} With --on_nan "
-            "skip, updates that are not finite are left out."
-        ) from error
+        advice = "With --on_nan skip, updates that are not finite are left out. "
+        advice += self._advice(error.step, error.step)
+        if bad_batch is None:
+            advice = "Have the machine tested, then resume on another one. "
+            advice += self._progress.how_to_resume()
+        raise UsageError(f"Stopped: {what} {advice}") from error
 
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
         """Restores the last checkpoint, and skips all batches up to a bad one."""
@@ -251,13 +248,16 @@ class NotFinitePolicy:
     def _advice(self, first: int, last: int) -> str:
         """Returns what helps against a number that is not finite at these steps."""
         rate = self._training.config.update.learning_rate
-        run = shlex.quote(str(self._training.train_dir))
-        return (
+        how = (
             f"A lower --learning_rate than {rate}, "
             "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
-            f"{self._progress.how_to_resume()}\nThe images that caused it:\n"
-            f"    {invocation.command('replay')} {run} --steps {first}:{last} --find"
+            f"{self._progress.how_to_resume()}"
         )
+        if self._training.dataset.name.startswith(PYTHON):  # Nobody else has it.
+            return how
+        run = shlex.quote(str(self._training.train_dir))
+        find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
+        return f"{how}\nThe images that caused it:\n    {find}"
 
 
 def loss_text(loss: float) -> str:

@@ -92,9 +92,7 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
     training = loop.training
     config, settings = training.config, training.settings
     fresh, determining = config.run.fresh, training.determining()
-    earlier = preflight.check_run(
-        training.train_dir, settings, determining, fresh=fresh
-    )
+    earlier = preflight.check_run(training.train_dir, determining, fresh=fresh)
     taken = ""
     resumes = not fresh and loop.progress.has_checkpoint()
     if config.fine_tuning.initial_weights and not resumes:

@@ -292,10 +292,10 @@ def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
     for name in ("checkpoints", "train", "debug"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=f"{name} is a link"):
-            preflight.check_run(tmp_path / "run", settings, ["seed"], fresh=False)
+            preflight.check_run(tmp_path / "run", {"seed": 0}, fresh=False)
         (tmp_path / "run" / name).unlink()
     (tmp_path / "link").symlink_to(tmp_path / "run")  # The run itself may be one.
-    assert preflight.check_run(tmp_path / "link", settings, ["seed"], fresh=False)
+    assert preflight.check_run(tmp_path / "link", {"seed": 0}, fresh=False)
 
 
 # ---- Pipes, devices and endless files

@@ -11,3 +11,11 @@ def two_layers(image_shape, classes):
     net = layers.Flatten()(net)
     dense = layers.Dense(classes, kernel_regularizer="l2", name="softmax_linear")
     return keras.Model(image, dense(net))
+
+
+def normalized(image_shape, classes):
+    """Returns a convolution with batch norm and a dense layer."""
+    image = keras.Input(image_shape)
+    net = layers.Conv2D(4, 3, strides=2, name="conv1")(image)
+    net = layers.Flatten()(layers.BatchNormalization()(net))
+    return keras.Model(image, layers.Dense(classes, name="softmax_linear")(net))

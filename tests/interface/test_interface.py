@@ -181,8 +181,8 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
         assert follower.predict(X[:2]).logits.shape == (2, 3)
 
 
-def test_program_may_bring_a_data_set(tmp_path):
-    squares = types.SimpleNamespace(
+def squares(images=X):
+    return types.SimpleNamespace(
         name="cifar10",  # Which it is not.
         directory=None,
         image_shape=(12, 12, 3),
@@ -191,9 +191,12 @@ def test_program_may_bring_a_data_set(tmp_path):
         description="squares",
         fingerprint=None,
         is_real=True,
-        read=lambda split: (X, Y.astype(np.int32)) if split == "train" else TEST,
+        read=lambda split: (images, Y.astype(np.int32)) if split == "train" else TEST,
     )
-    record = train(config(tmp_path / "run", data=squares, max_steps=1))
+
+
+def test_program_may_bring_a_data_set(tmp_path):
+    record = train(config(tmp_path / "run", data=squares(), max_steps=1))
     settings = run_config.read_run_config(record.train_dir)
     assert settings["data"] == "python:dataset"
     assert settings["data_description"] == "squares"
@@ -259,6 +262,7 @@ def test_bad_configurations_are_refused(given, named):
     ("data", "named"),
     [
         ((X / 255, Y), "float64"),
+        (squares(np.full(X.shape, np.nan, np.float32)), "train images are float32"),
         ((X, Y[:-1]), "60 images"),
         ((X, Y - 1), "from -1"),
         (((X, Y), None), "x_test"),

@@ -17,12 +17,13 @@ SETTINGS = {
     "max_steps": 1000,
     "versions": {"python": "3.11.7", "tensorflow": "2.21.0"},
 }
-DETERMINING = ["batch_size", "model"]
+DETERMINING = ("batch_size", "model")
 
 
 def prepare(path, settings=SETTINGS, *, fresh=False):
     path = path.absolute()
-    earlier = preflight.check_run(path, settings, DETERMINING, fresh=fresh)
+    determining = {name: settings[name] for name in DETERMINING}
+    earlier = preflight.check_run(path, determining, fresh=fresh)
     with RunLock(path) as lock:
         return starting.start_run(path, settings, earlier, lock, fresh=fresh)
 
@@ -143,9 +144,7 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
 
 def test_entry_that_has_no_default_is_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
-        preflight.check_run(
-            run, {"towers": 2, **SETTINGS}, ["model", "towers"], fresh=False
-        )
+        preflight.check_run(run, {"model": "cnn", "towers": 2}, fresh=False)
 
 
 # Beginning anew.

@@ -72,7 +72,7 @@ def refuse(path):
 def begun(train_dir, lock, *, fresh=False):
     """Begins a run in a directory that is held."""
     settings = {"batch_size": 1, "model": "cnn"}
-    earlier = preflight.check_run(train_dir, settings, ["batch_size"], fresh=fresh)
+    earlier = preflight.check_run(train_dir, {"batch_size": 1}, fresh=fresh)
     starting.start_run(train_dir, settings, earlier, lock, fresh=fresh)
 
 

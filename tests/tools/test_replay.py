@@ -1,7 +1,9 @@
 """Replaying and auditing runs: the same steps, or the one that differs."""
 
 import argparse
+import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.process import files
 from cifar10.run_directory import chain, checkpoints, lock, logs
 from cifar10.tools import audit, replay
 from cifar10.training import train
 from cifar10.training.replay import Replay
+from small_folders import numbered, write
 
 
 def trained(train_dir, **values):
@@ -51,15 +55,22 @@ def called(command, capsys, *words):
 @pytest.mark.parametrize("towers", [1, 2, 4])
 def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     before = contents(run_dir)
-    words = [run_dir, "--steps", "7:20", "--num_gpus", towers, "--json"]
+    words = [run_dir, "--steps", "7:20", "--num_gpus", towers]
     code, said = called(replay, capsys, *words)
-    found = [json.loads(line) for line in said.splitlines()]
     assert code == 0
-    assert {(one["step"], one["place"]) for one in found} >= {
+    assert "Steps 7 to 20: the largest difference is" in said
+    replayed = Replay(run_dir, towers)
+    replayed.go_before(7)
+    found = [*replayed.compare(7, 20)]
+    assert {(one.step, one.place) for one in found} == {
         *((step, "log") for step in range(8, 21, 2)),
-        *((step, "checkpoint") for step in (10, 15, 20)),
+        *((step, "checkpoint") for step in (10, 12, 15, 20)),
+        *((step, "scores") for step in (10, 20)),
     }
-    assert max(one["largest"] for one in found) <= (0 if towers == 2 else 1e-5)
+    scores = {one.largest for one in found if one.place == "scores"}
+    assert max(scores) < 1e-6  # The run has scored in batches of another size.
+    others = {one.largest for one in found if one.place != "scores"}
+    assert max(others) <= (0 if towers == 2 else 1e-5)
     assert contents(run_dir) == before
 
 
@@ -108,12 +119,10 @@ def broken(tmp_path_factory):
 
 
 def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
-    words = [broken, "--steps", "60:90", "--find", "--json", "--images"]
-    words.append(tmp_path / "new")
+    words = [broken, "--steps", "60:90", "--find", "--images", tmp_path / "new"]
     code, said = called(replay, capsys, *words)
-    found = json.loads(said.splitlines()[-1])
     assert code == 0
-    assert found["images"][0]["image"] == "train picture 40"
+    assert said.splitlines()[1].startswith("  train picture 40: norm ")
     assert [path.suffix for path in sorted(tmp_path.glob("new/*"))] == [".csv", ".png"]
 
 
@@ -121,6 +130,36 @@ def test_steps_without_a_jump_say_so(run_dir, capsys):
     code, said = called(replay, capsys, run_dir, "--steps", "11:20", "--find")
     assert code == 1
     assert "No gradient" in said
+
+
+@pytest.fixture(scope="module")
+def on_pictures(tmp_path_factory):
+    """A run on a folder of pictures whose model has batch norm, in two batches."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write(folder / "photos", *numbered(12, "cat", "dog"))
+    values = {"data": str(folder / "photos"), "image_size": 8, "accumulate": 2}
+    values |= {"batch_size": 4, "max_steps": 10, "checkpoint_steps": 5}
+    return trained(folder / "run", model="small_model:normalized", **values)
+
+
+def test_a_run_on_pictures_is_replayed_on_another_number_of_towers(
+    on_pictures, capsys, tmp_path
+):
+    words = [on_pictures, "--steps", "7:10", "--num_gpus", 2, "--images", tmp_path]
+    code, _ = called(replay, capsys, *words)
+    assert code == 0
+    table = (tmp_path / "step-00000007.csv").read_text().splitlines()
+    assert table[0] == "image,class,cross entropy"
+    assert len({line.split(",")[0] for line in table[1:]}) == 8
+    assert all(re.fullmatch(r"(cat|dog)/\d+.png,\1,\d.*", line) for line in table[1:])
+
+
+@pytest.mark.parametrize("towers", [3, 4])
+def test_a_number_of_towers_that_changes_the_result_is_refused(on_pictures, towers):
+    """Four towers would have other batches, and so other statistics."""
+    words = [on_pictures, "--steps", "7:10", "--num_gpus", towers]
+    with pytest.raises(UsageError, match=f"(?s)--num_gpus {towers}: .* divisor of 2"):
+        replay.main(argparse.ArgumentParser(), [*map(str, words)])
 
 
 # Audits.
@@ -174,7 +213,7 @@ def test_a_run_that_takes_steps_back_keeps_its_chain(copied, capsys):
     trained(copied, **{name: values[name] for name in names})
     capsys.readouterr()
     found = audited(copied, capsys, 1)
-    assert found["chain"] == 5
+    assert found["chain"] == 5 == len((copied / chain.FILE).read_text().splitlines())
     assert not found["breaks"]
 
 
@@ -203,24 +242,29 @@ def edit(path, change):
 
 def forge(run):
     """Writes all manifests anew, so that the chain fits what is there."""
-    previous, before, links = "", 0, []
-    lines = logs.read_steps(run / "metrics.jsonl")
-    for link in chain.read(run):
-        step = link["step"]
+    links = chain.read(run)
+    (run / chain.FILE).write_text("")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for step, manifest in links.items():
         folder = folder_of(run, step)
-        manifest = {name: of for name, of in link.items() if name != "sha256"}
         if folder.exists():
             manifest["files"] = {
                 path.name: checkpoints._sums(path) for path in folder.glob("state*")
             }
-        log = chain.digest_of_log(lines, before, step)
-        manifest["chain"] |= {"previous": previous, "log": log}
-        manifest["sha256"] = previous = checkpoints.digest_of(manifest)
+        log = b"".join(line for line in lines if json.loads(line)["step"] <= step)
+        manifest["chain"] |= {
+            "metrics.jsonl": hashlib.sha256(log).hexdigest(),
+            chain.FILE: files.sha256(run / chain.FILE),
+        }
         if folder.exists():
-            (folder / "manifest.json").write_text(json.dumps(manifest))
-        links.append(manifest)
-        before = step
-    edit(run / chain.FILE, lambda _: links)
+            write_manifest(folder, manifest)
+        logs.append_line(run / chain.FILE, manifest)
+
+
+def write_manifest(folder, manifest):
+    digest = checkpoints.digest_of(manifest)
+    written = json.dumps({**manifest, "sha256": digest})
+    (folder / "manifest.json").write_text(written)
 
 
 def add_to_a_weight(run):
@@ -266,11 +310,9 @@ def leave_out_batches(run):
 def reissue_a_manifest(run):
     """Changes the manifest of step 10 wherever it is, with its digest."""
     links = chain.read(run)
-    manifest = links[1] | {"skipped_steps": 1}
-    del manifest["sha256"]
-    links[1] = manifest | {"sha256": checkpoints.digest_of(manifest)}
-    (folder_of(run, 10) / "manifest.json").write_text(json.dumps(links[1]))
-    edit(run / chain.FILE, lambda _: links)
+    links[10]["skipped_steps"] = 1
+    write_manifest(folder_of(run, 10), links[10])
+    edit(run / chain.FILE, lambda _: [*links.values()])
 
 
 def another_seed(run):
@@ -346,10 +388,15 @@ def test_what_was_tampered_with_is_found(copied, capsys, kind):
         assert begun == segments
 
 
-def test_another_seed_is_refused(copied, capsys):
+@pytest.mark.parametrize("trusts", [True, False])
+def test_an_edited_configuration_is_found_by_the_chain(copied, capsys, trusts):
+    """Although no step of the run can be computed by it."""
     another_seed(copied)
-    with pytest.raises(UsageError, match="seed"):
-        called(audit, capsys, copied, "--trust_model", runs.SMALL)
+    trusted = ["--trust_model", runs.SMALL] if trusts else []
+    code, said = called(audit, capsys, copied, *trusted)
+    assert code == 1
+    assert "BROKEN: config.json: seed is 1, and was 0" in said
+    assert "no step can be recomputed" in said
 
 
 def test_stolen_weights_that_a_run_goes_on_with_are_found(
