@@ -89,7 +89,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns the numbers of the first process; all call it, and wait for it."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
-    def trace_step(self, batches: list[Batch]) -> StepResult:
+    def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:  # noqa: ARG002
         """Builds the operations of a step: towers, all-reduce, updates."""
         averages: dict[int, Averages] = {}
 

@@ -20,7 +20,7 @@ from cifar10.run_directory.checkpoints import Checkpoint
 
 FILE = "chain.jsonl"
 ENTRY = "chain"  # Of a manifest.
-VERSIONS = "versions"  # Of the code; another one may have continued the run.
+_CODE = "versions"  # Another one may have continued the run.
 _GROWING = (FILE, layout.METRICS)  # What lines are only appended to.
 
 
@@ -69,7 +69,7 @@ def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
         for name, then in link.get(ENTRY, {}).items():
             if name in known and str(then) not in known[name]:
                 yield f"checkpoint of step {step}: {name} is not what was there then"
-            if name not in (*known, VERSIONS) and now.get(name, then) != then:
+            if name not in (*known, _CODE) and now.get(name, then) != then:
                 yield f"{layout.CONFIG}: {name} is {now[name]!r}, and was {then!r}"
     directory = run / layout.CHECKPOINTS
     for step in checkpoints.steps(directory):

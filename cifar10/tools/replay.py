@@ -34,7 +34,7 @@ it. Exit code 1: something differs, or --find found nothing.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _LETTERS = 4, 15  # Of a sheet; of an image's name there.
+_COLUMNS, _LETTERS = 3, 22  # Of a sheet; of an image's name there.
 
 _Options = TypeVar("_Options", bound="ReplayOptions")
 
@@ -86,8 +86,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
             f"--steps {options.steps}: the run has {max(known):,} steps. Give two of "
             "them, the earlier first, and between them one that it has logged or saved."
         )
-    replay.go_before(first)
-    say(f"From step {replay.step:,} on, on {replay.training.placement.description}")
     return (_find if options.find else _compare)(replay, first, last, options)
 
 
@@ -119,8 +117,7 @@ def open_run(run: Path, options: ReplayOptions) -> "Replay":
 
 def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Compares steps with the run until one differs."""
-    folder = options.images
-    write = functools.partial(_write_sheet, folder, replay) if folder else None
+    write = functools.partial(_write_sheet, options.images, replay)
     found = [*replay.compare(first, last, write)]
     differs = found[-1].largest > found[-1].bound
     worst = found[-1] if differs else max(found, key=lambda one: one.largest)
@@ -140,8 +137,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
         print(f"No gradient from step {first:,} to {last:,} jumps.")
         return 1
     norm, batches = found
-    if options.images:
-        _write_sheet(options.images, replay, batches)
+    _write_sheet(options.images, replay, batches)
     step = replay.step + 1
     print(f"Step {step:,}: the gradient's norm is {norm:.3g}, most of it from:")
     for name, of_image, loss in replay.heaviest(batches, _MOST):
@@ -149,8 +145,10 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     return 0
 
 
-def _write_sheet(folder: str, replay: "Replay", batches: Any) -> None:
+def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
     """Writes the next step's distorted images, the worst first, and their table."""
+    if folder is None:
+        return
     import numpy as np
 
     from cifar10.tools.data_contents import draw_grid

@@ -56,6 +56,7 @@ class StepResult(NamedTuple):
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.
+    results: Sequence[TowerResult] = ()  # Of each tower, where they are wanted.
 
 
 class Tower:
@@ -177,14 +178,15 @@ class TowerBuilder:
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
-        self._step_and_results = traced(self._trace_step_and_results)
         self._steps = traced(self._trace_steps)
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
 
-    def step(self, batches: Sequence[Batch]) -> StepResult:
+    def step(
+        self, batches: Sequence[Batch], *, with_results: bool = False
+    ) -> StepResult:
         """Runs every tower on its batch, all of one shape, and updates once."""
-        return self.result(self._step(list(batches)))
+        return self.result(self._step(list(batches), with_results))
 
     def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
         """Runs several steps without returning to Python in between.
@@ -222,19 +224,10 @@ class TowerBuilder:
             raise
         self.broadcast([0])
 
-    def step_and_results(
-        self, batches: Sequence[Batch]
-    ) -> tuple[StepResult, list[TowerResult]]:
-        """Runs a step; also returns what each tower has computed for it."""
-        return self._step_and_results(list(batches))
-
     def results(
         self, batches: Sequence[Batch], devices: Sequence[str] = ()
     ) -> list[TowerResult]:
-        """Runs every tower of this process; nothing is averaged or updated.
-
-        They run on their own devices, or on the ones that are named.
-        """
+        """Runs every tower, if need be on other devices; nothing is updated."""
         return self._results(list(batches), tuple(devices or self.devices))
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
@@ -246,20 +239,15 @@ class TowerBuilder:
 
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
         """Returns the traced step, whose graph TensorBoard shows."""
-        return self._step.get_concrete_function(list(batches))
+        return self._step.get_concrete_function(list(batches), False)
 
-    def trace_step(self, batches: list[Batch]) -> StepResult:
+    def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
-        return self._trace_step_and_results(batches)[0]
-
-    def _trace_step_and_results(
-        self, batches: list[Batch]
-    ) -> tuple[StepResult, list[TowerResult]]:
-        # One graph: towers that are averaged in another one round otherwise.
         state, devices = self.state, self.devices
         results = self._trace_towers(state, devices, batches)
         averages = self._trace_averages(state, devices, batches, results=results)
-        return self._trace_update(state, averages), results
+        result = self._trace_update(state, averages)
+        return result._replace(results=results) if with_results else result
 
     def _stack(self, batches: Sequence[Sequence[Batch]]) -> list[Batch]:
         """Stacks the batches of several steps, on the towers' devices."""
@@ -282,7 +270,7 @@ class TowerBuilder:
 
         outputs = self.trace(batches_of(0)).structured_outputs
         return tf.map_fn(
-            lambda step: self.trace_step(batches_of(step)),
+            lambda step: self.trace_step(batches_of(step), False),
             tf.range(stacked[0][0].shape[0]),
             parallel_iterations=1,  # A step begins with what the one before has left.
             fn_output_signature=tf.nest.map_structure(

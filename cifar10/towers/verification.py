@@ -44,9 +44,10 @@ def verify_step(
     variables = towers.state.variables()
     before = [variable.read_value() for variable in variables]
     again = towers.results(batches, elsewhere)
-    result, results = towers.step_and_results(batches)
+    # In one graph: towers that are averaged in another one round otherwise.
+    result = towers.step(batches, with_results=True)
     names = [variable.path for variable in towers.state.model.trainable_variables]
-    for tower, pair in enumerate(zip(results, again, strict=True)):
+    for tower, pair in enumerate(zip(result.results, again, strict=True)):
         both = (of_tower.gradients for of_tower in pair)
         for name, ours, theirs in zip(names, *both, strict=True):
             far = 0.0 if ours is None else proportion(ours, theirs)

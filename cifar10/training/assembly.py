@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
-from cifar10.towers.towers import Tower, TowerBuilder
+from cifar10.towers.towers import Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
+from cifar10.towers.verification import BOUNDS, verify_step
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
@@ -108,6 +109,14 @@ class Training:
         capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
+    def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
+        """Runs a step by its number, and verifies it if `verify_steps` says so."""
+        config = self.config
+        if step % (config.checkpoints.verify_steps or math.inf):
+            return self.towers.step(batches)
+        bound = 0.0 if config.speed.deterministic else BOUNDS[config.network.precision]
+        return verify_step(self.towers, batches, step, bound)
+
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
         # Batch statistics and dropout make a tower's batch part of the result.
@@ -115,6 +124,10 @@ class Training:
         entries = {**self.settings, "stateful_model": is_stateful}
         names = [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
         return {name: self.settings[name] for name in names}
+
+    def origin(self) -> dict[str, Any]:
+        """Returns what checkpoints say that they were computed from."""
+        return {**self.determining(), "versions": self.settings["versions"]}
 
 
 def assemble(

@@ -14,10 +14,8 @@ import tensorflow as tf
 from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory.chain import VERSIONS
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
-from cifar10.towers.verification import BOUNDS, verify_step
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
@@ -51,7 +49,7 @@ class Loop:
             len(training.images),
             goodput,
             writes=training.workers.is_chief,
-            origin=training.determining() | {VERSIONS: training.settings[VERSIONS]},
+            origin=training.origin(),
         )
         skips = config.checkpoints.on_nan == "skip"
         self.results = Results(self.progress, towers.tower_names, self.say, skips=skips)
@@ -189,15 +187,9 @@ class Loop:
         self.newest_batches = batches[-1]
 
     def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
-        towers, config = self.training.towers, self.training.config
         if len(batches) > 1:
-            return towers.steps(batches)
-        step, period = self.step + 1, config.checkpoints.verify_steps
-        if period and step % period == 0:
-            exact, precision = config.speed.deterministic, config.network.precision
-            bound = 0.0 if exact else BOUNDS[precision]
-            return verify_step(towers, batches[0], step, bound)
-        return towers.step(batches[0])
+            return self.training.towers.steps(batches)
+        return self.training.run_step(batches[0], self.step + 1)
 
     def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""

@@ -18,7 +18,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, counted, say
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input.corrections import names_of
 from cifar10.input.pipeline import shuffled_indices
@@ -141,6 +141,7 @@ class Replay:
             self._assign(self._initial)
         self.step = newest.step if newest else 0
         self._state.halted.assign(False)
+        say(f"From step {self.step:,} on, {self.training.placement.description}")
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
         """Yields the batches of each step up to `last`, for `advance`."""
@@ -167,19 +168,19 @@ class Replay:
         self,
         first: int,
         last: int,
-        before: Callable[[Sequence[Batch]], object] | None = None,
+        before: Callable[[Sequence[Batch]], object] = lambda _: None,
     ) -> Iterator[Difference]:
         """Recomputes the steps up to `last`; compares those from `first` on.
 
         It ends with the first difference that rounding does not explain. `before` is
         called with the batches of each of these steps before its update.
         """
+        self.go_before(first)
         for batches in self.batches_to(last):
             if self.step + 1 < first:
                 self.advance(batches)
                 continue
-            if before:
-                before(batches)
+            before(batches)
             for one in self._differences(self.advance(batches)):
                 yield one
                 if one.largest > one.bound:
@@ -237,6 +238,7 @@ class Replay:
         Returns the gradient's norm and the step's batches; None if there is no such
         step from `first` to `last`.
         """
+        self.go_before(first)
         norms: list[float] = []
         for batches in self.batches_to(last):
             begun = self._values()
@@ -315,11 +317,12 @@ def _assemble(
     # As many batches as the run had, so that each has the same images; or else other
     # ones, in a model without batch norm and dropout.
     divides = batches % towers == 0
+    parts = counted(batches, "batch", "batches")
     impossible = UsageError(
-        f"--num_gpus {towers}: so many towers cannot share the {batches} batches of a "
-        f"step of the run.\nGive a divisor of {batches}. A model without batch norm "
-        "and dropout, which depend on the images of a\nbatch, takes any divisor of "
-        f"{size:,}, too."
+        f"--num_gpus {towers}: so many towers cannot share a step of the run, {parts} "
+        f"with {size:,} images in all.\nTheir number has to divide {batches}; only in "
+        "a model without batch norm and dropout, which depend on\nthe images of a "
+        f"batch, may it divide {size:,} instead."
     )
     if not divides and size % towers:
         raise impossible
@@ -330,7 +333,6 @@ def _assemble(
         "global_batch_size": size,
         "split_gpu": 1,
         "variable_update": "towers",
-        "verify_steps": None,
         "data_dir": data_dir or recorded["data_dir"],
     }
     training = assemble(Config.from_values(values))
