@@ -46,6 +46,7 @@ _BOUND_OF_SCORES = 1e-3
 # Where sums are added in another order, rounding grows as trainings do: so many steps
 # after a checkpoint, only what is of another size is told from it (docs/auditing.md).
 _STEPS_OF_BOUND = 20
+_BOUNDS = BOUNDS | {"float16": 0.1, "bfloat16": 0.1}  # Those of one step are 0.05.
 _LATER_BOUND = 0.5
 # A gradient's norm so many times the median of the steps before it is a jump.
 _JUMP = 5.0
@@ -99,7 +100,7 @@ class Replay:
             recorded.get(name) == training.settings[name]
             for name in ("workers", "devices")
         )
-        self.bound = 0.0 if is_exact else BOUNDS[recorded["precision"]]
+        self.bound = 0.0 if is_exact else _BOUNDS[recorded["precision"]]
         self.step = 0
         self._state = training.towers.state
         self._stage: Any = None
