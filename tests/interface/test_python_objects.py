@@ -21,7 +21,8 @@ Y = np.arange(40) % 4
 
 
 def linear(image_shape, classes):
-    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
+    decays = {"kernel_regularizer": keras.regularizers.L2(0.01)}
+    layers = [keras.layers.Flatten(), keras.layers.Dense(classes, **decays)]
     return keras.Sequential([keras.Input(image_shape), *layers])
 
 
@@ -152,7 +153,7 @@ def test_a_step_is_that_of_a_loop_of_keras(everything):
     for step in (1, 2, 3):
         with tf.GradientTape() as tape:
             logits = model(images)
-            loss = tf.reduce_mean(focal(Y, logits))
+            loss = tf.reduce_mean(focal(Y, logits)) + tf.add_n(model.losses)
         found = record.history[step]
         assert found["total_loss"] == pytest.approx(float(loss), rel=1e-9)
         entropy = keras.losses.sparse_categorical_crossentropy(Y, logits, True)
@@ -292,7 +293,7 @@ def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):
     soft = keras.losses.CategoricalCrossentropy(from_logits=True)
     record = train(config(tmp_path / "run", loss=soft, **mixed))
     assert record.metrics["total_loss"] == pytest.approx(
-        record.metrics["cross_entropy"]
+        record.metrics["cross_entropy"] + record.metrics["weight_decay"]
     )
 
 
