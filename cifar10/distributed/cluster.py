@@ -54,11 +54,6 @@ class Cluster:
         return self.workers[self.index]
 
     @property
-    def is_chief(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.index == 0
-
-    @property
     def other_workers(self) -> list[Worker]:
         """All workers but this one."""
         return [worker for worker in self.workers if worker.index != self.index]

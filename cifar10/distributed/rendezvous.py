@@ -62,7 +62,7 @@ class Rendezvous:
         self._asking = threading.Lock()
         # Nobody calls the others, but their ports are kept for TensorFlow.
         listener = ports.open_port(cluster)
-        server = _Server(cluster, listener) if cluster.is_chief else listener
+        server = _Server(cluster, listener) if cluster.index == 0 else listener
         try:
             self._arrive()
         finally:

@@ -71,7 +71,7 @@ class Augmentation:
     ) -> tf.Tensor:
         """Applies RandAugment; the arguments are those of `BatchMaker.make`."""
         if given := self._parts.get("rand_augment"):
-            count = rand_augment.numbers(given["operations"])
+            count = 2 * given["operations"]
             drawn = draw(count, _stream(plan, _RAND_AUGMENT), batch_slice)
             images = rand_augment.apply(images, drawn, **given)
         return images

@@ -35,11 +35,6 @@ _ROUNDING = 1 / 512
 _LUMA = (19595.0, 38470.0, 7471.0)
 
 
-def numbers(operations: int) -> int:
-    """Returns how many random numbers an image takes."""
-    return 2 * operations
-
-
 def apply(
     images: tf.Tensor, drawn: Sequence[tf.Tensor], operations: int, magnitude: float
 ) -> tf.Tensor:
@@ -47,7 +42,7 @@ def apply(
 
     Args:
         images: 0 to 255 in any type [batch, height, width, channels].
-        drawn: `numbers(operations)` tensors, float32 [batch] in [0, 1).
+        drawn: Two tensors for each operation, float32 [batch] in [0, 1).
         operations: How many.
         magnitude: Their strength, 0 to 30.
 

@@ -8,10 +8,9 @@ import tensorflow as tf
 
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
-from cifar10.errors import DiskError, say
 from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
-from cifar10.run_directory.logs import LogWriter, forget_later, writing
+from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.training.assembly import Training
 from cifar10.training.console import Console, forecast_line
 from cifar10.training.hooks import Hooks, Run
@@ -33,6 +32,7 @@ class StepProfile:
         self._first = first
         self._last = min(last, config.run.max_steps)
         self._directory = loop.training.train_dir / layout.TRAIN_EVENTS
+        self._logs = LogWriter(loop.training.train_dir)
         self._running = False
         self._begun = False
 
@@ -62,11 +62,7 @@ class StepProfile:
     def _stop(self) -> None:
         if self._running:
             self._running = False
-            try:
-                with writing(self._directory):
-                    tf.profiler.experimental.stop()
-            except DiskError as error:
-                say(f"{error.what} The profile is lost.")
+            self._logs.attempt(tf.profiler.experimental.stop)
 
 
 class Log:

@@ -35,8 +35,8 @@ def test_worker_knows_the_others_and_itself():
     assert [worker.address for worker in found.other_workers] == ["a:1"]
     written = {"TF_CONFIG": cluster.tf_config(["a:1", "b:2"], 1)}
     assert cluster.from_environment(written) == found
-    assert not found.is_chief
-    assert read(TWO, type="worker", index=0).is_chief
+    assert found.index == 1
+    assert read(TWO, type="worker", index=0).index == 0
     for index, count in enumerate((2, 1, 2)):
         found = read({"worker": ["a:1", "b:1", "a:2"]}, index=index)
         assert found.workers_of_this_machine == count

@@ -89,22 +89,21 @@ def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypa
 
 def test_many_threads_never_see_a_mixture_while_weights_change(run_dir, follower):
     """Every answer is of the weights of one step."""
-    ended = threading.Event()
+    answers, ended = [follower.predict(IMAGES)], threading.Event()
 
-    def ask(_):
-        answers = []
+    def ask():
         while not ended.is_set():
             answers.append(follower.predict(IMAGES))
-        return answers
 
     with ThreadPoolExecutor(8) as threads:
-        asking = [threads.submit(ask, number) for number in range(8)]
+        asking = [threads.submit(ask) for _ in range(8)]
         for step in (20, 30, 40):
             save(run_dir, step)
             assert follower.look()
-            ended.wait(0.1)
+            while answers[-1].step != step and not asking[0].done():
+                time.sleep(0.01)
         ended.set()
-        answers = [answer for one in asking for answer in one.result()]
+        assert [one.result() for one in asking] == [None] * 8
     assert follower.swaps == 4
     expected = {step: evaluated(run_dir, step) for step in (10, 20, 30, 40)}
     assert {answer.step for answer in answers} == {*expected}
