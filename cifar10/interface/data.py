@@ -10,7 +10,11 @@ from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
-from cifar10.input.pictures.arrays import array_dataset, numbered_class_names
+from cifar10.input.pictures.arrays import (
+    array_dataset,
+    check_pixels,
+    numbered_class_names,
+)
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
@@ -71,11 +75,7 @@ def _wrap(data: Any) -> Dataset:
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         images, labels = data.read(split)
-        if images.dtype != np.uint8:
-            raise UsageError(
-                f"data: its {split} images are {images.dtype}, but pixels have to be "
-                "uint8, 0 to 255."
-            )
+        check_pixels(images.dtype, f"data.read({split!r})")
         return images, labels
 
     values = {name: getattr(data, name) for name in _NEEDED}

@@ -262,7 +262,7 @@ def test_bad_configurations_are_refused(given, named):
     ("data", "named"),
     [
         ((X / 255, Y), "float64"),
-        (squares(np.full(X.shape, np.nan, np.float32)), "train images are float32"),
+        (squares(np.full(X.shape, np.nan, np.float32)), r"read\('train'\) is float32"),
         ((X, Y[:-1]), "60 images"),
         ((X, Y - 1), "from -1"),
         (((X, Y), None), "x_test"),

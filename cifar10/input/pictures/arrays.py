@@ -147,15 +147,20 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
             f"{what} has the shape {list(array.shape)}, but images are [count, height, "
             "width, 3], or grey without the 3 or with 1 instead; at least one."
         )
-    if array.dtype != np.uint8:
-        raise UsageError(
-            f"{what} is {array.dtype}, but pixels have to be uint8, 0 to 255. Convert "
-            "it where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
-            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
-        )
+    check_pixels(array.dtype, what)
     if array.shape[3] == 1:
         return np.repeat(array, 3, axis=3)
     return np.ascontiguousarray(array)
+
+
+def check_pixels(dtype: np.dtype, what: str) -> None:
+    """Refuses pixels of another type than uint8."""
+    if dtype != np.uint8:
+        raise UsageError(
+            f"{what} is {dtype}, but pixels have to be uint8, 0 to 255. Convert it "
+            "where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
+            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
+        )
 
 
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
