@@ -306,30 +306,23 @@ def _optimized(function, devices_of_inputs, home, default, gpus):
 
 def _machine(gpus):
     """Describes a machine with some H100s."""
-    described = [
-        device_properties_pb2.NamedDevice(
-            name=_full(HOST),
-            properties=device_properties_pb2.DeviceProperties(
-                type="CPU", num_cores=16, frequency=2000, memory_size=1 << 36
-            ),
-        )
+    gpu = {
+        "type": "GPU",
+        "num_cores": 132,
+        "frequency": 1980,
+        "memory_size": 80 << 30,
+        "bandwidth": 3_350_000_000,
+        "environment": {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"},
+    }
+    cpu = {"type": "CPU", "num_cores": 16, "frequency": 2000, "memory_size": 1 << 36}
+    described = {HOST: cpu} | {f"/gpu:{number}": gpu for number in range(gpus)}
+    named = [
+        {"name": _full(name), "properties": properties}
+        for name, properties in described.items()
     ]
-    for number in range(gpus):
-        properties = device_properties_pb2.DeviceProperties(
-            type="GPU",
-            vendor="NVIDIA",
-            model="H100",
-            num_cores=132,
-            frequency=1980,
-            memory_size=80 << 30,
-            bandwidth=3_350_000_000,
-        )
-        versions = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
-        properties.environment.update(versions)
-        name = _full(f"/gpu:{number}")
-        named = device_properties_pb2.NamedDevice(name=name, properties=properties)
-        described.append(named)
-    return cluster.Cluster(devices=described)
+    return cluster.Cluster(
+        devices=[device_properties_pb2.NamedDevice(**one) for one in named]
+    )
 
 
 def _full(device):

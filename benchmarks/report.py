@@ -1,19 +1,15 @@
-"""Tables, JSON and pictures of measurements, and the flags for them."""
+"""Tables of measurements, and the flags for them."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.parity import describe_checks
 from benchmarks.runner import Result
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError
 
 NO_FIGURE = "-"
 
@@ -25,9 +21,9 @@ class HelpFormatter(
 
 
 def build_parser(
-    name: str, description: str | None, output_dir: Path | None = None
+    name: str, description: str | None, *, has_rows: bool = True
 ) -> argparse.ArgumentParser:
-    """Returns a parser with the flags that all comparisons have."""
+    """Returns a parser with the flags that all have, `--only` where there are rows."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
@@ -35,19 +31,9 @@ def build_parser(
     )
     add = parser.add_argument
     add("--data_dir", help="folder of the real CIFAR-10; else CIFAR10_DATA_DIR")
-    add(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="rows with a part of these names; a wrong one lists all",
-    )
-    add(
-        "--output_dir",
-        type=Path,
-        default=output_dir,
-        help="folder for results.md, results.json and the pictures",
-    )
+    if has_rows:
+        said = "rows with a part of these names; a wrong one lists all"
+        add("--only", nargs="+", default=[], metavar="NAME", help=said)
     return parser
 
 
@@ -62,74 +48,6 @@ def check_at_least(least: int, flags: argparse.Namespace, *names: str) -> None:
         for number in value if isinstance(value, list) else [value]:
             if number is not None and number < least:
                 raise UsageError(f"--{name} {number}: it is at least {least}.")
-
-
-def check_output(folder: Path | None) -> None:
-    """Makes the folder, before a long measurement is lost for want of it.
-
-    Raises:
-        UsageError: Nothing can be written there.
-    """
-    if folder:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise _refused(folder, error) from error
-
-
-def write_results(
-    folder: Path | None, text: str, about: Mapping[str, Any], rows: Sequence[Any]
-) -> None:
-    """Writes `results.md` and `results.json`; nothing without a folder.
-
-    Args:
-        folder: Where to.
-        text: The report.
-        about: The conditions of the measurement.
-        rows: `Result`s, or objects that are JSON already.
-
-    Raises:
-        UsageError: A file cannot be written.
-    """
-    if not folder:
-        return
-    made = [_as_dictionary(row) if isinstance(row, Result) else row for row in rows]
-    values = {**about, "rows": made}
-    for name, content in (
-        ("results.json", json.dumps(values, indent=2, allow_nan=False, default=str)),
-        ("results.md", text),
-    ):
-        # At one go: a full disk leaves what was there.
-        part = folder / f"{name}.part"
-        try:
-            part.write_text(content + "\n", "utf-8")
-            part.replace(folder / name)
-        except OSError as error:
-            raise _refused(folder, error) from error
-
-
-def _refused(folder: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{folder} cannot be written: {reason(error)}. Make room, or name another "
-        "folder with --output_dir."
-    )
-
-
-def _as_dictionary(result: Result) -> dict[str, Any]:
-    return {
-        "name": result.row.name,
-        **result.row.details,
-        "precision": result.precision,
-        "problem": result.problem or None,
-        # JSON has no infinity, which is the distance of other shapes.
-        "checks": [
-            {**one._asdict(), "value": one.value if math.isfinite(one.value) else None}
-            for one in result.checks
-        ],
-        **result.facts,
-        "rounds": result.rounds,
-    }
 
 
 def describe_conditions(about: Mapping[str, Any], *more: str) -> str:

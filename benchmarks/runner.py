@@ -123,22 +123,19 @@ def measure_in_turn(
     *,
     prepare: Callable[[Result, Child], object],
     measure: Callable[[Result, Child, int], dict[str, Any]],
-    save: Callable[[list[Result]], object] | None = None,
     patience: float = PATIENCE_SECONDS,
-    extra: str = "peers",
 ) -> list[Result]:
     """Starts the rivals, checks them, and measures them in turn, round by round.
 
-    A rival with a problem is left out from then on, and the others go on.
+    A rival with a problem is left out from then on, and the others go on. Each figure
+    is shown as soon as it is measured, so that little is lost with a long run's end.
 
     Args:
         rows: The rivals.
         rounds: Measurements of each.
         prepare: Adds a started rival's checks and facts to its result.
         measure: Returns a rival's figures in the round of a number, from 0.
-        save: Called with the results so far, after each measurement.
         patience: Seconds that an answer may take.
-        extra: The extra of this project that brings the rivals' packages.
 
     Returns:
         One result for each row; those that could not be measured say why.
@@ -149,7 +146,7 @@ def measure_in_turn(
         for result in results:
             row = result.row
             try:
-                child = Child(row.module, row.options, patience, extra)
+                child = Child(row.module, row.options, patience)
                 children.append(
                     (result, stack.enter_context(contextlib.closing(child)))
                 )
@@ -164,13 +161,12 @@ def measure_in_turn(
                 if result.problem:
                     continue
                 try:
-                    result.rounds.append(measure(result, child, number))
+                    figures = measure(result, child, number)
+                    result.rounds.append(figures)
+                    said = ", ".join(f"{name} {one}" for name, one in figures.items())
                 except RivalError as error:
-                    result.problem = str(error)
-                    show_progress(f"{result.row.title}: {result.problem}")
-                if save:
-                    save(results)
-            show_progress(f"round {number + 1} of {rounds} done")
+                    said = result.problem = str(error)
+                show_progress(f"{result.row.title}, {number + 1} of {rounds}: {said}")
     return results
 
 
@@ -185,7 +181,6 @@ class Child:
         module: The rival's module, whose `start` runs in the new process.
         options: Arguments of `start`.
         patience: Seconds that an answer may take.
-        extra: The extra of this project that brings the rival's packages.
 
     Attributes:
         precision: The type that the rival computes in.
@@ -199,14 +194,13 @@ class Child:
         module: str,
         options: dict[str, Any],
         patience: float = PATIENCE_SECONDS,
-        extra: str = "peers",
     ) -> None:
         self._patience = patience
         # A fresh interpreter: a forked one would inherit threads and settings.
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(other_end, module, options, extra)
+            target=_serve, args=(other_end, module, options)
         )
         self._process.start()
         other_end.close()
@@ -257,7 +251,7 @@ class Child:
         return f"its process ended with {end}; what it wrote is above"
 
 
-def _serve(pipe: Connection, module: str, options: dict, extra: str) -> None:
+def _serve(pipe: Connection, module: str, options: dict) -> None:
     """Runs a rival in the new process, until its parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair.
     # Beside the parent's progress, and not into its table.
@@ -274,7 +268,7 @@ def _serve(pipe: Connection, module: str, options: dict, extra: str) -> None:
             pipe.send(("", answer))
         except Exception as error:  # noqa: BLE001 - told to the parent.
             traceback.print_exc()
-            pipe.send((_describe(error, extra), None))
+            pipe.send((_describe(error, module), None))
         try:
             method, arguments = pipe.recv()
         except EOFError:
@@ -283,11 +277,12 @@ def _serve(pipe: Connection, module: str, options: dict, extra: str) -> None:
         rival.close()
 
 
-def _describe(error: Exception, extra: str) -> str:
+def _describe(error: Exception, module: str) -> str:
     """Says in one line what stopped a rival."""
     missing = getattr(error, "name", None) or ""
     is_ours = missing.partition(".")[0] in ("benchmarks", "cifar10")
     if isinstance(error, ModuleNotFoundError) and not is_ours:
+        extra = "rosetta" if ".rosetta." in module else "peers"
         return f"not installed ({missing}): pip install -e .[{extra}]"
     first_line = str(error).strip().partition("\n")[0].replace("|", "/")
     return f"{type(error).__name__}: {first_line[:_LONGEST_MESSAGE]}"

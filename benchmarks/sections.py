@@ -128,9 +128,8 @@ def _parse_flags() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the comparison, prints its table and writes the files asked for."""
+    """Runs the comparison and prints its table."""
     flags = _parse_flags()
-    report.check_output(flags.output_dir)
     options: dict[str, Any] = {"precision": flags.precision, "warm": not flags.plans}
     steps = _UNTIMED_STEPS + flags.rounds
     options |= real_images(flags.data_dir, steps * max(flags.batch_sizes))
@@ -141,9 +140,7 @@ def main() -> None:
             rows = [row for row in rows if not row.options["recomputed"]]
         results += compare(select_rows(rows, flags.only), flags.rounds)
     about = {**machine.describe(), **vars(flags)}
-    text = markdown(results, about)
-    print(text)
-    report.write_results(flags.output_dir, text, about, results)
+    print(markdown(results, about))
 
 
 if __name__ == "__main__":

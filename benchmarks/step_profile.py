@@ -133,7 +133,7 @@ def markdown(training: Training, steps: int) -> str:
 
 def main() -> None:
     """Profiles a recipe, and prints a table."""
-    parser = report.build_parser("step_profile", __doc__)
+    parser = report.build_parser("step_profile", __doc__, has_rows=False)
     add = parser.add_argument
     add("--recipe", default="tutorial", help="a name or a file")
     add("--towers", type=int, default=1)
@@ -142,7 +142,6 @@ def main() -> None:
     add("--steps", type=int, default=20, help="steps of each stage to profile")
     flags = parser.parse_args()
     report.check_at_least(1, flags, "towers", "batch_size", "steps")
-    report.check_output(flags.output_dir)
     entry_point.import_tensorflow()
     from cifar10.training import assembly
 
@@ -151,10 +150,8 @@ def main() -> None:
         given |= {"batch_size": flags.batch_size, "global_batch_size": None}
     config = Config(**given, precision=flags.precision)
     training = assembly.assemble(config, datasets.find("cifar10", flags.data_dir))
-    about = machine.describe()
-    text = f"{report.describe_conditions(about)}\n\n{markdown(training, flags.steps)}"
-    print(text)
-    report.write_results(flags.output_dir, text, about, [])
+    conditions = report.describe_conditions(machine.describe())
+    print(f"{conditions}\n\n{markdown(training, flags.steps)}")
 
 
 if __name__ == "__main__":

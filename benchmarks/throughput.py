@@ -27,7 +27,7 @@ from cifar10.process import entry_point
 
 # Images per step, shared by all towers, as in the tutorial.
 BATCH_SIZE = 128
-REAL, SYNTHETIC, CONSTANT = "real", "synthetic", "constant"
+REAL, CONSTANT = "real", "constant"
 
 _RIVALS = "benchmarks.rivals"
 _UNTIMED_STEPS = 10
@@ -89,7 +89,7 @@ def all_rows() -> list[Row]:
             for shape, images in (
                 *((shape, REAL) for shape in ((1, 128), (2, 64), (4, 32))),
                 *((shape, REAL) for shape in ((2, 128), (4, 128))),
-                *(((1, 128), images) for images in (SYNTHETIC, CONSTANT)),
+                ((1, 128), CONSTANT),
             )
         ),
         row("the input alone", REAL, "float32", "towers", trains=False),
@@ -177,7 +177,6 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
         peers = (tutorial, keras, best) if is_training(one.row) else (None,) * 3
         ratios = [report.optional(ratio(rate, one, peer)) for peer in peers]
         lines.append([one.row.name, one.row.details["input"], used, figures, *ratios])
-    data = [f"{kind.title()} input: {said}." for kind, said in about["data"].items()]
     windows = (
         f"Windows: {about['repeats']} of each rival, in turn, of as many images as "
         f"{about['steps']} steps of {BATCH_SIZE}."
@@ -186,23 +185,12 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
     header += ["images/s: median (least to most)", "times the tutorial's graph"]
     header += ["times Keras fit", "times PyTorch's best"]
     parts = [
-        report.describe_conditions(about, *data, windows),
+        report.describe_conditions(about, f"Real input: {about['data']}.", windows),
         report.table(header, lines),
         _CONDITIONS,
         report.describe_agreement(results),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _find_data(rows: Sequence[Row], data_dir: str | None) -> dict[str, Any]:
-    """Returns the data sets that the rows need, by their `input`."""
-    kinds = {row.details["input"] for row in rows}
-    found = {}
-    if REAL in kinds:
-        found[REAL] = datasets.find("cifar10", data_dir)
-    if SYNTHETIC in kinds:  # The stand-in keeps out of a folder of real data.
-        found[SYNTHETIC] = datasets.find("synthetic")
-    return found
 
 
 def _parse_flags() -> argparse.Namespace:
@@ -217,25 +205,22 @@ def _parse_flags() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the comparison, prints its table and writes the files asked for."""
+    """Runs the comparison and prints its table."""
     flags = _parse_flags()
     rows = select_rows(all_rows(), flags.only)
-    report.check_output(flags.output_dir)
-    found = _find_data(rows, flags.data_dir)
-    for row in rows:
-        if row.details["input"] in found:
-            row.options["dataset"] = found[row.details["input"]]
+    real = [row for row in rows if row.details["input"] == REAL]
+    dataset = datasets.find("cifar10", flags.data_dir) if real else None
+    for row in real:
+        row.options["dataset"] = dataset
     about = {
         **machine.describe(),
         "repeats": flags.repeats,
         "steps": flags.steps,
-        "data": {kind: dataset.description for kind, dataset in found.items()},
+        "data": dataset.description if dataset else "none",
     }
     reference = make_reference() if any(map(is_training, rows)) else None
     results = compare(rows, reference, repeats=flags.repeats, steps=flags.steps)
-    text = markdown(results, about)
-    print(text)
-    report.write_results(flags.output_dir, text, about, results)
+    print(markdown(results, about))
 
 
 if __name__ == "__main__":

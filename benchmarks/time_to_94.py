@@ -171,9 +171,8 @@ def _parse_flags() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the comparison, prints its table and writes the files asked for."""
+    """Runs the comparison and prints its table."""
     flags = _parse_flags()
-    report.check_output(flags.output_dir)
     every = all_rows(flags.recipe, steps=flags.steps, batch_size=flags.images)
     rows = select_rows(every, flags.only)
     dataset = datasets.find("cifar10", flags.data_dir)
@@ -185,9 +184,7 @@ def main() -> None:
         **{name: getattr(flags, name) for name in ("seeds", "steps", "images")},
     }
     results = compare(rows, dataset, flags.seeds)
-    text = markdown(results, about)
-    print(text)
-    report.write_results(flags.output_dir, text, about, results)
+    print(markdown(results, about))
 
 
 if __name__ == "__main__":

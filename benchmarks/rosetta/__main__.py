@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.rosetta import data, parity, plots
+from benchmarks.rosetta import data, parity
 from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.task import TASKS
 from benchmarks.runner import Child, Result, Row, measure_in_turn, select_rows
 from cifar10.errors import UsageError, reason
 from cifar10.process import entry_point
 
-EXTRA = "rosetta"
 # An epoch of the slowest row on a slow machine.
 _PATIENCE_SECONDS = 4 * 3600.0
 _QUICK_EPOCHS = 3
@@ -85,21 +82,17 @@ def make_row(
 def compare(
     rows: Sequence[Row],
     reference: Row,
-    prepared: Data,
     *,
     epochs: int,
     runs: int,
-    save: Callable[[list[Result]], object],
 ) -> list[Result]:
     """Measures the rows on one network.
 
     Args:
         rows: The rows of this network.
         reference: The row that the others are compared with.
-        prepared: The data.
         epochs: Of each run.
         runs: From different initial values, with different orders of the batches.
-        save: Called with the results so far, after each row's epoch.
     """
     with contextlib.closing(Child(reference.module, reference.options)) as child:
         expected = child.ask("check")
@@ -113,8 +106,7 @@ def compare(
         del result
         run, epoch = divmod(number, epochs)
         seconds, loss = child.ask("train", epoch, run)
-        accuracy = child.ask("accuracy") if prepared.counts else None
-        figures = {"seconds": seconds, "loss": loss, "accuracy": accuracy}
+        figures = {"seconds": seconds, "loss": loss, "accuracy": child.ask("accuracy")}
         return {"run": run, "ends_run": epoch + 1 == epochs, **figures}
 
     return measure_in_turn(
@@ -122,22 +114,7 @@ def compare(
         runs * epochs,
         prepare=prepare,
         measure=measure,
-        save=save,
         patience=_PATIENCE_SECONDS,
-        extra=EXTRA,
-    )
-
-
-def ranked(results: Sequence[Result], network: str) -> list[Result]:
-    """Returns the results of one network, the fastest first, those with problems last.
-
-    Nothing is ranked that is not the same network or did not get to its end.
-    """
-    return sorted(
-        (one for one in results if one.row.details["network"] == network),
-        key=lambda one: (
-            statistics.mean(one.figures("seconds")) if one.is_measured else float("inf")
-        ),
     )
 
 
@@ -161,7 +138,15 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
             f"{about['data'][network]}; {examples:,} examples an epoch, "
             f"{about['epochs'][network]} epochs a run."
         )
-        in_order = ranked(results, network)
+        # Nothing is ranked that is not the same network or did not get to its end.
+        in_order = sorted(
+            (one for one in results if one.row.details["network"] == network),
+            key=lambda one: (
+                statistics.mean(one.figures("seconds"))
+                if one.is_measured
+                else float("inf")
+            ),
+        )
         lines = [
             _line(one, rank, examples, in_order[0])
             for rank, one in enumerate(in_order, start=1)
@@ -188,11 +173,7 @@ def _line(result: Result, rank: int, examples: int, fastest: Result) -> list[str
             f"{seconds / least:.2f}",
             f"{result.facts['warm_up_seconds']:.1f}",
         ]
-    accuracies = [
-        100 * one["accuracy"]
-        for one in result.rounds
-        if one["ends_run"] and one["accuracy"] is not None
-    ]
+    accuracies = [100 * one["accuracy"] for one in result.rounds if one["ends_run"]]
     return [
         str(rank) if result.is_measured else report.NO_FIGURE,
         result.row.name,
@@ -206,7 +187,7 @@ def _line(result: Result, rank: int, examples: int, fastest: Result) -> list[str
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = report.build_parser("rosetta", __doc__, Path("build/rosetta"))
+    parser = report.build_parser("rosetta", __doc__)
     add = parser.add_argument
     add("--network", choices=("cnn", "gru", "both"), default="both", help="which")
     add("--epochs", type=int, default=10, help="epochs of a run of the CNN")
@@ -253,14 +234,12 @@ def _prepare(network: str, name: str, flags: argparse.Namespace) -> Data:
 
 
 def main() -> None:
-    """Runs the comparison, prints its tables and writes its files."""
+    """Runs the comparison and prints its tables."""
     flags = _parse_flags()
     networks = ("cnn", "gru") if flags.network == "both" else (flags.network,)
     every = [make_row(name, network) for network in networks for name in FRAMEWORKS]
     rows = select_rows(every, flags.only)
     epochs = {"cnn": flags.epochs, "gru": flags.gru_epochs}
-    folder = flags.output_dir
-    report.check_output(folder)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="rosetta-") as name:
         prepared = {network: _prepare(network, name, flags) for network in networks}
@@ -274,12 +253,6 @@ def main() -> None:
             "epochs": epochs,
         }
 
-        def save(so_far: Sequence[Result]) -> str:
-            found = [*results, *so_far]
-            text = markdown(found, about)
-            report.write_results(folder, text, about, found)
-            return text
-
         for network, own in prepared.items():
             of_network = [one for one in rows if one.details["network"] == network]
             reference = make_row("TensorFlow", network)
@@ -288,21 +261,10 @@ def main() -> None:
             results += compare(
                 of_network,
                 reference,
-                own,
                 epochs=epochs[network],
                 runs=flags.runs,
-                save=save,
             )
-        print(save([]))
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"No pictures: pip install -e .[{EXTRA}]", file=sys.stderr)
-        return
-    shown = {
-        title: [one for one in ranked(results, network) if one.is_measured]
-        for network, title in _TITLES.items()
-    }
-    shown = {title: of_network for title, of_network in shown.items() if of_network}
-    plots.draw(shown, list(FRAMEWORKS), folder)
+    print(markdown(results, about))
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ def cifar(folder: Path, data_dir: str | None, steps: int) -> Data:
     for split in ("train", "test"):
         images, labels = found.read(split)
         arrays += [images.astype(np.float32) / np.float32(255), labels]
-    return _write(folder, arrays, BATCH_SIZE, steps, found.description, counts=True)
+    return _write(folder, arrays, BATCH_SIZE, steps, found.description)
 
 
 def reviews(folder: Path, imdb_dir: str | None, steps: int) -> Data:
     """Writes the IMDB reviews as numbers of words; the arguments are as of `cifar`."""
     found = imdb.read(imdb.find(imdb_dir))
-    return _write(folder, found[:4], BATCH_SIZE, steps, found.description, counts=True)
+    return _write(folder, found[:4], BATCH_SIZE, steps, found.description)
 
 
 def noise(folder: Path, network: str) -> Data:
@@ -47,8 +47,8 @@ def noise(folder: Path, network: str) -> Data:
     """
     inputs, labels = map(np.concatenate, zip(*noise_batches(network), strict=True))
     arrays = [inputs, labels, inputs, labels]
-    described = f"NOISE, {len(labels)} examples: no times to quote and no accuracy"
-    return _write(folder, arrays, _QUICK_BATCH, _QUICK_STEPS, described, counts=False)
+    described = f"NOISE, {len(labels)} examples: neither times nor accuracies to quote"
+    return _write(folder, arrays, _QUICK_BATCH, _QUICK_STEPS, described)
 
 
 def noise_batches(network: str, batch_size: int = _QUICK_BATCH) -> list[Batch]:
@@ -74,12 +74,10 @@ def _write(
     batch_size: int,
     steps: int,
     description: str,
-    *,
-    counts: bool,
 ) -> Data:
     names = ("inputs", "labels", "test_inputs", "test_labels")
     for name, array in zip(names, arrays, strict=True):
         np.save(folder / f"{name}.npy", array)
     whole = len(arrays[0]) // batch_size
     steps = min(steps, whole) if steps else whole
-    return Data(folder, batch_size, steps, description, counts)
+    return Data(folder, batch_size, steps, description)

@@ -39,14 +39,12 @@ class Data:
         batch_size: Examples in a step, of all towers together.
         steps: Steps in an epoch at most; 0 for as many as there are batches.
         description: One line for people.
-        counts: Whether an accuracy means anything: not where the data are noise.
     """
 
     folder: Path
     batch_size: int
     steps: int
     description: str
-    counts: bool
 
 
 def start(

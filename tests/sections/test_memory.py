@@ -1,13 +1,13 @@
 """How much memory a step takes, from its graph, and what `plan` says of it."""
 
-import json
+import itertools
 import math
 
 import keras
 import pytest
 import tensorflow as tf
 
-import runs
+from benchmarks import sections as benchmark
 from cifar10 import model as models
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware
@@ -69,16 +69,16 @@ def test_workers_share_the_memory_of_a_cpu(monkeypatch):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sections", [1, 3])
-def test_plans_are_close_to_what_is_measured(tmp_path, sections, real_data_dir):
+def test_plans_are_close_to_what_is_measured(sections, real_data_dir, monkeypatch):
     """Three models, three sizes of batch, each in a process of its own."""
-    names = ["--plans", "--only", "whole" if sections == 1 else "sections"]
-    names += ["--models", "tutorial", "resnet", "airbench"]
-    names += ["--batch_sizes", "128", "500", "1000", "--rounds", "1"]
-    places = runs.flags(output_dir=tmp_path, data_dir=real_data_dir)
-    flags = [*names, *places, "--sections", str(sections)]
-    done = runs.run_anew("-m", "benchmarks.sections", *flags)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert len({(row["model"], row["batch_size"]) for row in rows}) == 9
-    ratios = [row["planned"] / row["measured"] for row in rows]
-    assert all(0.8 <= ratio <= 1.25 for ratio in ratios), rows
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)  # As a user's.
+    options = {"precision": "float32", "warm": False}
+    options |= benchmark.real_images(str(real_data_dir), 3000)
+    names = ("tutorial", "resnet", "airbench")
+    for model, size in itertools.product(names, (128, 500, 1000)):
+        rows = benchmark.make_rows(model, size, [sections], **options)
+        [row] = [one for one in rows if one.options["sections"] == sections][:1]
+        [result] = benchmark.compare([row], 1)
+        assert result.is_measured, result.problem
+        ratio = result.facts["planned"] / result.facts["measured"]
+        assert 0.8 <= ratio <= 1.25, (model, size)
