@@ -13,6 +13,7 @@ from pathlib import Path
 from cifar10.towers import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
+_POWERCAP = Path("/sys/class/powercap")
 _PACKAGES = ("tensorflow", "keras", "numpy", "torch", "jax", "jaxlib", "flax", "optax")
 
 
@@ -24,7 +25,7 @@ def describe() -> dict[str, object]:
         "processor": processor(),
         "cores": cores(),
         "accelerators": accelerators(),
-        "bfloat16": native_bfloat16(),
+        "bfloat16": hardware.bfloat16_features(),
         "versions": versions(),
     }
 
@@ -42,11 +43,6 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or "unknown")
-
-
-def native_bfloat16() -> list[str]:
-    """Returns the processor's own instructions for bfloat16."""
-    return hardware.bfloat16_features()
 
 
 def accelerators() -> list[str]:
@@ -70,11 +66,45 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """Returns the checkout's commit, marked "-dirty" if files differ from it."""
-    within = ("git", "-C", str(ROOT))
     # An unpacked archive may lie within someone else's repository.
-    if _output(*within, "rev-parse", "--show-toplevel") != str(ROOT):
+    if git("rev-parse", "--show-toplevel") != str(ROOT):
         return "unknown"
-    return _output(*within, "describe", "--always", "--dirty") or "unknown"
+    return git("describe", "--always", "--dirty") or "unknown"
+
+
+def git(*words: str) -> str:
+    """Returns what git prints in the checkout, nothing if it fails or is absent."""
+    return _output("git", "-C", str(ROOT), *words)
+
+
+class Energy:
+    """The joules of the processors since it was made, as far as Linux tells them.
+
+    Its counters (RAPL) can often be read by root alone.
+    """
+
+    def __init__(self) -> None:
+        names = _POWERCAP.glob("intel-rapl:*/name")
+        packages = [one for one in names if one.read_text().startswith("package")]
+        files = [one.with_name("energy_uj") for one in packages]
+        self._files = [one for one in files if os.access(one, os.R_OK)]
+        self._before = self._read("energy_uj")
+        self._ranges = self._read("max_energy_range_uj")
+        self._used = 0
+
+    def joules(self) -> float | None:
+        """Returns them, if there are counters that can be read.
+
+        Call it every minute: a counter may begin anew after two, at 500 W.
+        """
+        now = self._read("energy_uj")
+        for new, old, most in zip(now, self._before, self._ranges, strict=True):
+            self._used += (new - old) % most
+        self._before = now
+        return self._used / 1e6 if now else None
+
+    def _read(self, name: str) -> list[int]:
+        return [int(one.with_name(name).read_text()) for one in self._files]
 
 
 def _output(*command: str) -> str:

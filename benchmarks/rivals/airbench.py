@@ -24,6 +24,7 @@ from benchmarks import machine
 from benchmarks.rivals.common import insist_on_finite
 from benchmarks.rivals.pytorch import by_our_names, full_float32, in_our_order
 from cifar10.input import datasets
+from cifar10.towers import hardware
 
 WIDTHS = (64, 256, 256)
 EPOCHS = 8
@@ -53,7 +54,7 @@ def start(*, compiled: bool = False, **options: Any) -> Airbench:
     torch.set_num_threads(machine.cores())
     torch.set_flush_denormal(True)  # As TensorFlow does.
     torch.backends.cudnn.benchmark = True
-    precision = "bfloat16" if machine.native_bfloat16() else "float32"
+    precision = "bfloat16" if hardware.bfloat16_features() else "float32"
     if torch.cuda.is_available():
         precision = "float16"
     training = Airbench(precision, compiled, **options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import arithmetic
+from benchmarks import arithmetic, machine
 from benchmarks.rivals import common
 from cifar10.config.config import Config
 from cifar10.input import datasets
@@ -78,16 +78,29 @@ class Recipe:
         self._resolved = assembly.resolve_config(self._config, self._placement)
         self.precision = self._resolved.network.precision
 
-    def run(self, seed: int) -> dict[str, float]:
-        """Trains to the end and scores; returns what `airbench.Airbench.run` does."""
+    def run(self, seed: int) -> dict[str, Any]:
+        """Trains to the end and scores; returns what `airbench.Airbench.run` does.
+
+        And `joules` of all of it, start, saving and the score without views included.
+        """
         from cifar10.follower.trained_model import TrainedModel
         from cifar10.training import train
 
         ends = [0]  # The steps at which calls have ended.
-        noting = types.SimpleNamespace(on_step=ends.append)
+        energy = machine.Energy()
+
+        def note(step: int) -> None:
+            ends.append(step)
+            energy.joules()
+
+        noting = types.SimpleNamespace(on_step=note)
         with tempfile.TemporaryDirectory() as directory:
             config = self._config.replace(seed=seed, train_dir=directory)
             train.train(config, hooks=[noting])
+            if ends[-1] != config.run.max_steps:
+                raise RuntimeError(
+                    f"Stopped after {ends[-1]} of {config.run.max_steps} steps."
+                )
             metrics = Path(directory, "metrics.jsonl").read_text(encoding="utf-8")
             trained = TrainedModel(Path(directory), self._placement.devices[0])
             self._whiten(trained.model)
@@ -101,6 +114,7 @@ class Recipe:
             "seconds": float(whitening + seconds + seconds_of_views),
             "accuracy": accuracy,
             "accuracy_with_views": with_views,
+            "joules": energy.joules(),
         }
 
     def facts(self) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""Enters a row into the board of records, docs/records.md, which has the rules.
+
+    python -m benchmarks.record --recipe fast --seeds 10 --data_dir ~/.cache/cifar10
+
+Trains a recipe on CIFAR-10 with the seeds 0, 1 and so on, by the clock of
+`benchmarks.time_to_94`, and scores the test images after each training. The row is
+printed, and entered if the mean is above the record's level.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine, report
+from benchmarks.runner import Result, Row, measure_in_turn
+from benchmarks.time_to_94 import OURS, PATIENCE_SECONDS
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.input import datasets
+from cifar10.models.registry import is_code
+from cifar10.process import entry_point
+
+BOARD = machine.ROOT / "docs/records.md"
+# As airbench does: a mean that rounds up to the level.
+_BELOW_LEVEL = 0.05
+SIGNIFICANCE = 0.05
+# With these, scores of the test part decide what is trained or which weights are kept.
+_LOOKING = ("eval_steps", "stop_after_no_gain", "keep_best")
+
+
+def p_value(scores: Sequence[float], threshold: float) -> float:
+    """Returns how likely such a mean is if the true one is the threshold.
+
+    By Student's one-sided t-test. With t = sqrt(freedom) * tan(angle) the density of t
+    is cos(angle) ** (freedom - 1), up to a factor, between two right angles.
+
+    Raises:
+        UsageError: The scores have no deviation.
+    """
+    freedom = len(scores) - 1
+    deviation = statistics.stdev(scores) if freedom else 0.0
+    if not deviation:
+        said = ", ".join(f"{score:g}" for score in scores)
+        raise UsageError(f"Scores {said}: no deviation, so no p. Train more --seeds.")
+    t = (statistics.mean(scores) - threshold) / deviation * len(scores) ** 0.5
+
+    def area_above(angle: float) -> float:
+        angles = np.linspace(angle, math.pi / 2, 100_001)
+        return float(np.trapezoid(np.cos(angles) ** (freedom - 1), angles))
+
+    return area_above(math.atan(t / freedom**0.5)) / area_above(-math.pi / 2)
+
+
+def check(recipe: str) -> None:
+    """Refuses a recipe that sees test scores, and code that no commit holds.
+
+    Raises:
+        UsageError: The message says what to change.
+    """
+    values = Config(recipe=recipe).values
+    for name in _LOOKING:
+        if values[name]:
+            raise UsageError(
+                f"--recipe {recipe}: its {name} has scores decide during the training, "
+                "where a record looks at the test images once, after it. Remove it."
+            )
+    ours = machine.ROOT / f"cifar10/config/recipes/{recipe}.toml"
+    path = ours if ours.is_file() else Path(recipe).resolve()
+    if is_code(values["model"]) or not machine.git("ls-files", str(path)):
+        raise UsageError(
+            f"--recipe {recipe}: its file and its model have to be in the commit. Put "
+            "them into cifar10/config/recipes and cifar10/models, and commit them."
+        )
+    board = BOARD.relative_to(machine.ROOT)  # Rows may wait there to be committed.
+    changed = machine.git("status", "--porcelain", "--", ".", f":(exclude){board}")
+    if changed:
+        raise UsageError(
+            f"{changed}: a row names the commit that was trained, and these files "
+            "differ from it. Commit or remove them."
+        )
+
+
+def enter(result: Result, level: float, about: dict[str, Any]) -> None:
+    """Prints a row, and enters it into the board if it is a record.
+
+    Args:
+        result: What was measured.
+        level: The record's, in percent.
+        about: What `machine.describe` returns.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if result.problem:
+        raise UsageError(f"Nothing was entered: {result.problem}.")
+    scores = [100 * one for one in result.figures("accuracy_with_views")]
+    joules = [one for one in result.figures("joules") if one is not None]
+    # Virtual machines may name their processor no better than "Xeon".
+    processor = [about["processor"], f"{about['cores']} cores", *about["bfloat16"]]
+    versions = ("python", "tensorflow", "keras", "numpy")
+    p = p_value(scores, level - _BELOW_LEVEL)
+    row = {
+        "record": f"{level:g} %",
+        "recipe": result.row.name,
+        "processor": ", ".join(
+            [*(about["accelerators"] or processor), result.precision]
+        ),
+        "seconds (seeds)": report.mean_and_deviation(result.figures("seconds"), 1),
+        "joules (seeds)": report.mean_and_deviation(joules, 0) if joules else "-",
+        "accuracy (seeds)": report.mean_and_deviation(scores, 2, " %"),
+        "p": f"{p:.2g}",
+        "commit": about["commit"].removesuffix("-dirty"),  # By the board's rows alone.
+        "date": about["date"][:10],
+        "versions": ", ".join(f"{name} {about['versions'][name]}" for name in versions),
+    }
+    table = report.table([*row], [[*row.values()]])
+    print(table)
+    if p >= SIGNIFICANCE:
+        raise UsageError(
+            f"Nothing was entered: p = {p:.2g} is not below {SIGNIFICANCE}, so the "
+            f"true mean may be {level - _BELOW_LEVEL:g} % or less. Train longer."
+        )
+    with BOARD.open("a", encoding="utf-8") as board:
+        board.write(table.splitlines()[-1] + "\n")
+
+
+def main() -> None:
+    """Trains, prints the row and enters it."""
+    parser = report.build_parser("record", __doc__, has_rows=False)
+    add = parser.add_argument
+    add("--recipe", default="fast", help="what to train: a name, or a file")
+    add("--seeds", type=int, default=10, help="trainings, at least 2")
+    add("--level", type=float, default=94.0, help="of the record, in percent")
+    flags = parser.parse_args()
+    report.check_at_least(2, flags, "seeds")  # One score has no deviation and no p.
+    check(flags.recipe)
+    about = machine.describe()
+    dataset = datasets.find("cifar10", flags.data_dir)
+    [result] = measure_in_turn(
+        [Row(flags.recipe, OURS, {"recipe": flags.recipe, "dataset": dataset})],
+        flags.seeds,
+        prepare=lambda *_: None,
+        measure=lambda _, child, seed: child.ask("run", seed),
+        patience=PATIENCE_SECONDS,
+    )
+    enter(result, flags.level, about)
+
+
+if __name__ == "__main__":
+    entry_point.run_program(main)
