@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine, report
-from benchmarks.runner import Result, Row, measure_in_turn
+from benchmarks.runner import Result, Row, measure_in_turn, show_progress
 from benchmarks.time_to_94 import OURS, PATIENCE_SECONDS
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
@@ -128,6 +128,7 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
         )
     with BOARD.open("a", encoding="utf-8") as board:
         board.write(table.splitlines()[-1] + "\n")
+    show_progress(f"The row was entered into {BOARD}. Commit it.")
 
 
 def main() -> None:
