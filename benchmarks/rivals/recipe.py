@@ -190,7 +190,7 @@ class Recipe:
     def _score(self, trained: TrainedModel, *, views: bool) -> tuple[float, float]:
         """Returns the part of the test images that are right, and the seconds."""
         from cifar10.evaluation.scored_set import Scorer
-        from cifar10.input.pipeline import evaluation_batches
+        from cifar10.input.evaluation_batches import evaluation_batches
 
         images, labels = self._dataset.read("test")
         at_once = min(_SCORED_AT_ONCE, len(images))

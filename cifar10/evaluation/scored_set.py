@@ -19,7 +19,7 @@ from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
 from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset
-from cifar10.input.pipeline import evaluation_batches
+from cifar10.input.evaluation_batches import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 from cifar10.towers import devices
@@ -52,7 +52,7 @@ class Scorer:
 
         Args:
             trainable: Values for its trainable variables, such as their averages.
-            batches: (images, labels, mask) as `pipeline.evaluation_batches` makes them.
+            batches: (images, labels, mask) as `evaluation_batches` makes them.
             device: Device that computes.
 
         Returns:

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.input.dataset_base import Images
+from cifar10.input.images_in_graph import is_in_memory
 from cifar10.input.pipeline import (
     BatchMaker,
     BatchSlice,
     TowerBatch,
-    is_in_memory,
 )
 
 # A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
@@ -96,10 +96,11 @@ def device_batches(
 
     def batch_on(device: str, batch_slice: BatchSlice, step: tf.Tensor) -> TowerBatch:
         plan = maker.plan(step, batch_slice, len(images))
-        chosen, chosen_labels = (
-            tf.gather(of_all, plan.chosen) for of_all in stored[device]
-        )
-        return maker.make(chosen, chosen_labels, plan, batch_slice)
+        with tf.device(device):
+            chosen, chosen_labels = (
+                tf.gather(of_all, plan.chosen) for of_all in stored[device]
+            )
+            return maker.make(chosen, chosen_labels, plan, batch_slice)
 
     functions = []
     for tower, device in enumerate(devices):

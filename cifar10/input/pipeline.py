@@ -1,4 +1,4 @@
-"""Training images to one prefetch queue per tower, and batches for scoring.
+"""Training images to one prefetch queue per tower.
 
 The order of the images is a pure function of (seed, epoch), and their distortions are a
 function of (seed, step, place in the global batch). So an input can start at any step,
@@ -32,6 +32,7 @@ from cifar10.input.distortions import (  # noqa: F401 - callers find all of them
     prepare,
     uniform,
 )
+from cifar10.input.images_in_graph import in_graph, take
 
 if TYPE_CHECKING:
     from cifar10.input.augmentation import Augmentation
@@ -184,33 +185,6 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def is_in_memory(images: Images) -> bool:
-    """Returns whether images are an array in memory.
-
-    NumPy's memory-mapped arrays are not, although their class derives from `ndarray`.
-    """
-    return type(images) is np.ndarray
-
-
-def in_graph(images: Images) -> tf.Tensor | Images:
-    """Makes a tensor on the CPU of images that are in memory; leaves others alone."""
-    if not is_in_memory(images):
-        return images
-    with tf.device("/cpu:0"):
-        return tf.constant(images)
-
-
-def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
-    """Takes the images of some numbers, int64 [count], within a traced function."""
-    if tf.is_tensor(images):
-        return tf.gather(images, chosen)
-    # Not stateful: a --deterministic run would make one batch after another.
-    taken = tf.numpy_function(
-        lambda numbers: images[numbers], [chosen], tf.uint8, stateful=False
-    )
-    return tf.ensure_shape(taken, [*chosen.shape, *images.shape[1:]])
-
-
 def shuffled_indices(
     positions: tf.Tensor, examples_per_epoch: int, seed: int
 ) -> tf.Tensor:
@@ -230,40 +204,6 @@ def shuffled_indices(
         seed=tf.cast(seeds, tf.int32),
         max_index=tf.constant(examples_per_epoch - 1, tf.int64),
     )
-
-
-def evaluation_batches(
-    images: Images,
-    labels: np.ndarray,
-    batch_size: int,
-    distortion: str = "tutorial",
-    count: int | None = None,
-) -> tf.data.Dataset:
-    """Builds the batches of one pass over a set, in order, every image exactly once.
-
-    With a `count`, only the first so many images are taken, and no others read.
-
-    The last batch is filled up with copies of the last image, so that all batches have
-    one shape; its mask marks the images that count. `images`, uint8 [count, height,
-    width, channels], are prepared for a model that was trained with `distortion`.
-
-    Returns:
-        A dataset of (images, labels, mask): float32 [batch_size, ...], as `prepare`
-        returns them; int32 [batch_size]; bool [batch_size].
-    """
-    count = len(images) if count is None else count
-    all_images = in_graph(images)
-    with tf.device("/cpu:0"):
-        all_labels = tf.constant(labels)
-
-    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        positions = first + tf.range(batch_size, dtype=tf.int64)
-        chosen = tf.minimum(positions, count - 1)
-        prepared = prepare(take(all_images, chosen), distortion)
-        return prepared, tf.gather(all_labels, chosen), positions < count
-
-    firsts = tf.data.Dataset.range(0, count, batch_size)
-    return without_autotuning(firsts.map(batch_at, num_parallel_calls=2).prefetch(2))
 
 
 class PrefetchQueues:

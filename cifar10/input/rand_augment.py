@@ -10,6 +10,7 @@ Not Keras's `RandAugment`: it draws one operation for all images of the batch th
 given, and equalizes them by their common histogram.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -62,7 +63,8 @@ def change(
     """Changes each image by one operation.
 
     The batch is divided by operation and direction, so that each image goes through
-    its own operation alone, whose numbers are constants.
+    its own operation alone, whose numbers are constants. On a GPU the sizes of the
+    parts would have to come to the host, so there every image goes through all.
 
     Args:
         images: float32 [batch, height, width, channels], whole numbers 0 to 255.
@@ -71,15 +73,31 @@ def change(
         magnitude: 0 to 30.
     """
     strength = magnitude / _HIGHEST_MAGNITUDE
-    kinds = 2 * tf.cast(chosen, tf.int32) + tf.cast(negative, tf.int32)
-    places = tf.dynamic_partition(tf.range(images.shape[0]), kinds, 2 * len(OPERATIONS))
-    changed = [
-        _CHANGES[OPERATIONS[kind // 2]](
-            tf.gather(images, place), -strength if kind % 2 else strength
-        )
-        for kind, place in enumerate(places)
+    operations = [
+        functools.partial(operation, strength=signed)
+        for operation in _CHANGES.values()
+        for signed in (strength, -strength)
     ]
-    return tf.ensure_shape(tf.dynamic_stitch(places, changed), images.shape)
+    kinds = 2 * chosen + tf.cast(negative, tf.int64)  # GPUs compute no int32.
+    if "GPU" in tf.identity(images).device:
+        changed = images
+        for kind, operation in enumerate(operations):
+            is_kind = (kinds == kind)[:, None, None, None]
+            changed = tf.where(is_kind, operation(images), changed)
+        return changed
+    places = tf.dynamic_partition(
+        tf.range(images.shape[0]), tf.cast(kinds, tf.int32), len(operations)
+    )
+    parts = [
+        operation(tf.gather(images, place))
+        for operation, place in zip(operations, places, strict=True)
+    ]
+    return tf.ensure_shape(tf.dynamic_stitch(places, parts), images.shape)
+
+
+def _count(images: tf.Tensor) -> int | tf.Tensor:
+    """Returns the number of images, if possible as a constant, which GPUs need."""
+    return tf.shape(images)[0] if images.shape[0] is None else images.shape[0]
 
 
 def _move(
@@ -97,8 +115,8 @@ def _move(
     # What comes from outside the image is an extra pixel after its last one.
     pixels = np.where(is_inside, row * width + column, height * width)
     flat = tf.reshape(images, [-1, height * width, channels])
-    padded = tf.pad(flat, [[0, 0], [0, 1], [0, 0]], constant_values=_FILL)
-    moved = tf.gather(padded, pixels.reshape(-1).astype(np.int32), axis=1)
+    padded = tf.concat([flat, tf.fill([_count(images), 1, channels], _FILL)], axis=1)
+    moved = tf.gather(padded, pixels.reshape(-1).astype(np.int64), axis=1)
     return tf.reshape(moved, [-1, height, width, channels])
 
 
@@ -181,14 +199,17 @@ def _auto_contrast(images: tf.Tensor, strength: float) -> tf.Tensor:
 def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
     """Makes the histogram of each channel even."""
     del strength
-    channels = images.shape[-1]
-    planes = tf.range(tf.shape(images)[0] * channels)
-    planes = tf.reshape(planes * _VALUES, [-1, 1, 1, channels])
-    places = planes + tf.cast(images, tf.int32)  # Each pixel's in all histograms.
-    counts = tf.math.bincount(
-        tf.reshape(places, [-1]), minlength=tf.size(planes) * _VALUES
+    count = _count(images) * images.shape[-1]
+    planes = tf.range(tf.cast(count, tf.int64)) * _VALUES
+    # Each pixel's place in the histograms of all planes.
+    places = tf.reshape(planes, [-1, 1, 1, images.shape[-1]]) + tf.cast(
+        images, tf.int64
     )
-    counts = tf.cast(tf.reshape(counts, [-1, _VALUES]), tf.float32)
+    flat = tf.reshape(places, [-1])
+    counts = tf.math.unsorted_segment_sum(
+        tf.ones_like(flat, tf.float32), flat, count * _VALUES
+    )
+    counts = tf.reshape(counts, [-1, _VALUES])
     darker = tf.cumsum(counts, axis=-1, exclusive=True)
     # All pixels but those of the lightest value that there is.
     below = tf.reduce_max(tf.where(counts > 0, darker, 0.0), axis=-1, keepdims=True)
@@ -203,16 +224,20 @@ def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
 # other direction of those that have two.
 _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "identity": lambda images, strength: images,  # noqa: ARG005
-    "shear_x": lambda images, s: _move(images, 1.0, _SHEAR * s, 0.0, 0.0, 1.0, 0.0),
-    "shear_y": lambda images, s: _move(images, 1.0, 0.0, 0.0, _SHEAR * s, 1.0, 0.0),
+    "shear_x": lambda images, strength: _move(
+        images, 1.0, _SHEAR * strength, 0.0, 0.0, 1.0, 0.0
+    ),
+    "shear_y": lambda images, strength: _move(
+        images, 1.0, 0.0, 0.0, _SHEAR * strength, 1.0, 0.0
+    ),
     "translate_x": _translate_x,
     "translate_y": _translate_y,
     "rotate": _rotate,
     # As Pillow does, away from black, grey, uniform grey, and a smooth image.
-    "brightness": lambda images, s: _enhance(images, 0.0, s),
-    "color": lambda images, s: _enhance(images, _grey(images), s),
-    "contrast": lambda images, s: _enhance(images, _even_grey(images), s),
-    "sharpness": lambda images, s: _enhance(images, _smoothed(images), s),
+    "brightness": lambda images, strength: _enhance(images, 0.0, strength),
+    "color": lambda images, strength: _enhance(images, _grey(images), strength),
+    "contrast": lambda images, strength: _enhance(images, _even_grey(images), strength),
+    "sharpness": lambda images, strength: _enhance(images, _smoothed(images), strength),
     "posterize": _posterize,
     "solarize": _solarize,
     "auto_contrast": _auto_contrast,

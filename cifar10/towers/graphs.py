@@ -1,8 +1,8 @@
-"""Traces functions as graphs, and packs the numbers of a step to read them at once."""
+"""Graphs of steps: traces them, packs their numbers, and undoes what they assigned."""
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,40 @@ def split_numbers(
     rows, names = np.atleast_2d(numbers), _order(metrics)
     of_steps = [dict(zip(names, map(float, row), strict=False)) for row in rows]
     return of_steps, rows[:, len(names) :]
+
+
+def assign_unless(
+    condition: tf.Tensor, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+) -> None:
+    """Assigns values unless a condition holds, by one operation for each device.
+
+    TensorFlow lowers a `tf.cond` to a Switch for each variable and each value, and the
+    host visits them all in every step: 807 of the 3,338 operations of `resnet`. It
+    keeps a variable of int32 on the host, also where a GPU has all others.
+    """
+
+    @tf.function(autograph=False)
+    def assign(handles: list[tf.Tensor], values: list[tf.Tensor]) -> None:
+        for handle, value in zip(handles, values, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    @tf.function(autograph=False)
+    def do_nothing(handles: list[tf.Tensor], values: list[tf.Tensor]) -> None:
+        del handles, values
+
+    on_devices: dict[str, tuple[list[tf.Tensor], list[tf.Tensor]]] = {}
+    for variable, value in zip(variables, values, strict=True):
+        handles, old = on_devices.setdefault(variable.device, ([], []))
+        handles.append(variable.handle)
+        old.append(value)
+    for arguments in on_devices.values():
+        tf.raw_ops.If(
+            cond=condition,
+            input=[one for part in arguments for one in part],
+            Tout=[],
+            then_branch=do_nothing.get_concrete_function(*arguments),
+            else_branch=assign.get_concrete_function(*arguments),
+        )
 
 
 def _order(metrics: Mapping[str, tf.Tensor]) -> list[str]:

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
+from cifar10.towers.several_steps import stack, trace_steps
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -178,7 +179,7 @@ class TowerBuilder:
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
-        self._steps = traced(self._trace_steps)
+        self._steps = traced(lambda stacked: trace_steps(self, stacked))
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
 
@@ -193,7 +194,7 @@ class TowerBuilder:
 
         Each takes its `batches[step][tower]`, all of one shape.
         """
-        return self.result(self._steps(self._stack(batches)))
+        return self.result(self._steps(stack(self.devices, batches)))
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result to the caller; replicas take something out of it."""
@@ -248,35 +249,6 @@ class TowerBuilder:
         averages = self._trace_averages(state, devices, batches, results=results)
         result = self._trace_update(state, averages)
         return result._replace(results=results) if with_results else result
-
-    def _stack(self, batches: Sequence[Sequence[Batch]]) -> list[Batch]:
-        """Stacks the batches of several steps, on the towers' devices."""
-        stacked = []
-        for device, of_tower in zip(
-            self.devices, zip(*batches, strict=True), strict=True
-        ):
-            with tf.device(device):
-                inputs, labels = zip(*of_tower, strict=True)
-                stacked.append((tf.stack(inputs), tf.stack(labels)))
-        return stacked
-
-    def _trace_steps(self, stacked: list[Batch]) -> StepResult:
-        def batches_of(step: tf.Tensor | int) -> list[Batch]:
-            batches = []
-            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
-                with tf.device(device):
-                    batches.append((inputs[step], labels[step]))
-            return batches
-
-        outputs = self.trace(batches_of(0)).structured_outputs
-        return tf.map_fn(
-            lambda step: self.trace_step(batches_of(step), False),
-            tf.range(stacked[0][0].shape[0]),
-            parallel_iterations=1,  # A step begins with what the one before has left.
-            fn_output_signature=tf.nest.map_structure(
-                lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
-            ),
-        )
 
     def _trace_results(
         self, batches: list[Batch], devices: Sequence[str]

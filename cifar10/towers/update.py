@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from cifar10.towers.graphs import assign_unless
+
 Gradient: TypeAlias = "tf.Tensor | None"
 
 
@@ -150,7 +152,7 @@ class Update:
         self._write(state, present, averages.statistics, rate)
         if self._halts:
             state.halted.assign(~writes)
-        _assign_unless(writes, undone, before)
+        assign_unless(writes, undone, before)
         return {**metrics, "learning_rate": rate}
 
     def _write(
@@ -181,40 +183,6 @@ def _average(state: TrainState, decay: tf.Tensor) -> None:
         fresh = tf.cast(1.0 - decay, average.dtype)
         old = average.read_value()
         average.assign(old - fresh * (old - variable.value))
-
-
-def _assign_unless(
-    condition: tf.Tensor, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
-) -> None:
-    """Assigns values unless a condition holds, by one operation for each device.
-
-    TensorFlow lowers a `tf.cond` to a Switch for each variable and each value, and the
-    host visits them all in every step: 807 of the 3,338 operations of `resnet`. It
-    keeps a variable of int32 on the host, also where a GPU has all others.
-    """
-
-    @tf.function(autograph=False)
-    def assign(handles: list[tf.Tensor], values: list[tf.Tensor]) -> None:
-        for handle, value in zip(handles, values, strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-    @tf.function(autograph=False)
-    def do_nothing(handles: list[tf.Tensor], values: list[tf.Tensor]) -> None:
-        del handles, values
-
-    on_devices: dict[str, tuple[list[tf.Tensor], list[tf.Tensor]]] = {}
-    for variable, value in zip(variables, values, strict=True):
-        handles, old = on_devices.setdefault(variable.device, ([], []))
-        handles.append(variable.handle)
-        old.append(value)
-    for arguments in on_devices.values():
-        tf.raw_ops.If(
-            cond=condition,
-            input=[one for part in arguments for one in part],
-            Tout=[],
-            then_branch=do_nothing.get_concrete_function(*arguments),
-            else_branch=assign.get_concrete_function(*arguments),
-        )
 
 
 def _gradient_metrics(

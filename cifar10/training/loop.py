@@ -5,13 +5,10 @@ Whatever else happens in a training, such as logging, scoring and saving, is a h
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 
-import tensorflow as tf
-
-from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError, UsageError
+from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -20,10 +17,8 @@ from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFinitePolicy, Results
+from cifar10.training.step_failures import explaining_failures
 from cifar10.training.timing import Goodput, Throughput
-
-# A part of XLA's error if no convolution of cuDNN suits it.
-_NO_CUDNN = "could not find any supported configs"
 
 
 class Loop:
@@ -72,7 +67,8 @@ class Loop:
         self.hooks = hooks
         training = self.training
         run = Run(0, training.train_dir, training.settings, training.towers.state)
-        with self._explaining_failures(), self._ending():
+        size, how = training.config.batch.batch_size, self.progress.how_to_resume
+        with explaining_failures(size, how), self._ending():
             while not self.progress.is_over:
                 try:
                     hooks.start(run._replace(step=self.step))
@@ -103,27 +99,6 @@ class Loop:
         """Returns the metrics of the newest step; raises if one is not finite."""
         with self.goodput.during("training"):
             return self.results.read()
-
-    @contextlib.contextmanager
-    def _explaining_failures(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a step into advice to the user."""
-        try:
-            yield
-        except tf.errors.ResourceExhaustedError as error:
-            if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
-                raise
-            size = self.training.config.batch.batch_size
-            raise UsageError(
-                f"--batch_size {size}: a step does not fit into the memory of its "
-                f"device. Try half of it. {self.progress.how_to_resume()}"
-            ) from error
-        except tf.errors.OpError as error:
-            if not (why := _why_not_compiled(error.message)):
-                raise
-            raise UsageError(
-                f"--xla: XLA cannot compile this step: {why}\nLeave it out, with "
-                "--fresh or another --train_dir."
-            ) from error
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -200,17 +175,3 @@ class Loop:
         raise StoppedError(
             f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal
         )
-
-
-def _why_not_compiled(message: str) -> str:
-    """Returns XLA's reason in an error of TensorFlow's; empty if there is none."""
-    if _NO_CUDNN in message:
-        return (
-            "it finds no convolution in this cuDNN; it wants 9.24 or newer, which "
-            "GPUs of compute capability below 7.5 cannot use."
-        )
-    if not re.search("tf2xla|libdevice", message):
-        return ""
-    # The cause stands before the graph; with several towers it is numbered.
-    cause = re.split(r"\n(?:\t|The op is)", message)[0].rpartition("\n")[2]
-    return re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", cause)

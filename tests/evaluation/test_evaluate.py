@@ -9,7 +9,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.input.pipeline import evaluation_batches
+from cifar10.input.evaluation_batches import evaluation_batches
 from cifar10.towers import devices
 
 COUNT, CLASSES = 37, 10

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.input import on_device, pipeline
+from cifar10.input import images_in_graph, on_device, pipeline
+from cifar10.input.evaluation_batches import evaluation_batches
 from small_sets import OnDisk, assert_equal, joined
 
 COUNT = 103
@@ -192,7 +193,7 @@ def test_the_thread_ends_with_the_training(four_cpus):
 @pytest.mark.parametrize("batch_size", [16, 50])
 def test_evaluation_shows_every_image_once_and_in_order(batch_size):
     images, numbers = IMAGES[:37], NUMBERS[:37]
-    dataset = pipeline.evaluation_batches(images, numbers, batch_size)
+    dataset = evaluation_batches(images, numbers, batch_size)
     assert dataset.options().autotune.enabled is False
     batches = list(dataset)
     assert len(batches) == -(-37 // batch_size)
@@ -214,8 +215,8 @@ def test_evaluation_shows_every_image_once_and_in_order(batch_size):
 def test_an_evaluation_reads_each_image_of_a_disk_once():
     images = OnDisk(IMAGES)
     options = {"batch_size": 16, "distortion": "flip_translate", "count": 30}
-    batches = pipeline.evaluation_batches(images, NUMBERS, **options)
-    expected = pipeline.evaluation_batches(IMAGES[:30], NUMBERS[:30], 16)
+    batches = evaluation_batches(images, NUMBERS, **options)
+    expected = evaluation_batches(IMAGES[:30], NUMBERS[:30], 16)
     for (_, numbers, mask), others in zip(batches, expected, strict=True):
         np.testing.assert_array_equal(numbers, others[1])
         np.testing.assert_array_equal(mask, others[2])
@@ -242,13 +243,13 @@ def test_a_worker_reads_its_own_part_of_each_batch_alone_from_a_disk():
 def test_a_mapped_array_is_not_taken_for_one_in_memory(tmp_path):
     """It derives from NumPy's array."""
     mapped = np.memmap(tmp_path / "images", np.uint8, "w+", shape=IMAGES.shape)
-    assert pipeline.is_in_memory(IMAGES)
-    assert not pipeline.is_in_memory(mapped)
+    assert images_in_graph.is_in_memory(IMAGES)
+    assert not images_in_graph.is_in_memory(mapped)
 
 
 def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():
     """TensorFlow makes one after another of what has a state."""
-    function = tf.function(lambda chosen: pipeline.take(OnDisk(IMAGES), chosen))
+    function = tf.function(lambda chosen: images_in_graph.take(OnDisk(IMAGES), chosen))
     traced = function.get_concrete_function(tf.TensorSpec([4], tf.int64))
     assert not any(op.op_def.is_stateful for op in traced.graph.get_operations())
     chosen = [7, 0, 7, 102]
