@@ -98,7 +98,7 @@ def main() -> None:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which takes reading the sources, and ends the program."""
+    """Prints the version, for which it reads the sources, and ends the program."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"{invocation.DISTRIBUTION} {invocation.package_version()}")

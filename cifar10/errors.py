@@ -60,7 +60,7 @@ class StoppedError(Exception):
 
 
 class NotFiniteError(Exception):
-    """A step is not to be used; the message names it, and the tower."""
+    """A step must not be used; the message names the step and the tower."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"at step {step} {what}")

@@ -10,7 +10,7 @@ GELU_SLOPE = 1.702
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Returns base ** -exponent; the tutorial's 0.75 without a logarithm."""
+    """Returns base ** -exponent; without a logarithm for the tutorial's 0.75."""
     if exponent == 0.75:
         inverse_root = tf.math.rsqrt(base)
         return inverse_root * tf.sqrt(inverse_root)
@@ -61,8 +61,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         ones = tf.ones([channels, channels], precise)
         reach = min(self.depth_radius, channels)
         band = tf.linalg.band_part(ones, reach, reach)
-        # The constants are folded into the matrices, which are small; each pass over
-        # the activations that this saves is worth a percent of the tutorial's step.
+        # The constants are folded into the matrices, which are small. That saves passes
+        # over the activations, each of them a percent of the tutorial's step.
         energies = self.alpha * band
         slopes = (2.0 * self.alpha * self.beta) * band
         bias = tf.fill([channels], tf.cast(self.bias, precise))
@@ -107,9 +107,9 @@ class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
     The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). In
-    training on CPUs XLA makes one pass over memory of each direction, which cuts a step
-    of airbench in bfloat16 to three quarters of its time (lab notes). On GPUs
-    each operation is a pass over memory, and without conversions there are eight.
+    training on CPUs XLA makes each direction one pass over memory, which cuts a step of
+    airbench in bfloat16 to three quarters of its time (lab notes). On GPUs, where no
+    types are converted, each of the eight operations is a pass over memory.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -230,8 +230,8 @@ class WideConv2D(keras.layers.Conv2D):
     The same function as `keras.layers.Conv2D` with stride 1, padding and no bias. On
     CPUs oneDNN takes twice as long for the gradient of the filters as for the forward
     pass, which has as many operations. Here three matrix products compute it, in two
-    thirds of the time from 256 channels; from 64, or in float32, they would be slower
-    (`docs/archive/lab-notes.md`).
+    thirds of the time with 256 channels or more; with 64, or in float32, they would be
+    slower (`docs/archive/lab-notes.md`).
 
     Args:
         filters: Number of output channels.

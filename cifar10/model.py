@@ -72,16 +72,16 @@ def loss(
 
     Args:
         logits: floating [batch, classes].
-        labels: int32 [batch], or floating [batch, classes]: the part of each class.
+        labels: int32 [batch], or floating [batch, classes]: the fraction of each class.
         penalties: Scalars that the model adds to its loss.
-        label_smoothing: Part of each label that is spread evenly over all classes.
+        label_smoothing: Fraction of each label that is spread evenly over all classes.
         class_weights: float64 [classes], factors of the cross entropy of each class's
             images; a mixed image has the mean over its parts.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
-        over the batch, plus `weight_decay`. `precision @ 1` is the part of the
-        batch whose largest logit is that of the label, or of the label's largest part.
+        over the batch, plus `weight_decay`. `precision @ 1` is the fraction of images
+        whose largest logit is that of the label, or of the label's largest fraction.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)

@@ -1,1 +1,1 @@
-"""What a user may decide: the flags, recipes of them, and the command line."""
+"""Everything that a user may set: flags, recipes, and the command line."""

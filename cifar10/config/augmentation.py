@@ -19,7 +19,7 @@ from cifar10.errors import UsageError, did_you_mean
 
 
 def _number(default: float, least: float, most: float) -> Option:
-    """Declares a number that a part of the table may give; whole if its default is."""
+    """Declares a number in a part of the table; an integer if its default is one."""
     limits = (Range(least, most),)
     return Option(type=type(default), default=default, limits=limits, in_flags=False)
 
@@ -36,12 +36,12 @@ PARTS = {
     },
     # The paper's, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
     "random_erasing": {"probability": _number(0.5, 0.0, 1.0)},
-    # airbench96's, in pixels of 32. The paper has 16, and squares cut off at the edge
-    # (https://arxiv.org/abs/1708.04552, section 4.1).
+    # airbench96's side, in pixels of 32. The paper has 16, and squares cut off at the
+    # edge (https://arxiv.org/abs/1708.04552, section 4.1).
     "cutout": {"side": _number(12, 1, 31)},
     # The paper's, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
     "mixup": {"alpha": _number(0.2, *_ALPHAS), "probability": _PROBABILITY},
-    # The paper's, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
+    # The paper's alpha, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
     # (https://arxiv.org/abs/1905.04899, section 4.1).
     "cutmix": {"alpha": _number(1.0, *_ALPHAS), "probability": _PROBABILITY},
 }
@@ -80,7 +80,7 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def mixes(declared: Mapping[str, Any] | None) -> bool:
-    """Returns whether images are mixed, so that labels are parts of several classes."""
+    """Returns whether images are mixed, so that labels have fractions of classes."""
     return any(name in (declared or {}) for name in MIXING)
 
 

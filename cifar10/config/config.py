@@ -37,9 +37,9 @@ class Config(fields.Sections):
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
 
-    Every flag of train_multi_gpu.py is an argument, with the same default, by recipe.
-    So are a recipe's other settings, such as `stages`, and `resume="runs/mine"`. The
-    values are in sections: `config.batch.batch_size`, `config.update.optimizer`.
+    Every flag of train_multi_gpu.py is an argument, with the same default. So are a
+    recipe's other settings, such as `stages`, and `resume="runs/mine"`. The values are
+    in sections: `config.batch.batch_size`, `config.update.optimizer`.
 
     Args:
         model: The name of a model, or a function that takes (image_shape, classes) and
@@ -50,12 +50,12 @@ class Config(fields.Sections):
             [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
             [count, height, width, 1]; labels are integers [count] or [count, 1]. A
             finite `tf.data.Dataset` of (image, label) may take the place of (x, y).
-        **given: The other flags. `freeze` and `sections` may be lists of names,
-            `sections` a number, and `initial_weights` and `resume` a `Record`;
-            `optimizer` and `learning_rate` an optimizer and a schedule of Keras.
-            `loss`, and those of the dict `metrics`, are functions of labels, int64
-            [batch], and logits, floating [batch, classes], to a value for each image,
-            [batch], or their mean; `loss` may be a `keras.losses.Loss`.
+        **given: The other flags. `freeze` and `sections` may be lists of names, or
+            `sections` a number; `initial_weights` and `resume` may be a `Record`,
+            `optimizer` an optimizer and `learning_rate` a schedule of Keras.
+            `loss` and the values of the dict `metrics` are functions that take labels,
+            int64 [batch], and logits, floating [batch, classes], and return a value
+            for each image, [batch], or the mean; `loss` may be a `keras.losses.Loss`.
 
     Attributes:
         model_function: `model` if it is a function, else None.
@@ -131,7 +131,7 @@ class Config(fields.Sections):
 
     @property
     def periods(self) -> dict[str, int]:
-        """The numbers of steps after which something is due, by field."""
+        """The periods of logs, checkpoints and so on, in steps, by field."""
         periods = {
             "log_frequency": self.output.log_frequency,
             "summary_steps": self.output.summary_steps,
@@ -153,7 +153,7 @@ class Config(fields.Sections):
 
     @property
     def steps_per_call(self) -> int:
-        """The most steps of a call; 1 until the training's devices are known."""
+        """The most steps in a call; 1 until the training's devices are known."""
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
@@ -190,7 +190,7 @@ class Config(fields.Sections):
             if self.steps_per_call > period:
                 raise UsageError(
                     f"--steps_per_call {self.steps_per_call}: --{name} asks for "
-                    f"something every {period} steps. Give at most so many, or raise "
+                    f"something every {period} steps. Give at most {period}, or raise "
                     f"--{name}."
                 )
         keep, max_steps = self.checkpoints, self.run.max_steps
@@ -199,12 +199,12 @@ class Config(fields.Sections):
             some = min(keep.checkpoint_steps, max(1, max_steps // 10))
             raise UsageError(
                 f"--stop_after_no_gain {keep.stop_after_no_gain}: it counts "
-                f"evaluations during training. Add --eval_steps {some}, or remove it."
+                f"evaluations during training. Give --eval_steps {some}, or neither."
             )
         if eval_steps and eval_steps > max_steps:
             raise UsageError(
-                f"--eval_steps {eval_steps}: the training ends before, at "
-                f"--max_steps {max_steps}. Give at most so many."
+                f"--eval_steps {eval_steps}: the training ends before that, at "
+                f"--max_steps {max_steps}. Give at most {max_steps}."
             )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
@@ -303,8 +303,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> Any:
     """Returns an argument of a program as the value that its flag would have.
 
-    Paths become text, a `Record` its directory, names a list with commas, and numbers
-    of NumPy's those of Python.
+    Paths become strings, a `Record` becomes its directory, a list of names a string
+    with commas, and a number of NumPy's one of Python's.
     """
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):

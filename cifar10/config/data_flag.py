@@ -18,7 +18,7 @@ FINDABLE = (*NAMES, *KINDS)  # Any other data only a Python program gives.
 
 
 def name_of(data: Any) -> str:
-    """Returns the name of data, or the one that data of a program gets."""
+    """Returns `data` if it is a name, or else the name for a program's data."""
     if isinstance(data, str | Path):
         return os.fspath(data)
     kind = "arrays" if isinstance(data, tuple) else "dataset"
@@ -26,7 +26,7 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns given flags with a path as `data` replaced by its kind and its place."""
+    """Returns the given flags, with a path as `data` replaced by kind and place."""
     data = given.get("data")
     if data is None or data in NAMES or data.startswith(PYTHON):
         return given
@@ -36,7 +36,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     if not _exists(path):
         raise UsageError(
             f"--data {data}: there is no such data set, file or folder."
-            f"{did_you_mean(data, NAMES)} It is {', '.join(NAMES)}, or the "
+            f"{did_you_mean(data, NAMES)} Give {', '.join(NAMES)}, or the "
             "path of a folder of pictures or of an .npz file."
         )
     if "data_dir" in given:
@@ -47,18 +47,18 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     kind = FOLDER if path.is_dir() else NPZ
     if kind == NPZ and path.suffix != ".npz":
         raise UsageError(
-            f"--data {data} is a file, and not an .npz. Give the folder that has a "
-            "folder of pictures for each class."
+            f"--data {data} is a file, but not an .npz file. Give the folder that "
+            "has a folder of pictures for each class."
         )
     return {**given, "data": kind, "data_dir": str(path)}
 
 
 def check(data: str, image_size: int | None) -> None:
-    """Refuses a `config.dataset.data` that is no data set, or takes no `image_size`."""
+    """Refuses `config.dataset.data` if unknown, or if it takes no `image_size`."""
     if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
-            f"--data {data}: it is one of {', '.join(NAMES)}, or a path. A run on "
-            "other data goes on with the version that wrote it."
+            f"--data {data}: it is one of {', '.join(NAMES)}, or a path. Continue a "
+            "run on other data with the version that wrote it."
         )
     if image_size and data != FOLDER:
         raise UsageError(

@@ -87,8 +87,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 # Schedules of the learning rate that end at --max_steps; the staircase does not.
 EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
-# How long a training is, by one of them. The steps are open until the training set is
-# known, which says how many the epochs are; with `max_hours` they stay so.
+# One of these says how long a training is. With `max_epochs` the number of steps is
+# known once the training set is; with `max_hours` it stays open.
 LENGTHS = ("max_steps", "max_epochs", "max_hours")
 OPEN_STEPS = 10**12
 
@@ -132,16 +132,16 @@ class Towers(Checked):
         num_gpus: number of towers on this machine, one per GPU; without a GPU they are
             simulated on the CPU (default: all GPUs found, else 1 tower on the CPU)
         split_gpu: number of towers on each GPU, which share its memory and are not
-            faster: to try several on the one there is, as --num_gpus 4 --split_gpu 4
-        batch_size: images per tower and batch; times towers and --accumulate: the
-            global batch
+            faster: to try several towers on one GPU, as in --num_gpus 4 --split_gpu 4
+        batch_size: images per tower and batch; the global batch is this times the
+            towers times --accumulate
         global_batch_size: images per step of all towers (default: --batch_size x towers
             x --accumulate)
         accumulate: number of batches that a tower computes before an update; they count
             as if each had a tower of its own
-        variable_update: towers: all of a machine share its variables; mirrored: each
-            has its own, and gradients meet by all-reduce (NCCL on GPUs); auto: mirrored
-            on the GPUs of several machines, else towers
+        variable_update: towers: all towers of a machine share its variables; mirrored:
+            each has its own, and gradients meet by all-reduce (NCCL on GPUs); auto:
+            mirrored on the GPUs of several machines, else towers
     """
 
     num_gpus: Annotated[_Towers | None, FLAG_ONLY] = None
@@ -199,7 +199,7 @@ class Dataset(Checked):
             as the part val, if there is none; it decides what is best and when to stop
             (default: none, so the test part decides)
         max_bad_images: fraction of your pictures that may be damaged, and is left out;
-            more stop it
+            the training does not start with more
         corrections: CSV of training pictures to leave out or to move to other classes,
             as `data --train_dir` writes it (default: none)
     """
@@ -247,8 +247,8 @@ class Loss(Checked, scope=RESULT):
     Attributes:
         label_smoothing: fraction of each label that is spread evenly over all classes
         class_weights: weight of each class in the loss, as in towers/class_weights.py
-        loss: a program's own, as in config/python_objects.py
-        metrics: likewise
+        loss: a program's own loss, as in config/python_objects.py
+        metrics: a program's own metrics, by name
     """
 
     label_smoothing: Fraction = 0.0
@@ -279,8 +279,8 @@ class Update(
         learning_rate: highest learning rate
         schedule: schedule of the learning rate; staircase: times 0.1 every
             --epochs_per_decay; linear, cosine: to zero at the last step; one_cycle:
-            rises first, ends there
-        keras_schedule: a program's own, as in config/python_objects.py
+            rises first, then falls to almost zero there
+        keras_schedule: a program's own schedule, as in config/python_objects.py
         epochs_per_decay: epochs after which the staircase falls each time
         warmup_epochs: epochs in which the learning rate rises evenly from zero
         clip_norm: norm to which the averaged gradients are scaled down together if
@@ -324,7 +324,7 @@ class Update(
 
     @property
     def schedule_ends(self) -> bool:
-        """Whether the learning rate falls to its end at `max_steps`."""
+        """Whether the schedule ends at `max_steps`."""
         return self.schedule in ENDING_SCHEDULES
 
 
@@ -352,11 +352,12 @@ class Memory(Checked):
     """Memory of a step.
 
     Attributes:
-        sections: less memory for more time, in parts of the model that a tower computes
-            one after another: how many, the layers that they begin with (conv2,local3),
-            or auto for the fewest that fit (default: those of the model's own code)
+        sections: parts of the model that a tower computes one after another, which
+            takes less memory and more time: how many, the layers that they begin with
+            (conv2,local3), or auto for the fewest that fit (default: those of the
+            model's own code)
         memory_limit: GB of GPU or CPU memory for --sections auto and plan (default: 85
-            % of free)
+            % of the free memory)
     """
 
     sections: _Sections | None = None
@@ -372,7 +373,7 @@ class Checkpoints(Checked):
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep: the best by the scores of
             eval or --eval_steps; with the latter, one is saved at each evaluation
-        best_by: score of eval by which a checkpoint is the best
+        best_by: score of eval that decides which checkpoint is the best
         eval_steps: steps between two evaluations by the training itself, on the part
             val, or test without one, recorded as by eval (default: none)
         stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
@@ -381,9 +382,9 @@ class Checkpoints(Checked):
             the next
         on_nan: when a loss or gradient is not finite: stop; skip that update; rollback:
             continue from the last checkpoint, without the batches since
-        verify_steps: steps between two whose gradients are computed twice, on different
-            devices, and compared; a difference is treated as by --on_nan (default:
-            none)
+        verify_steps: steps between two steps whose gradients are computed twice, on
+            different devices, and compared; a difference is treated as by --on_nan
+            (default: none)
         hang_timeout: seconds after which a step that hangs ends the run with exit code
             75, so that a scheduler or --max_restarts starts it again (default: never)
     """
@@ -407,12 +408,11 @@ class Output(Checked):
     Attributes:
         log_frequency: steps between two lines on the console and in metrics.jsonl
         summary_steps: steps between two sets of histograms and images in TensorBoard;
-            more where sets would take over 5 % of the time
+            more steps if the sets would take over 5 % of the time
         log_device_placement: have TensorFlow print the device of each operation when it
-            first runs; the names of a tower's begin with it, as
+            first runs; its name begins with the tower, as in
             tower_0/tutorial/conv1/convolution
-        profile: START:STOP, steps of which to write a profile for TensorBoard (default:
-            none)
+        profile: START:STOP, steps to profile for TensorBoard (default: none)
     """
 
     log_frequency: Count = 10
@@ -440,12 +440,12 @@ class Speed(Checked):
     """Devices, compilation and determinism.
 
     Attributes:
-        steps_per_call: number of steps that run without returning to Python, where
-            nothing is logged or saved in between (default: 1, or up to 10 on GPUs)
-        variable_device: device of the variables, where gradients meet; auto: with a
-            single tower on a GPU beside it, with muon on the first GPU, else on the CPU
+        steps_per_call: number of steps that run without returning to Python, with
+            nothing logged or saved in between (default: 1, or up to 10 on GPUs)
+        variable_device: device of the variables, where gradients meet; auto: the GPU of
+            a single tower, the first GPU with muon, else the CPU
         input_device: device that distorts images; gpu: the data set lies in each GPU's
-            memory; auto: there if it fits
+            memory; auto: gpu if it fits
         xla: compile each tower with XLA; for GPUs
         deterministic: repeat bit for bit on the same machine, without oneDNN and TF32;
             slower
@@ -463,8 +463,8 @@ class Processes(Checked, scope=WORKER):
     """Several workers, and restarts.
 
     Attributes:
-        local_workers: number of workers to start on this machine, as if each had its
-            own (default: none)
+        local_workers: number of workers to start on this machine, as if each had a
+            machine of its own (default: none)
         max_restarts: number of restarts from the last checkpoint, each after a training
             was killed or lost a worker
         worker_timeout: seconds to wait at the start for the other workers
@@ -514,8 +514,8 @@ RECORDED = (*ALL, Machine)
 RESUME = Option(
     name="resume",
     type=str,
-    help="directory of a run to continue as its config.json says; flags beside it may "
-    "only change what leaves the result as it is, as --max_steps and --num_gpus do "
+    help="directory of a run to continue as its config.json says; other flags are "
+    "allowed if they leave the result as it is, as --max_steps and --num_gpus do "
     "(default: none)",
 )
 # The flags that `--help` shows; `--help_all` shows the other ones by section.

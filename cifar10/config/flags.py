@@ -25,9 +25,9 @@ _END_OF_HELP_ALL = (
 
 
 class _Single(argparse.Action):
-    """Stores a value; refuses `--flag=--`, of which argparse makes an empty list.
+    """Stores a value; refuses `--flag=--`, which argparse turns into an empty list.
 
-    From Python 3.13 on it is a value, but not one that anybody means.
+    From Python 3.13 on `--` would be the value, which nobody means.
     """
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
@@ -39,7 +39,7 @@ class _Single(argparse.Action):
 def described(text: str | None) -> dict[str, Any]:
     """Returns the arguments of a parser for a program with this description.
 
-    `python -OO` leaves none: it drops docstrings, and with them the help of the flags.
+    Under `python -OO`, which drops docstrings, it is absent, and so is the flags' help.
     """
     name = invocation.program_name()  # Under which the program was started.
     return {
@@ -68,8 +68,8 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         help_text += f" (default: {declared.default})"
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if declared.type is not bool:
-        # Not argparse's `choices`, whose error names no closest word. If they do not
-        # fit, the help of the flag names them.
+        # Not argparse's `choices`, whose error names no closest word. Choices that do
+        # not fit here are named in the flag's help text.
         choices = ",".join(declared.choices)
         fits = len(declared.name) + len(choices) < _WIDEST
         # The one of `int`, the first one of `int | None`.

@@ -26,7 +26,7 @@ def absolute_path(name: str) -> Path:
     expanded = os.path.expanduser(name)  # noqa: PTH111 - which raises other errors.
     if expanded.startswith("~"):
         user, here = name.partition("/")[0], f"./{name}"
-        raise UsageError(f"{name}: there is no home folder {user}. Is it {here}?")
+        raise UsageError(f"{name}: no home folder {user}. Did you mean {here}?")
     try:
         # Links are not resolved: --fresh moves the link aside.
         return Path(os.path.abspath(expanded))  # noqa: PTH100

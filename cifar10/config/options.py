@@ -56,7 +56,7 @@ class Range(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The texts that are valid: a regular expression, and how an error says it."""
+    """The texts that are valid: a regular expression, and its words in an error."""
 
     pattern: str
     words: str
@@ -72,7 +72,7 @@ Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 
 
 class Scope(enum.Enum):
-    """Where a value has to be the same."""
+    """Whether all workers, and a resumed run, must have the same value."""
 
     # On all workers and whenever the run is resumed: it determines the result.
     RESULT = enum.auto()
@@ -84,7 +84,7 @@ RESULT, SESSION, WORKER = Scope
 
 
 class ResultIf(NamedTuple):
-    """Another field, and values of it with which a field determines the result too."""
+    """Another field, and the values of it with which this one determines the result."""
 
     field: str
     values: tuple
@@ -105,7 +105,7 @@ class Option:
         limits: Ranges of numbers and forms of texts that its values have.
         default: Its default; `dataclasses.MISSING` if the flag is required.
         help: The help of the flag.
-        scope: Where its value has to be the same.
+        scope: Whether all workers, and a resumed run, must have the same value.
         result_if: When it determines the result, whatever its scope.
         in_recipes: Whether a recipe may set it.
         in_flags: Whether it is a flag.
@@ -123,7 +123,7 @@ class Option:
     in_flags: bool = True
 
     def check(self, value: Any, source: str = "") -> None:
-        """Refuses an invalid value; `source` names its place outside a flag.
+        """Refuses an invalid value; `source` says where it is, if not in a flag.
 
         Raises:
             UsageError: The message names the flag, the value and the rule.
@@ -155,8 +155,8 @@ class Option:
             except (TypeError, ValueError, RecursionError) as error:
                 return (
                     f"it cannot be written as JSON ({reason(error)}). Give plain "
-                    "numbers, strings, lists and dicts; NumPy's become that by .item() "
-                    "and .tolist()"
+                    "numbers, strings, lists and dicts; convert NumPy's by .item() or "
+                    ".tolist()"
                 )
         limits = self.limits if value is not None else ()
         return next(filter(None, (limit.problem(value) for limit in limits)), None)
@@ -165,8 +165,8 @@ class Option:
 class Checked:
     """A base of dataclasses whose keyword-only fields are options: refuses bad values.
 
-    The `scope` of a class is that of all options that name no other. Its `words` take
-    the place of `{word}` in its docstring.
+    The `scope` of a class is the default of its options. Its `words` take the place of
+    `{word}` in its docstring.
     """
 
     scope: ClassVar[Scope] = SESSION
@@ -260,7 +260,7 @@ def result_determining(
 def is_a(value: Any, hint: Any) -> bool:
     """Returns whether a value of JSON has a type; an int is accepted as a float.
 
-    A tuple's types are those of a list of this length.
+    The type of a JSON list may be a tuple, with a type for each item.
     """
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)

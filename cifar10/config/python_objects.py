@@ -14,9 +14,9 @@ METRICS = "metrics/"  # Names of a program's metrics begin with it, and no other
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of fields for which a program's arguments stand.
+    """Returns the values of the fields that a program's arguments set.
 
-    An object decides related flags too, unless they are among the arguments.
+    An object sets related fields too, unless they are among the arguments.
     """
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
@@ -52,7 +52,7 @@ def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
     for name, metric in metrics.items():
         if hasattr(metric, "reset_state"):
             raise UsageError(
-                f"metrics: {name} is no function, but counts itself. Give Keras's "
+                f"metrics: {name} is not a function, but has state. Give Keras's "
                 "function of labels and logits in its place."
             )
     return lambda labels, logits: {

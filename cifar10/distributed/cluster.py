@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether all workers are on this machine, at addresses that no other has."""
+        """Whether all workers listen on loopback, which only this machine reaches."""
         return all(
             re.fullmatch(r"(localhost|\[?::1\]?|127(\.\d+){3}):\d+", worker.address)
             for worker in self.workers
@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def workers_of_this_machine(self) -> int:
-        """How many workers there are at this one's host, itself included."""
+        """How many workers are at this worker's host, itself included."""
         hosts = [worker.address.rpartition(":")[0] for worker in self.workers]
         return hosts.count(hosts[self.index])
 
@@ -110,15 +110,15 @@ def tf_config(addresses: list[str], index: int) -> str:
 def _from_tf_config(text: str) -> Cluster | None:
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     jobs = values.get("cluster", {})
     task = values.get("task", {})
     index = task.get("index", 0)
     if not str(index).isdecimal():
-        raise ValueError(f"its task's index, {index!a}, is no whole number")
+        raise ValueError(f"its task's index, {index!a}, is not a whole number")
     for job, given in jobs.items():
         if not isinstance(given, list):
-            raise TypeError(f"the addresses of the job {job} are no list")
+            raise TypeError(f"the addresses of the job {job} are not a list")
     name = (task.get("type", "worker"), int(index))
     addresses = {
         (job, number): _address(address)
@@ -126,11 +126,11 @@ def _from_tf_config(text: str) -> Cluster | None:
         for number, address in enumerate(jobs.get(job, []))
     }
     if unknown := set(jobs) - {"chief", "worker"}:
-        raise ValueError(f"there is no use for the job {', '.join(sorted(unknown))}")
+        raise ValueError(f"the job {', '.join(sorted(unknown))} is of no use here")
     if len({*addresses.values()}) < len(addresses):
         raise ValueError("two workers have one address")
     if len(addresses) > 1 and "index" not in task:
-        raise ValueError("its task has no index, which differs from worker to worker")
+        raise ValueError("its task has no index, and each worker needs its own")
     if jobs and name not in addresses:
         raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
     if len(addresses) < 2:
@@ -172,7 +172,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
         names = ["SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_LOCALID"]
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]
         shown = "\n".join(f"{name}={environ.get(name, '')[:60]!a}" for name in names)
-        raise _not_slurms(f"{shown}\nThese do not describe a step of SLURM") from error
+        raise _not_slurms(f"{shown}\nThese variables describe no SLURM step") from error
     addresses = [""] * tasks
     addresses[index] = this
     addresses[0] = chief
@@ -183,7 +183,7 @@ def _slurm_number(environ: Mapping[str, str], name: str, default: str = "") -> i
     """Returns a number that SLURM sets; an empty variable counts as unset."""
     text = environ.get(name) or default
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise _not_slurms(f"{name}={text[:200]!a}: it is a whole number in SLURM")
+        raise _not_slurms(f"{name}={text[:200]!a}: SLURM sets a whole number")
     return int(text)
 
 

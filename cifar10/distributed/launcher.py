@@ -1,4 +1,4 @@
-"""Restarts a training after a loss, and starts several workers on this machine.
+"""Restarts a training that was killed, and starts workers on this machine.
 
 Like a cluster's scheduler, it gives each worker its `TF_CONFIG`, forwards signals, and
 restarts all workers after one of them was lost.
@@ -32,7 +32,7 @@ from cifar10.errors import (
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 
-# Exit codes after which a restart is no use: wrong usage, a signal, a closed output.
+# Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
 _FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_TRY_AGAIN, 128 + signal.SIGKILL}
@@ -47,7 +47,7 @@ def launch(
     """Runs `command`, a training, in other processes until all have ended.
 
     `workers` is None for a single process, which trains alone or as `TF_CONFIG` says.
-    After a loss all are restarted, `max_restarts` times at most.
+    When a process is lost, all are restarted, `max_restarts` times at most.
     """
     if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
@@ -83,7 +83,7 @@ def launch(
                 command = flags.without(command, "fresh")
     message = (
         f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\nWith "
-        "--max_restarts N it does so by itself."
+        "--max_restarts N it resumes by itself."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
         raise StoppedError(message, faults[0])
@@ -102,7 +102,7 @@ def _run_workers(
 ) -> tuple[list[int], list[int]]:
     """Runs a worker with each environment until all have ended.
 
-    Workers that do not detect the loss of another are killed. Returns the exit codes,
+    Workers that do not notice that another is lost are killed. Returns the exit codes,
     negative for those that a signal has killed, and the signals that were passed on.
     """
     processes: list[subprocess.Popen[bytes]] = []
@@ -159,7 +159,7 @@ def _start_worker(
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
-    """Returns the variables that give each worker its cluster and its GPUs."""
+    """Returns each worker's environment variables for its cluster and GPUs."""
     with contextlib.ExitStack() as stack:
         # All are open at once, so that every worker gets a different port.
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
@@ -175,7 +175,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
 
 
 def _gpus(workers: int) -> list[dict[str, str]]:
-    """Returns the variable that gives each worker its share of the GPUs."""
+    """Returns each worker's environment variable for its share of the GPUs."""
     name = "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(name)
     if visible is None:

@@ -1,4 +1,4 @@
-"""The ports at which workers listen: who reaches them, and for how long unanswered.
+"""The ports of workers: who can connect, and how long a worker may be silent.
 
 TensorFlow's server listens at all of a machine's addresses, whichever its worker was
 given, and its connections wait a quarter of an hour for a machine that is gone
@@ -46,7 +46,7 @@ def confine(port: int) -> bool:
     """Lets no other machine reach a port at which this process listens.
 
     Linux, from 5.7 on, binds an open socket to a device as well; connections that came
-    from elsewhere until then are cut. Returns whether it could.
+    from elsewhere until then are cut. Returns whether that succeeded.
     """
     confined = False
     for one in _open_sockets():

@@ -11,8 +11,8 @@ server needs the port. A worker sends lines of JSON, and each is answered:
 
     [KEY, VALUE, SECONDS] -> [REFUSAL, [[INDEX, VALUE], ...]]
 
-Nobody proves who it is, since that would protect nothing: at the same port TensorFlow
-takes commands from everybody who reaches it.
+No worker proves its identity, since that would protect nothing: at the same port
+TensorFlow takes commands from everybody who reaches it.
 """
 
 import asyncio
@@ -187,7 +187,7 @@ class _Server:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serves a connection until it ends, if it is a worker's."""
+        """Serves a worker's connection until it ends; ignores any other."""
         index = None
         with contextlib.closing(writer), contextlib.suppress(*_NO_WORKER):
             line = await asyncio.wait_for(reader.readline(), _SECONDS_TO_ANSWER)
@@ -244,7 +244,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for the values that are complete; for all after a refusal."""
+        """Ends the wait for each key with all its values; for all after a refusal."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:
@@ -258,7 +258,7 @@ class _Server:
 
 
 def _ignore_lack_of_files(loop: Any, context: dict[str, Any]) -> None:
-    """Strangers may hold all for a while; then the server accepts again."""
+    """Ignores a lack of file descriptors, which strangers can cause for a while."""
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 

@@ -117,7 +117,7 @@ class ReplicaBuilder(TowerBuilder):
         return results[0]
 
     def _all_reduce(self, local: Averages, replica: int) -> Averages:
-        """Averages over all replicas, in one all-reduce for each type."""
+        """Averages over all replicas, in one all-reduce for each dtype."""
         averages = (local.gradients, local.statistics, local.metrics)
         flat = tf.nest.flatten(averages)
         values = {
@@ -154,7 +154,7 @@ class ReplicaBuilder(TowerBuilder):
         )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Returns the first replica's numbers; gives all its variables on request."""
+        """Returns the first replica's numbers; copies its variables to all if asked."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:
@@ -186,7 +186,7 @@ class ReplicaBuilder(TowerBuilder):
         return int(number) % len(self._states)
 
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over all replicas; one all-reduce takes values of one type only."""
+        """Sums over all replicas; one all-reduce takes values of one dtype only."""
         context = tf.distribute.get_replica_context()
         sums: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(value.dtype for value in values):
@@ -199,7 +199,7 @@ class ReplicaBuilder(TowerBuilder):
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:
-    """Returns a value, or the zero that leaves a sum with it bit for bit as it is."""
+    """Returns a value, or the zero that leaves every sum bit for bit unchanged."""
     value = tf.convert_to_tensor(variable)
     if not value.dtype.is_floating:
         value = tf.cast(value, tf.int64)  # Types that an all-reduce takes.

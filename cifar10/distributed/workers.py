@@ -1,4 +1,4 @@
-"""The processes that train together: how they connect, agree, and notice a loss."""
+"""The processes that train together: they connect, agree, notice when one is gone."""
 
 import contextlib
 import math
@@ -106,14 +106,14 @@ class Workers:
             return tf.distribute.MirroredStrategy(
                 placement.devices,
                 # On GPUs TensorFlow chooses NCCL. Elsewhere it would choose
-                # collectives, whose numbers two trainings in one process would share.
+                # collectives, whose keys two trainings in one process would share.
                 None if gpus else tf.distribute.ReductionToOneDevice(),
             ), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
                 "--variable_update mirrored: on several machines TensorFlow mirrors "
-                "variables on whole GPUs or on one device of a CPU,\nand here "
-                f"{towers} towers share one. Leave it out, or give --num_gpus 1."
+                "variables on whole GPUs or on one device of the CPU,\nand here "
+                f"{towers} towers share it. Leave it out, or give --num_gpus 1."
             )
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
@@ -134,8 +134,8 @@ class Workers:
     ) -> list[str]:
         """Begins a run on the chief, once all workers have the same settings.
 
-        The others wait for it. Returns the chief's messages, or where to read them; all
-        raise the `UsageError` of any.
+        The others wait for it. Returns the chief's messages, or where to read them. A
+        `UsageError` on one worker is raised on all.
         """
         if not self._rendezvous:
             return on_chief()
@@ -195,7 +195,7 @@ class Workers:
             ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:
-        """Tells the others what the step after `step` waits for, empty for devices.
+        """Tells the others what the step after `step` waits for; "" stands for devices.
 
         Returns the workers that it waits for: those that report a cause other than
         their devices, and those that do not answer in time; empty if there are none.
@@ -219,7 +219,7 @@ class Workers:
         return " and ".join(found)
 
     def limit_silence(self) -> None:
-        """Has a step fail, in half a minute, that waits for a machine that is gone.
+        """Makes a step that waits for a machine that is gone fail within half a minute.
 
         TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
         two others.
@@ -242,8 +242,8 @@ def connect_cluster(
     hosts = [worker.host_and_port[0] for worker in cluster.workers]
     os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
     # A worker whose process ends is detected at once, by its closed connections; one
-    # whose machine or network is gone, after this time. The strategy would choose
-    # less itself (TensorFlow 2.21).
+    # whose machine or network is gone, after this time. The strategy's default is
+    # shorter (TensorFlow 2.21).
     silence = 1000 * ports.SECONDS_OF_SILENCE
     job = coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=len(cluster.workers)

@@ -16,13 +16,13 @@ DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
     python -m cifar10 eval --run_once
 
 Prints `precision @ 1` with its 95 % confidence interval and tables, and writes
-event files that lie over the training's in TensorBoard and a line of JSON to
-eval/metrics.jsonl. Without
---run_once or --step it follows a running training until its end, scoring each
-newest checkpoint once and printing a line for each; these scores tell the
-training which checkpoints --keep_best keeps. Checkpoints that the training
-scores itself (--eval_steps) are skipped. The run's directory names the model
-and the data set; a model of your own is looked for in the current folder.
+event files, whose curves TensorBoard draws over the training's, and a line of
+JSON to eval/metrics.jsonl. Without --run_once or --step it follows a running
+training until its end, scoring each newest checkpoint once and printing a line
+for each; these scores tell the training which checkpoints --keep_best keeps.
+Checkpoints that the training scores itself (--eval_steps) are skipped. The
+run's directory names the model and the data set; a model of your own is looked
+for in the current folder.
 """
 
 _Counts = Annotated[
@@ -89,7 +89,7 @@ class Options(run_options.RunOptions):
 
     @property
     def curve(self) -> str:
-        """The folder of the event files, one for each kind of evaluation."""
+        """The folder of the event files; each kind of evaluation has its own."""
         name = layout.evaluation_events(self.split)
         name += "" if self.use_averages else "_raw"
         return name + ("_augmented" if self.test_time_augmentation else "")

@@ -80,7 +80,7 @@ class _Evaluator(FollowedRun):
         self._held.enter_context(checkpoints.reading(directory, checkpoint.step))
 
     def score(self, step: int) -> None:
-        """Scores the loaded checkpoint, prints a line about it and records that."""
+        """Scores the loaded checkpoint, prints the scores and records them."""
         options = self._options
         with self._held:
             trained, device = self._trained, self._scoring_device

@@ -52,8 +52,8 @@ class Sums:
     cross_entropy: float
     ranks: np.ndarray  # int64 [classes]: images by rank, those that have one.
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
-    # float64 [3, bins]: in bins of equal width, by the probability of their prediction,
-    # images, those that are right, and the sum of their confidences.
+    # float64 [3, bins]: the numbers of images and of correct ones, and the sum of
+    # confidences, in bins of equal width by confidence.
     bins: np.ndarray
 
     @classmethod
@@ -79,7 +79,7 @@ class Sums:
 
     @property
     def calibration_error(self) -> float:
-        """Mean distance of confidence and accuracy of a bin, weighted by images."""
+        """Mean distance of a bin's confidence from its accuracy, weighted by images."""
         _, right, confidence = self.bins
         return float(np.abs(right - confidence).sum() / self.count)
 
@@ -195,7 +195,7 @@ def headline(
     earlier: Mapping[int, float] | None = None,
     best_by: str = PRECISION,
 ) -> str:
-    """Compares the score that decides with `earlier` ones by step, or with chance.
+    """Compares the deciding score with `earlier` ones, by step, or with chance.
 
     The precision at 1, of `count` images, comes first in any case.
     """

@@ -82,7 +82,7 @@ class Scorer:
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
         """Computes the loss, prediction, rank, confidence and logits of each image.
 
-        They are those of `Outcomes`; the model's weight decay is the second result.
+        The first result has the values of `Outcomes`, the second is the weight decay.
         """
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)
@@ -154,11 +154,11 @@ class ScoredSet:
         dataset: The data set.
         events: The folder of the event files and of `metrics.jsonl`.
         options: Which images are scored and how, as `eval.py` takes it.
-        own_metrics: Those of a program, as `Config` has them.
+        own_metrics: A program's own metrics, as `Config` has them.
 
     Attributes:
         count: Number of images.
-        part: The part of the data set that they are.
+        part: The part of the data set that they belong to.
         subject: Which images and which values of the variables are scored, in words.
     """
 
@@ -180,8 +180,8 @@ class ScoredSet:
         self._top_k = options.ks
         if (most := max(self._top_k, default=1)) > dataset.classes:
             raise UsageError(
-                f"--top_k {most}: there are {dataset.classes} classes. Give at most so "
-                "many."
+                f"--top_k {most}: there are {dataset.classes} classes. Give at most "
+                f"{dataset.classes}."
             )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
@@ -222,7 +222,7 @@ class ScoredSet:
     ) -> Result:
         """Scores the model with values for its trainable variables, on a device.
 
-        A temperature adds itself and the calibration error with it.
+        A temperature other than 1 is added to the scores, with its calibration error.
         """
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)

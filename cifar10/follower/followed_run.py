@@ -151,8 +151,8 @@ class FollowedRun:
     def _notice_replacement(self) -> None:
         """Forgets the run if the folder of checkpoints is another one by now.
 
-        Another folder may have the identity of one that was deleted; then the steps of
-        the new run show it.
+        A new folder may get the inode of a deleted one; then the lower steps of the new
+        run give it away.
         """
         newest = max(checkpoints.steps(self._folder), default=0)
         found = self._folder.stat()

@@ -99,8 +99,8 @@ class Follower(FollowedRun):
 
     Attributes:
         closed: Set by `close()`.
-        swaps: Number of times that weights were put in place.
-        swap_seconds: Seconds that the last time took, from the first read until the
+        swaps: Number of times that the weights were replaced.
+        swap_seconds: Seconds that the last swap took, from the first read until the
             weights answered; None before the first. Predictions continue meanwhile.
     """
 

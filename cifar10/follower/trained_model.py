@@ -29,11 +29,11 @@ class TrainedModel:
             initial values.
         trainable: Values for its trainable variables, in their order: their moving
             averages or their last values.
-        temperature: What its logits are divided by for probabilities; 1 without
+        temperature: Divisor of its logits for probabilities; 1 without
             `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
-        image_shape: Those of one image as the model takes it, after `pipeline.prepare`.
+        image_shape: The same of an image as the model takes it (`pipeline.prepare`).
     """
 
     def __init__(

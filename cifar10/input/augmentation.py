@@ -1,14 +1,14 @@
 """A recipe's augmentation: what is done to images besides the distortions.
 
 RandAugment (`rand_augment.py`) changes the pixels of images before they are distorted;
-erasing, cutout, mixup and cutmix change the distorted ones, and the latter two their
-labels. Random values are drawn by seed and step for the global batch, like those of
-`distortions.py`; separate streams keep the latter the same as without an augmentation.
+erasing, cutout, mixup and cutmix change the distorted ones, mixup and cutmix the labels
+too. Random values are drawn by seed and step for the global batch, like those of
+`distortions.py`; separate streams leave the distortions as without an augmentation.
 
 Keras's layers of these names cannot take their place. `RandomErasing` draws height and
-width apart, and noise that is clipped to black and white; `MixUp` and `CutMix` shuffle
-the batch that they are given, so N towers would mix other pairs than one. Here image
-2 k of the global batch mixes with image 2 k + 1 and the reverse, each by its own
+width independently, and clips its noise to black and white; `MixUp` and `CutMix`
+shuffle the batch that they are given, so N towers would mix other pairs than one. Here
+image 2 k of the global batch mixes with image 2 k + 1 and vice versa, each by its own
 weight. Which images come side by side is random, like the order of all, and no tower,
 worker or disk needs more images than without mixing.
 """
@@ -31,21 +31,21 @@ from cifar10.input.distortions import (
 )
 from cifar10.input.pipeline import Plan, TowerBatch
 
-# A run's seed has 31 bits; those above tell streams of random numbers apart. A new
-# augmentation's stream comes last: its place is part of every run's result.
+# A run's seed has 31 bits; higher bits tell streams of random numbers apart. A new
+# augmentation's stream comes last: a stream's place is part of every run's result.
 _STREAM = 2**32
 _RAND_AUGMENT, _ERASING, _ERASING_NOISE, _MIXING, _CUTOUT = range(
     _STREAM, 6 * _STREAM, _STREAM
 )
 
-# Of erasing: the fraction of the image's area and the ratio of width to height, from
+# For erasing, the fraction of the image's area and the ratio of width to height, from
 # section 5.1 of its paper. Ratios are drawn uniformly in their logarithm, as in
 # torchvision, so that tall and wide rectangles are equally frequent.
 AREA_RANGE = (0.02, 0.4)
 RATIO_RANGE = (0.3, 1 / 0.3)
 
-# Random numbers per image. Of erasing: whether, where, the noise's shift, and the sizes
-# to try; of mixing: which kind, its weight, and the box's place.
+# Random numbers per image. For erasing: whether, where, the noise's shift, and the
+# sizes to try; for mixing: the kind, the weight, and the box's place.
 ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
 MIXING_NUMBERS = 4
 
@@ -111,9 +111,9 @@ def erase(
     Args:
         images: float32 [batch, height, width, channels], scaled.
         drawn: `ERASING_NUMBERS` tensors, float32 [batch] in [0, 1).
-        noise: float32 [height, width, channels] in [0, 1). Each image has it shifted by
-            another number, so that its values are as random, and a tower draws none for
-            the images of others.
+        noise: float32 [height, width, channels] in [0, 1). It is shifted by another
+            number for each image, so that no tower has to draw noise for the images
+            of others.
         probability: How often an image is erased.
 
     Returns:
@@ -138,7 +138,7 @@ def cut_out(
         images: float32 [batch, height, width, channels], scaled.
         vertical: float32 [batch] in [0, 1), where the square lies within the image.
         horizontal: The same, from left to right.
-        side: Of the square, in pixels of 32.
+        side: Side of the square, in pixels of 32.
 
     Returns:
         float32 [batch, height, width, channels].
@@ -236,7 +236,7 @@ def _rectangle(
 
 
 def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the first pixel along a side of a box and the first after it, [batch].
+    """Returns where a box begins along a side and where it ends (exclusive), [batch].
 
     The box is centred anywhere, and cut off at the image's edge, as the paper's is.
     """
@@ -252,8 +252,8 @@ def _between(
 ) -> tf.Tensor:
     """Returns which pixels are between two rows and columns, bool [batch, ..., 1].
 
-    Rows and columns are pairs of float64 [batch], the first that is in and the first
-    after it that is not.
+    Rows and columns are pairs of float64 [batch]: the first inside, and the first
+    beyond.
     """
     _, height, width, _ = images.shape
     row = tf.range(height, dtype=tf.float64)[None, :, None, None]
@@ -263,7 +263,7 @@ def _between(
 
 
 def _expanded(of_images: tf.Tensor) -> tf.Tensor:
-    """Gives a number of each image, [batch], the axes of images."""
+    """Reshapes a number per image, [batch], so that it broadcasts over images."""
     return of_images[:, None, None, None]
 
 
@@ -274,6 +274,6 @@ def _partners(values: tf.Tensor) -> tf.Tensor:
 
 
 def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns a mean of two values by the weight, float32 [batch], of the first."""
+    """Returns the mean of two values; `weight`, float32 [batch], is the first one's."""
     weight = tf.reshape(weight, [-1, *[1] * (len(values.shape) - 1)])
     return weight * values + (1.0 - weight) * others

@@ -131,7 +131,7 @@ def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
 
 
 def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
-    """Returns the refusal of a --data_dir without the data set."""
+    """Returns the error to raise for a --data_dir without the data set."""
     file_format, archive = FORMATS[name], ARCHIVES[name]
     lacks = (
         f"holds no {file_format.title}: neither {file_format.train_files[0]} nor "

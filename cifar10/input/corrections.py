@@ -41,9 +41,9 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     labels = before.copy()
     for path, to, label in read(name):
         if path not in places:
-            why = "is no training picture. Remove its line."
+            why = "is not a training picture. Remove its line."
         elif label and classes.get(label) != before[places[path]]:
-            why = f"is not of {label}. The file is of other data, or other fractions."
+            why = f"is not of {label}. The file is for other data or other fractions."
         elif to and to not in classes:
             why = f"goes to an unknown class, {to}.{did_you_mean(to, classes)}"
         else:
@@ -81,7 +81,7 @@ def read(name: str) -> list[tuple[str, str, str]]:
     """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
-        # Paths need not be UTF-8. Spreadsheets add a mark, and separate by semicolons
+        # Paths need not be UTF-8. Spreadsheets add a byte order mark, and semicolons
         # where the comma is decimal.
         text = content.decode("utf-8-sig", "surrogateescape")
         separator = ";" if ";" in text.partition("\n")[0] else ","

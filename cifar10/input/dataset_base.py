@@ -11,7 +11,7 @@ from cifar10.input.records import WITHOUT_VAL, Split
 
 
 class Images(Protocol):
-    """The images of one split; a uint8 numpy array is one."""
+    """The images of one split, such as a uint8 NumPy array."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -19,16 +19,16 @@ class Images(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """It is uint8."""
+        """Always uint8."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all of them take."""
+        """The number of bytes that all images take."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Reads some of them, uint8 [count, height, width, channels]."""
+        """Reads some of the images, uint8 [count, height, width, channels]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,19 @@ class Dataset:
 
     Attributes:
         name: What `config.json` calls it: "cifar10", "folder" and so on.
-        directory: What `--data_dir` names to find it again; None if nothing does.
+        directory: The `--data_dir` that finds it again; None if none does.
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.
         description: One line for the user: which data set it is, and where.
         read: Returns the images of a part, and its labels, int32 [count].
-        parts: Those that it can read, in the order of `SPLITS`.
+        parts: The parts that it has, in the order of `SPLITS`.
         fingerprint: SHA-256 of what a training sees of it; None if its files cannot
             differ.
-        is_real: Whether these are not the generated stand-in.
+        is_real: Whether the images are real; False for the generated stand-in.
         paths: The names of each part's pictures, if they are in files.
         left_out: Why pictures are left out, by their names.
-        notes: For the user.
-        division: Into parts; None if they were given.
+        notes: Notes for the user.
+        division: How it was divided into parts; None if the parts were given.
     """
 
     name: str

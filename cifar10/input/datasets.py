@@ -70,7 +70,7 @@ def find_for(
 ) -> Dataset:
     """Finds the data set of a configuration, or of a run by its `config.json`.
 
-    A program may have `given` another one, which is divided and corrected likewise. The
+    A data set that a program has `given` is divided and corrected in the same way. The
     notes on pictures are printed unless the caller shows them.
     """
     names = ("image_size", "validation_fraction", "max_bad_images")
@@ -167,11 +167,11 @@ def describe(
 def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run is {data}: a Python program had it in memory and "
-            "gave it, or another version\nfound it. Only a program can give it again: "
+            f"The data of this run is {data}: it came from a Python program's memory, "
+            "or another version\nfound it. Give it from a program: "
             "to score the run, cifar10.evaluate(train_dir, data=...);\nto go on with "
-            "it, cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...)), "
-            "or the\nversion that wrote it."
+            "it, cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...)). "
+            "Or use the\nversion that wrote it."
         )
 
 
@@ -187,7 +187,7 @@ def _is_shape(shape: Any) -> bool:
 def _required(data: str, data_dir: str | None) -> str:
     if data_dir is None:
         raise UsageError(
-            f"The data of this run is a {data} of a user's, and nothing says where it "
-            "is now.\nGive its path as --data_dir."
+            f"The data of this run is a user's own {data}, and its place is not known."
+            "\nGive its path as --data_dir."
         )
     return data_dir

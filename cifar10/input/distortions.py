@@ -23,7 +23,7 @@ WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
-# Of the crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
+# The crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
 # torchvision: the fraction of the image's area, the ratio of width to height, and how
 # often to draw both until a crop fits into the image.
 AREA_RANGE = (0.08, 1.0)
@@ -95,7 +95,7 @@ def crop_size(side: int) -> int:
 
 
 def most_translation(side: int, distortion: str) -> int:
-    """Returns by how many pixels at most a distortion moves images of this side."""
+    """Returns how many pixels at most a distortion moves images of this side."""
     return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
@@ -146,7 +146,7 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
     """Draws `count` numbers in [0, 1) for each image of a slice, float32 [batch] each.
 
-    They are drawn for the global batch, so each image has the same in any slice.
+    They are drawn for the global batch, so an image has the same numbers in any slice.
     """
     drawn = uniform([count, batch_slice.global_batch_size], seed)
     end = batch_slice.first + batch_slice.batch_size
@@ -159,7 +159,7 @@ def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the pixels of crops along one side, at places in [0, 1)."""
+    """Returns the pixels along one side of crops, whose places are in [0, 1)."""
     taken = crop_size(size)
     first = tf.cast(place * (size - taken + 1), tf.int64)
     return first[:, None] + tf.range(taken, dtype=tf.int64)
@@ -190,7 +190,7 @@ def _crop_sizes(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the heights and widths of random crops, as `random_sizes` does.
 
-    If no attempt fits, they are those of the largest crop of an allowed ratio.
+    If no attempt fits, the largest crop of an allowed ratio is taken.
     """
     least, most = RATIO_RANGE
     largest = min(height, round(width / least)), min(width, round(height * most))
@@ -263,10 +263,10 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns between which pixels of a crop those of the result lie, along one side.
+    """Returns the two pixels of the image that each pixel of the result lies between.
 
-    The crop takes `taken` of `size` pixels, at a `place` in [0, 1); `pixels` are those
-    of the result, float64.
+    Both are counted along one side. The crop takes `taken` of its `size` pixels, at a
+    `place` in [0, 1); `pixels` are those of the result, float64.
 
     Returns:
         The pixels of the image on both sides, int64 [batch, size], and the fraction of

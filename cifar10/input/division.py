@@ -1,8 +1,8 @@
 """The division of images into parts, by hashes of their names.
 
-Each class is divided by itself: those of its images are tested on whose names have the
-lowest hashes, below a limit, and those up to a second limit are the part `val`. So the
-division is the same on every machine, and images that are added move few others.
+Each class is divided by itself: the images whose names have the lowest hashes, below a
+limit, are the test part, and those up to a second limit the part `val`. So the division
+is the same on every machine, and images that are added move few others.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ def divided(
         classes: How many classes there are.
         shares: The shares of the parts that are divided off. A class has at least one
             image in each, if its images suffice, and one to train on.
-        division: That of a run, or `BY_FRACTION`; None to divide anew, and so are
-            other classes than those of the run.
+        division: That of a run, or `BY_FRACTION`; None to divide anew, as happens
+            if the classes are not those of the run.
 
     Returns:
         The part of each image, str [count], and the division as a run keeps it: for
@@ -88,7 +88,7 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Returns below which of its hashes, in order, a class is in each part or before.
+    """Returns for each part a limit: lower hashes are in it or an earlier part.
 
     A part with a share has one image at least; one is left to train on.
     """

@@ -80,7 +80,7 @@ class UnreachableError(NoConnectionError):
 
 
 def check_url(url: str) -> None:
-    """Refuses a value of `--data_url` that is of no known scheme."""
+    """Refuses a `--data_url` of an unknown scheme."""
     if url.partition("://")[0].lower() not in SCHEMES:
         raise UsageError(
             f"--data_url {url} cannot be downloaded from; it must begin with one "
@@ -101,8 +101,8 @@ def fetch(
         directory: The folder, which is created if it does not exist.
         url: By default the archive's own. One that ends in a slash is a folder that
             contains the archive.
-        packed: Where the archive is, and is not downloaded to; by default in the
-            folder.
+        packed: The archive, if it is on disk already; by default it is looked for
+            in the folder, and downloaded there.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
@@ -185,7 +185,7 @@ def receive(url: str, part: Path, size: int, md5: str) -> None:
         part.unlink()
         # The fault may be in what an earlier run or server left: start again, once.
         if not resumed:
-            raise SourceError(f"what it serves does not have the MD5 {md5}")
+            raise SourceError(f"the file served does not have the MD5 {md5}")
         milestone, resumed = 0, False
 
 

@@ -30,8 +30,8 @@ MOST_BYTES = 2**30
 class StoredSet(NamedTuple):
     """A training set in the memory of a device.
 
-    TensorFlow has no kernel to gather uint8 on a GPU, so it would copy all images to
-    the host at every step, and it keeps int32 on the host.
+    The types are those that stay on a GPU: TensorFlow has no kernel there to gather
+    uint8, and keeps int32 on the host, so it would copy all images at every step.
     """
 
     images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.

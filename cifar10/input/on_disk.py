@@ -23,13 +23,13 @@ from cifar10.process import files
 class ImagesOnDisk:
     """The images of one split, in files of nothing but their pixels.
 
-    Indexed by a slice or by an array of numbers, it reads what a numpy array of all
-    images would give. Several threads may do so at once. The files must not change.
+    Indexed by a slice or by an array of numbers, it returns the same as a NumPy array
+    of all images. Several threads may read at once. The files must not change.
 
     Args:
         paths: The files.
         image_shape: Height, width and channels of every image.
-        per_file: Images in a file; the last one has what is left.
+        per_file: Images in a file; the last file may have fewer.
         places: int64 [count], the place of each image among those in the files.
     """
 

@@ -4,7 +4,7 @@ Cubuk et al., https://arxiv.org/abs/1909.13719, with the operations and strength
 torchvision's `RandAugment`
 (https://github.com/pytorch/vision/blob/v0.20.0/torchvision/transforms/autoaugment.py),
 which are Pillow's and get stronger with the magnitude; in the paper's own code
-posterizing and solarizing get weaker. As there, signs are drawn, strengths are not.
+posterizing and solarizing get weaker. Signs are drawn, strengths are not.
 
 Not Keras's `RandAugment`: it draws one operation for all images of the batch that it is
 given, and equalizes them by their common histogram.
@@ -25,12 +25,12 @@ _DEGREES = 30.0
 _ENHANCEMENT = 0.9  # Away from a factor of 1.
 _LOST_BITS = 4  # Of 8.
 
-# What comes in from beyond the edge, as in the code of AutoAugment
+# The grey that comes in from beyond the edge, as in the code of AutoAugment
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
 _FILL = 128.0
 _VALUES = 256
-# More than the rounding of a blend, where processors differ, and less than what a
-# whole magnitude can leave to the next whole value, a hundredth.
+# Processors round a blend differently, by less than this. A whole magnitude leaves more
+# than this to the next whole value: a hundredth at least.
 _ROUNDING = 1 / 512
 # Weights of red, green and blue in Pillow's grey, in parts of 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)
@@ -69,7 +69,7 @@ def change(
     Args:
         images: float32 [batch, height, width, channels], whole numbers 0 to 255.
         chosen: int64 [batch], indices in `OPERATIONS`.
-        negative: bool [batch], the direction of those that have two.
+        negative: bool [batch], the direction, for operations that have two.
         magnitude: 0 to 30.
     """
     strength = magnitude / _HIGHEST_MAGNITUDE
@@ -105,7 +105,7 @@ def _move(
 ) -> tf.Tensor:
     """Takes each pixel x, y from a x + b y + c, d x + e y + f, like Pillow's transform.
 
-    It is the nearest one of the image.
+    The coordinates are rounded to the nearest pixel.
     """
     _, height, width, channels = images.shape
     # In NumPy's float64, so that no device rounds to another pixel.
@@ -143,7 +143,7 @@ def _rotate(images: tf.Tensor, strength: float) -> tf.Tensor:
 def _enhance(
     images: tf.Tensor, lesser: tf.Tensor | float, strength: float
 ) -> tf.Tensor:
-    """Moves images away from a lesser form of themselves, or towards it."""
+    """Moves images away from a `lesser` form, such as their grey, or towards it."""
     factor = 1.0 + _ENHANCEMENT * strength
     enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
     return tf.floor(enhanced + _ROUNDING)
@@ -167,7 +167,7 @@ def _even_grey(images: tf.Tensor) -> tf.Tensor:
 
 
 def _smoothed(images: tf.Tensor) -> tf.Tensor:
-    """Averages each pixel, five-fold, with its eight neighbours; edges stay."""
+    """Averages each pixel, at weight 5, with its eight neighbours; edges stay."""
     # Thirteenths are never close to a half: how the sum is rounded does not matter.
     around = 9.0 * tf.nn.avg_pool2d(images, 3, 1, "VALID")
     inner = around + 4.0 * images[:, 1:-1, 1:-1]
@@ -220,8 +220,8 @@ def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
     return tf.gather(tf.reshape(table, [-1]), places)
 
 
-# Each takes images, float32 as in `change`, and a strength, which is negative in the
-# other direction of those that have two.
+# Each takes images, float32 as in `change`, and a strength; an operation with two
+# directions takes the second one if the strength is negative.
 _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "identity": lambda images, strength: images,  # noqa: ARG005
     "shear_x": lambda images, strength: _move(

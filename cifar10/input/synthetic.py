@@ -5,12 +5,12 @@ it says nothing about CIFAR-10.
 
 Each of the ten classes is a figure, drawn with a random position, size and contrast on
 a background that changes from corner to corner, among small squares and noise. Colours
-are random, but lean to one per class: a linear model gets less than three images of
-five, and a faint figure in another colour is hard to see for any model. So, as in
+are random, but biased to one per class: a linear model gets less than three images of
+five right, and a faint figure in another colour is hard to see for any model. So, as in
 photographs, something can be learned from the first steps on and something is left for
 the last. And some training images have a wrong label, so that certainty never pays.
-Without the former, the tutorial's recipe learns nothing for hundreds of steps and then
-everything at once; without the latter its loss jumps (`docs/archive/lab-notes.md`).
+Without the bias the tutorial's recipe learns nothing for hundreds of steps and then
+everything at once; without wrong labels its loss jumps (`docs/archive/lab-notes.md`).
 
 The bytes are the same on every machine: everything is integer arithmetic on the stream
 of `numpy.random.RandomState`, which NumPy promises never to change.
@@ -62,8 +62,8 @@ LEVELS = (64, 191)
 MAX_SLOPE = 60
 CONTRASTS = (24, 72)
 NOISE = 23
-# Percentage of figures in their class's colour, and how far a background leans to the
-# other colour that its class has.
+# Percentage of figures in their class's colour, and how far a background leans towards
+# the second colour of its class.
 TYPICAL = 66
 TINTS = (-6, 56)
 SQUARES = 2

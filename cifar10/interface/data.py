@@ -1,4 +1,4 @@
-"""Data that a program gives as objects, as a data set of this package."""
+"""Makes a data set of this package from the objects that a program gives."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def _in_memory(data: Any) -> Any:
 
 
 def _wrap(data: Any) -> Dataset:
-    """Returns a program's object with the attributes of a data set as one."""
+    """Returns a `Dataset` with the attributes of a program's object."""
     if missing := [name for name in _NEEDED if not hasattr(data, name)]:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")

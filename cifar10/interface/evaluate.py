@@ -44,7 +44,7 @@ def evaluate(
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
         top_k: Numbers k, for the part of the images whose class has one of the k
-            largest logits; 1 and 5 are there anyway.
+            largest logits; 1 and 5 are always reported.
         batch_size: Images scored at a time; the result does not depend on it.
 
     Returns:

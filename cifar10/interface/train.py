@@ -38,11 +38,11 @@ class Record:
     Attributes:
         train_dir: Its directory.
         step: The step that it reached.
-        ended: Why: `max_steps`, `max_epochs`, `max_hours`, or `no_gain` by
+        ended: Why it ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain` by
             `stop_after_no_gain`.
         seconds: Wall time of this call of `train`; earlier sessions do not count.
         history: Metrics by step, every `log_frequency` steps, of all sessions.
-        scores: The score that `best_by` names by step, of the run's own evaluations
+        scores: The score that `best_by` names, by step, of the run's own evaluations
             (`eval_steps`) and those of `eval.py`: on the part val, or without one on
             the test part.
         config: The configuration of the training.
@@ -156,7 +156,7 @@ def _why_ended(train_dir: Path, step: int, config: Config) -> str:
 
 
 def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
-    """Imports TensorFlow unless the program has done so."""
+    """Imports TensorFlow, unless the program has already imported it."""
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
     if deterministic and "tensorflow" in sys.modules and not without:
         raise UsageError(

@@ -33,13 +33,13 @@ _WIDE = 256
 # Keeps directions of little variance from being amplified without limit.
 _LEAST_VARIANCE = 5e-4
 
-# Pixels of the images that the filters of the whitening are computed from: 5,000 of 32
-# x 32. Fewer images are enough if they are larger, and do not take gigabytes.
+# Pixels of the images from which the whitening filters are computed: 5,000 images of
+# 32 x 32. Larger images may be fewer, so that they do not take gigabytes.
 _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-    """PyTorch's default initialization, with the first filters set to the identity.
+    """Returns PyTorch's default initial values, with the first filters an identity.
 
     Output channel i starts as a copy of input channel i, if there is one.
     """
@@ -53,7 +53,7 @@ def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
 
 
 def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
-    """Uniform values of unit variance, whatever the width."""
+    """Returns uniform values of unit variance, whatever the width."""
     return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
 
 
@@ -95,8 +95,8 @@ def build(
 ) -> keras.Model:
     """Builds the network, for images of at least 9 x 9 and about unit variance.
 
-    `depth` is the number of convolutions in each group, `width` that of the filters in
-    the first one. `initialize` completes the network.
+    `depth` is the number of convolutions in each group, `width` the number of filters
+    in the first group. `initialize` completes the network.
     """
     _check(image_shape, depth)
     patch = _WHITENING_SIDE**2 * image_shape[-1]
@@ -105,8 +105,8 @@ def build(
         2 * patch,
         _WHITENING_SIDE,
         bias_initializer=keras.initializers.RandomUniform(-(patch**-0.5), patch**-0.5),
-        # It amplifies differences between neighbouring pixels up to 40 times, and with
-        # them the rounding errors of its input.
+        # Whitening amplifies differences of neighbouring pixels up to 40 times, and
+        # rounding errors of its input too.
         dtype=keras.config.dtype_policy().variable_dtype,
         name=_WHITENING,
     )

@@ -1,8 +1,8 @@
 """The networks of `keras.applications`, for images as this package scales them.
 
-Each was trained on images of its own scale, that of Keras's `preprocess_input`. The
-model begins with a layer that makes pixels of our images, and with that function, so it
-computes what Keras's network computes from the pixels, and published weights fit.
+Each was trained on images of its own scale, that of Keras's `preprocess_input`. So the
+model begins with a layer that turns our images back into pixels, and with that
+function: it computes what Keras's network computes, and published weights fit.
 """
 
 import functools
@@ -73,7 +73,7 @@ def with_imagenet_weights(
     The weights are fetched if they are not in Keras's cache.
 
     Raises:
-        UsageError: They are not there and cannot be fetched.
+        UsageError: The weights are not there and cannot be fetched.
     """
     name = APPLICATIONS_PREFIX + application
     with custom.explained(name, "its ImageNet weights cannot be loaded"):
@@ -84,9 +84,9 @@ def _set_normalization(application: str, network: keras.Model) -> None:
     """Makes EfficientNet normalize its images as it did when it was published.
 
     Keras's normalization knows mean and variance only after `finalize_state`, which no
-    checkpoint calls; so they are set before. The published weights have them, but with
-    a deviation as the variance, and with a further layer, absent from the network
-    without weights, that divides by the root once more: by the deviation in all
+    checkpoint calls; so they are set before. The published weights hold deviations as
+    variances, so the layer divides by their roots only; a further layer, absent from a
+    network without weights, divides by the roots again
     (https://github.com/tensorflow/tensorflow/issues/49930).
     """
     if _module(application).__name__.endswith(".efficientnet"):
@@ -128,7 +128,7 @@ def _features(
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
     """Converts standardized images back to pixel values, then to the network's scale.
 
-    `preprocess_input` of the application does the latter.
+    The application's `preprocess_input` does the second part.
     """
     means, deviations = channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(

@@ -1,4 +1,4 @@
-"""What the package knows of an architecture, and the images that all of them take."""
+"""What the package knows of an architecture, and the scale of all models' images."""
 
 import dataclasses
 import math
@@ -25,24 +25,23 @@ class Architecture:
 
     Attributes:
         name: What `--model` calls it.
-        build: From image_shape, (height, width, channels), and classes to a Keras
-            model; it refuses images that are too small. `options` are further
-            arguments of it.
+        build: Takes image_shape, (height, width, channels), classes and the
+            `options`, and returns a Keras model; refuses images that are too small.
         module: The file in this folder that has `build` and perhaps `initialize`, which
-            `find_architecture` imports, and TensorFlow with them; None if they are
-            given.
+            `find_architecture` imports, and TensorFlow with them; None if the functions
+            are given here.
         recipe: The recipe of a training that names none; None for that of its data.
         options: What --depth and --width mean for it; without an entry it has no such
             argument.
-        trained_parts: Paths of variables that muon trains only in the first part of the
-            training, and that part, for a learning rate that falls evenly; `Muon` says
-            what happens with others.
+        trained_parts: Paths of variables that muon trains only at the start, each with
+            the fraction of the training, for a learning rate that falls evenly; `Muon`
+            says what happens with other schedules.
         initialize: Sets the variables that are computed from training images. It takes
             the model; images, uint8 [count, height, width, channels], an array or
             something that becomes one when indexed; and the function from such images
             to those that the model takes, without distortions.
-        imagenet_features: From image_shape to Keras's own network up to the mean over
-            the image, with ImageNet weights; None if there are none.
+        imagenet_features: Takes image_shape, and returns Keras's own network up to the
+            mean over the image, with ImageNet weights; None if there are none.
     """
 
     name: str

@@ -53,7 +53,7 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
 
 
 def same_but_number(name: str, other: str) -> bool:
-    """Returns whether two names differ in nothing but a number at their end."""
+    """Returns whether two names differ only in a number at their end."""
     return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
 
 

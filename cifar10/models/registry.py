@@ -2,8 +2,8 @@
 
 A name is that of an architecture in `ARCHITECTURES`, `applications:NAME` for one of
 Keras's, or `module:function` for a function of the user's that takes (image_shape,
-classes) and returns a Keras model, or a list of models, each of which takes what the
-one before returns; they are its sections.
+classes) and returns a Keras model, or a list of models, its sections, each of which
+takes what the one before returns.
 
 The command line asks about names, so TensorFlow is imported when a model is built.
 """
@@ -64,7 +64,7 @@ def is_code(name: str) -> bool:
 def check_name(name: str) -> None:
     """Refuses a name that is not built in and whose module cannot be found.
 
-    Nothing of the user's is imported, and not Keras, which knows its own networks. The
+    Neither the user's code nor Keras, which knows its own networks, is imported. The
     current folder joins the module path.
     """
     if name in ARCHITECTURES or name.startswith(APPLICATIONS_PREFIX):
@@ -101,7 +101,7 @@ def check_name(name: str) -> None:
 def name_of_function(builder: Callable[..., Any]) -> str:
     """Returns the name of the model that a function of the user's builds.
 
-    It is module:function if that imports the function, as another process may then do.
+    It is module:function if another process can import the function by that name.
     """
     module = getattr(builder, "__module__", None)
     function = getattr(builder, "__name__", type(builder).__name__)
@@ -112,7 +112,7 @@ def name_of_function(builder: Callable[..., Any]) -> str:
 
 
 def default_recipe(name: str) -> str | None:
-    """Returns the recipe of a training of this model; None for that of its data."""
+    """Returns the default recipe of this model; None for that of the data."""
     return ARCHITECTURES[name].recipe if name in ARCHITECTURES else None
 
 
@@ -129,7 +129,7 @@ def find_architecture(name: str) -> Architecture:
     """Returns the architecture of a name, after importing its functions.
 
     Raises:
-        UsageError: There is none, or its module cannot be imported.
+        UsageError: There is no such architecture, or its module cannot be imported.
     """
     known = ARCHITECTURES.get(name)
     if known and known.module:
@@ -165,7 +165,7 @@ def build_model(
         precision: Type of the arithmetic, one of `config.fields.PRECISIONS`. The
             variables are float32, or float64 if that is the precision.
         seed: Seed of the initial values, and from here on of all that the process
-            draws at random; None leaves both to what the process has drawn before.
+            draws at random; None: both depend on what the process has drawn before.
         device: Where the variables live.
         options: Further arguments of the function, from `OPTIONS`; None, or a value
             of None, for the function's defaults.

@@ -40,7 +40,7 @@ def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
 def _block(
     net: keras.KerasTensor, filters: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """Adds a block; if it changes the shape, its shortcut is a projection."""
+    """Adds a block, whose shortcut is a projection if the shape changes."""
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
         net = _convolution(filters, 1, stride, f"{name}_projection")(residual)

@@ -1,8 +1,8 @@
 """How a program of this package starts, prints and ends.
 
 It starts quietly, ends with sentences and exit codes in place of tracebacks, and prints
-to streams that may be full, closed or absent. What it shows cannot control a terminal,
-whoever has chosen its words.
+to streams that may be full, closed or absent. Its output cannot control a terminal,
+whoever chose the words.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ def run_program(
 ) -> None:
     """Runs a program's main function and ends the program with its exit code.
 
-    What `errors.py` defines becomes one line on stderr and an exit code; any other
-    exception is a bug in this package and keeps its traceback. `explain_missing_gpus`
-    returns further lines on why TensorFlow finds fewer GPUs than requested, or nothing.
-    If the `output_is_log`, like a training's, the program continues without it if it
-    cannot be written.
+    An exception from `errors.py` becomes one line on stderr and an exit code; any other
+    is a bug in this package and keeps its traceback. `explain_missing_gpus` returns
+    further lines on why TensorFlow finds fewer GPUs than requested, or nothing. If
+    `output_is_log`, as in a training, the program continues when its output cannot be
+    written.
     """
     guard_streams(output_is_log=output_is_log)
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python has one for that.
@@ -96,7 +96,7 @@ def _stop(number: int, _frame: object) -> None:
 def import_tensorflow(
     *, deterministic: bool = False, stop: StopSignals | None = None
 ) -> None:
-    """Imports TensorFlow with the settings it only reads at its start.
+    """Imports TensorFlow with the settings that it reads only at its start.
 
     Its start-up messages are hidden, unless the user wants to see them and has set
     TF_CPP_MIN_LOG_LEVEL below 3.
@@ -107,7 +107,7 @@ def import_tensorflow(
     norm uses cuDNN's kernels for TensorFlow's own order of dimensions; they may
     overflow on activations far from 1, but the others need two transpositions each.
 
-    A signal meanwhile ends the program at once, through `stop` if that handles signals.
+    A signal during the import ends the program at once, through `stop` if it is given.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -131,8 +131,8 @@ def import_tensorflow(
 def _silent_stderr() -> Iterator[None]:
     """Hides the output of libraries to stderr, below Python.
 
-    The level of its log does not suffice: TensorFlow 2.21 writes lines before it reads
-    that. An import that fails says why by its exception.
+    The log level does not suffice: TensorFlow 2.21 writes lines before it reads it. If
+    an import fails, its exception says why.
     """
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     sys.stderr.flush()
@@ -150,8 +150,8 @@ def guard_streams(*, output_is_log: bool) -> None:
     """Makes both output streams exist, and decides what happens when one fails.
 
     A line that stderr cannot write is lost, and so is a log on stdout; other output
-    that fails ends the program. The next file to be opened would get a closed
-    descriptor, and libraries would print into it.
+    that fails ends the program. A closed stream becomes /dev/null: otherwise the next
+    file would get its descriptor, and libraries would print into that file.
     """
     # Writing to a closed log then fails, and so does not go unnoticed.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR

@@ -1,8 +1,8 @@
-"""Files that others may have prepared, on a disk that may fail.
+"""Opens, replaces and renames files in places that others may write to.
 
-Something in place of a file may be a link, which may stand for any of the user's files,
-or a pipe, whose opening may wait forever. So only regular files are opened; they are
-replaced whole, and renamed with an error that says what to do.
+In place of a file may be a link, to any of the user's files, or a pipe, which may take
+forever to open. So only regular files are opened. A file is replaced as a whole, and
+the error of a disk that fails says what to do.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from cifar10.errors import DiskError, UsageError, reason, say
 
 # Larger than any description, such as a `config.json` or a manifest.
 DESCRIPTION_BYTES = 1_000_000
-# The mark of a file that a command may replace is among so many of its first bytes.
+# The mark of a file that a command may replace is within this many of its first bytes.
 _MARK_BYTES = 256
 
 

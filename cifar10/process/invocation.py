@@ -30,7 +30,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 def package_version() -> str:
     """Returns the version of the package, with a digest of its sources.
 
-    The digest tells apart two commits of one version, and changes that are in none.
+    The digest tells apart two commits of one version, and uncommitted changes.
     """
     try:
         number = metadata.version(DISTRIBUTION)
@@ -80,8 +80,8 @@ def to_resume(
 ) -> str | None:
     """Returns how to continue a run with some changes, in the running program.
 
-    `settings` are those of the run. None if several machines have to continue it, or if
-    the same call of a user's program does.
+    `settings` are those of the run. Returns None if several machines have to continue
+    it, or if the same call of a user's program continues it.
     """
     if settings.get("workers", 1) > 1:
         return None
@@ -92,7 +92,7 @@ def to_resume(
 
 
 def as_given(**values: Any) -> str:
-    """Returns flags with these values, or arguments of a program that has no flags."""
+    """Returns these values as flags, or as arguments in a program without flags."""
     if not takes_flags():
         return ", ".join(f"{name}={value!r}" for name, value in values.items())
     words = []
@@ -102,7 +102,7 @@ def as_given(**values: Any) -> str:
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns how to score a run: a call, if only a program has its model or data."""
+    """Returns how to score a run: by a call if only a program has its model or data."""
     named = {"model": model, "data": data}
     if given := [f"{name}=..." for name in named if named[name].startswith(PYTHON)]:
         return f"cifar10.evaluate({train_dir!r}, step={step}, {', '.join(given)})"
@@ -116,7 +116,7 @@ def option_name(name: str) -> str:
 
 
 def require_packages(extra: str, *names: str) -> None:
-    """Raises a `UsageError` without the packages of an extra of `pyproject.toml`."""
+    """Raises a `UsageError` if packages of an extra of `pyproject.toml` are missing."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
     if missing:
         package = f"'{DISTRIBUTION}[{extra}]'"
@@ -129,7 +129,7 @@ def require_packages(extra: str, *names: str) -> None:
 
 
 def takes_flags() -> bool:
-    """Returns whether this is a training by flags; a user's program has arguments."""
+    """Returns whether flags describe this training, not a user's program."""
     return is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 

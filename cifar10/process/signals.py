@@ -26,13 +26,13 @@ _MOST_MILLISECONDS = 500  # To wait for a reader of stderr that has fallen behin
 class StopSignals:
     """Ends the program on a signal, or notes it so that a training can save its step.
 
-    It ends the program at once until `defer` is called. Use it as a context manager, in
-    the main thread. Where it is not entered, as in a program that trains without the
-    scripts, signals keep their usual effect.
+    A signal ends the program at once until `defer` is called. Use it as a context
+    manager, in the main thread. Where it is not entered, as in a program that trains
+    without the scripts, signals keep their usual effect.
 
     Python runs its handlers between two bytecodes of the main thread, so a signal would
-    wait for a long TensorFlow call to return. Here a thread waits for signals, and so
-    the second one ends the program even then.
+    wait for a long TensorFlow call to return. Here a thread waits for signals, so a
+    second signal ends the program even during such a call.
 
     Attributes:
         clean_up: Called when the program is ended at once.
@@ -126,7 +126,7 @@ def _ignore(*unused: object) -> None:
 
 
 def write_line(text: str, descriptor: int = 2) -> None:
-    """Writes a message of a thread beside the main one, with the program's name."""
+    """Writes a message from another thread than the main one, with program name."""
     # Not through sys.stderr, whose lock the main thread may hold; and not into a
     # full pipe, where a second signal would find this thread waiting.
     writable = select.poll()

@@ -1,10 +1,10 @@
-"""The chain of a run's checkpoints: each names all that was there before it.
+"""The chain of a run's checkpoints: each records all that came before it.
 
 `chain.jsonl` holds the manifest of every checkpoint that the run has written on its way
-to the newest one, those that were deleted since included. A manifest holds the SHA-256
-of its files, what determines the result, and the SHA-256 that `chain.jsonl` and the log
-had when it was written. So whoever changes any of these has to write all later
-manifests anew, and no copy of one agrees any more.
+to the newest one, even if it has been deleted. A manifest holds the SHA-256 of its
+files, what determines the result, and the SHA-256 that `chain.jsonl` and the log had
+when it was written. So whoever changes one of these has to rewrite all later manifests,
+which then differ from every copy made before.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _GROWING = (FILE, layout.METRICS)  # What lines are only appended to.
 
 
 def read(run: Path) -> dict[int, dict[str, Any]]:
-    """Returns the manifests of a run's checkpoints by step; none of an older run."""
+    """Returns the manifests of a run's checkpoints by step; none for an older run."""
     return {
         link["step"]: link
         for link in logs.read_steps(run / FILE)
@@ -54,7 +54,7 @@ def append(run: Path, step: int) -> None:
 def go_back(run: Path, checkpoint: Checkpoint | None) -> None:
     """Ends the chain with the checkpoint that a run resumes from.
 
-    A process that was killed may not have added that one.
+    A process that was killed may not have added its last checkpoint.
     """
     logs.drop_later_lines(run / FILE, checkpoint.step - 1 if checkpoint else -1)
     if checkpoint:

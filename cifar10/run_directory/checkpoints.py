@@ -37,7 +37,7 @@ INCOMPLETE = ".incomplete-"
 # Raised when a manifest has other content.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-# Errors that say nothing about the file's content: permissions, resources that this
+# Errors that tell nothing about the file's content: permissions, resources that this
 # process has used up, a server that forgot the file.
 _NO_DAMAGE = (
     errno.EACCES,
@@ -50,7 +50,7 @@ _NO_DAMAGE = (
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; the message says how."""
+    """A checkpoint differs from what was written; the message says how."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +155,9 @@ def verify(directory: Path, step: int) -> Checkpoint:
     It may be deleted meanwhile, unless the caller is `reading` it.
 
     Raises:
-        DamagedError: They differ.
+        DamagedError: The files differ.
         FileNotFoundError: There is no such checkpoint (any more).
-        UsageError: This user may not read them.
+        UsageError: This user may not read the files.
     """
     path = folder(directory, step)
     manifest = read_manifest(directory, step)
@@ -179,7 +179,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
 def read_manifest(directory: Path, step: int) -> dict[str, Any]:
     """Returns the manifest of a checkpoint, whose files may differ from it.
 
-    It raises what `verify` does.
+    Raises the same errors as `verify`.
     """
     file = folder(directory, step) / MANIFEST
     try:
@@ -211,7 +211,7 @@ def reading(directory: Path, step: int) -> Iterator[None]:
 
 
 def delete(directory: Path, step: int) -> None:
-    """Deletes the checkpoint of a step, all of it at once, unless it is being read."""
+    """Deletes the checkpoint of a step as a whole, unless it is being read."""
     path = folder(directory, step)
     doomed = path.with_name(f"{INCOMPLETE}{path.name}-old")
     with contextlib.ExitStack() as stack:
@@ -228,7 +228,7 @@ def delete(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
-    """Renames a checkpoint, `why` first, so that it is kept but never read again."""
+    """Prefixes a checkpoint's name with `why`: it is kept, but never read again."""
     path = folder(directory, step)
     return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 
@@ -238,7 +238,7 @@ def restore(
 ) -> None:
     """Reads an intact checkpoint's values into variables, all of them or an error.
 
-    With `partly` it may hold more than `trackables`, but not within one of their lists.
+    With `partly` a checkpoint may hold further entries, but lists must be as long.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
@@ -249,8 +249,8 @@ def restore(
 
     reader = tf.train.Checkpoint()
     try:
-        # Before there is anything to read, since TensorFlow lists the values that were
-        # not restored, even after an error, unless the status says otherwise.
+        # Called before anything is read, or else TensorFlow lists the values that were
+        # not restored, even after an error.
         status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
         for name, value in trackables.items():
             setattr(reader, name, value)  # This restores it.
@@ -277,7 +277,7 @@ def restore(
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Refuses the checkpoint of a model with further layers, whose others fit."""
+    """Refuses a checkpoint whose model has the same layers and more."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
@@ -309,7 +309,7 @@ def _trouble(file: Path, error: Exception) -> Exception:
 
 
 def is_plausible(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a manifest's entries are of the kinds that `save` takes."""
+    """Returns whether a manifest's entries are of the types that `save` takes."""
     try:
         averages = manifest.get("loss_averages", {})
         counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]

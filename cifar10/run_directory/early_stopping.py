@@ -1,9 +1,9 @@
-"""Early stopping: the best score of a run, when to end without a better one, and how.
+"""Early stopping: the best score of a run, and when to end without a better one.
 
-The manifest of a checkpoint holds the best score of the training's own evaluations and
-how many have come since. So a run that is resumed, or rolled back, decides as if it had
-not been interrupted, whatever has become of the logs, and whoever follows it knows from
-its newest checkpoint whether it has ended.
+The manifest of a checkpoint holds the best score of the training's own evaluations, and
+the number of evaluations since. So a run that is resumed or rolled back decides as if
+it had not been interrupted, whatever has become of the logs, and whoever follows it
+knows from its newest checkpoint whether it has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EarlyStopping:
     def from_manifest(
         cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns what a checkpoint's manifest records, but nothing of another score.
+        """Returns what a checkpoint's manifest records, if it is of the same score.
 
         The `settings` are the content of the run's `config.json`.
         """
@@ -57,13 +57,13 @@ class EarlyStopping:
         return {self.step: self.score} if self.images else {}
 
     def updated(self, step: int, score: float, images: int) -> EarlyStopping:
-        """Returns the record after one more evaluation; an equal score is no gain."""
+        """Returns the record after one more evaluation; a gain is a better score."""
         if scores.ranked({**self.scores, step: score}, self.best_by)[0] == step:
             return EarlyStopping(images, step, 0, score, self.best_by)
         return dataclasses.replace(self, without_gain=self.without_gain + 1)
 
     def should_stop(self, evaluations: int | None) -> bool:
-        """Returns whether there was no gain for that many evaluations in a row."""
+        """Returns whether there was no gain in that many evaluations in a row."""
         return evaluations is not None and self.without_gain >= evaluations
 
 
@@ -72,7 +72,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
 
     Args:
         settings: The content of its `config.json`.
-        manifest: That of the checkpoint.
+        manifest: The manifest of the checkpoint.
 
     Returns:
         `max_steps`, `max_epochs` or `max_hours`; or `no_gain` by `stop_after_no_gain`.
@@ -86,7 +86,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
 
 
 def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns how to score a run at its best, or at its last step without that one."""
+    """Returns how to score a run at its best step, or else at its last one."""
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
     kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
     named = config.network.model, config.dataset.data
@@ -96,7 +96,7 @@ def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) ->
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     """Returns the best score of a run, how to export it, and whether it ended the run.
 
-    It is empty if there are no scores. Those of `eval.py` count too.
+    It is empty if there are no scores. Scores by `eval.py` count too.
     """
     run = layout.locate_run(config.run.train_dir)
     found = _all_scores(run, record)

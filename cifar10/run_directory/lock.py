@@ -20,12 +20,12 @@ class RunLock:
     """Keeps other trainings out of a run directory, which is made if there is none.
 
     The lock is on a file in the directory, and so is the same for every path and user;
-    it is not on the directory itself, since NFS locks that on one machine only. The
+    it is not on the directory itself, which NFS locks on one machine only. The
     system releases it when the process ends, however it ends; a file that is left
     behind locks nothing.
 
     Entered as a context manager, it raises a `UsageError` if another training holds the
-    lock, or if the directory is no place for a run.
+    lock, or if the directory cannot hold a run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Lets other trainings in; where no run has begun, the lock's file goes."""
+        """Lets other trainings in; removes the lock's file where no run has begun."""
         with contextlib.suppress(OSError):
             if not (self._path / layout.CONFIG).exists():
                 (self._path / _LOCK).unlink()
@@ -103,7 +103,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a training holds the lock of a directory, or who knows.
+    """Returns whether a training holds the lock of a directory; True if unknown.
 
     This shares the lock for a moment, in which a training that begins is refused.
     """
@@ -118,7 +118,7 @@ def is_locked(path: Path) -> bool:
 
 
 class DirectoryGuard:
-    """Notices when the directory that a run writes to, or its lock, is another."""
+    """Notices when the directory that a run writes to, or its lock, was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._paths = (path, path / _LOCK)
@@ -131,7 +131,7 @@ class DirectoryGuard:
         """
         (directory, lock), (now, lock_now) = self._before, map(_identity, self._paths)
         if directory and now and directory != now:
-            return "it is another directory by now, and the run's was moved"
+            return "the run's directory was moved, and another is in its place"
         if now and lock and lock != lock_now:
             return f"its {_LOCK}, which keeps other trainings out, was deleted"
         return ""

@@ -56,7 +56,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a log that are of a step, in the order of steps."""
+    """Returns the lines of a log that belong to a step, in the order of steps."""
     lines = [line for line in read_lines(path) if isinstance(line, dict)]
     of_steps = [line for line in lines if type(line.get("step")) is int]
     return sorted(of_steps, key=operator.itemgetter("step"))
@@ -86,8 +86,8 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 class LogWriter:
     """Writes to the logs of a run; a failing disk costs what is logged meanwhile.
 
-    It says so once, and once more when the logs are written again. Nothing is written
-    where the directory has vanished, or is another training's.
+    It reports the failure once, and the recovery once. Nothing is written where the
+    directory has vanished, or belongs to another training.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -126,7 +126,7 @@ def forget_later(events: Path, log: Path, step: int) -> None:
 
 
 def wait_for_later_second(events: Path) -> None:
-    """Waits until no event file was begun in the current second."""
+    """Waits until the clock has passed the second of the newest event file."""
     while any(events.glob(f"{_PREFIX}{int(time.time()):010d}.*")):
         time.sleep(0.05)
 
@@ -137,8 +137,8 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     The mark is written twice, because TensorBoard takes a directory's first one for the
     beginning of the run and only later ones for a restart. It has its own file, made
     before the run's next event file. TensorBoard reads files in the order of their
-    names: by the second in which each was made, then with a hyphen before any machine's
-    name. So the mark waits for a later second than that of the existing event files.
+    names, which have the second and the machine; in the mark's name a hyphen, which
+    sorts first, is the machine. So the mark waits for a second without event files.
     """
     import tensorflow as tf
     from tensorboard.compat.proto import event_pb2

@@ -1,4 +1,4 @@
-"""Restores a run's newest usable checkpoint, the one of a step, or the best.
+"""Restores a run's newest usable checkpoint, that of a given step, or the best.
 
 Training, evaluation, followers and exports all restore here, so they refuse the same
 checkpoints: damaged ones, those of another run, and those of another step or model.
@@ -27,8 +27,8 @@ _RUN_IDENTITY = ("seed", "global_batch_size")
 def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
     """Refuses a directory whose run a command cannot use.
 
-    There is no run, its model is not trusted or not found, or the wanted checkpoint is
-    missing.
+    Reasons: there is no run, its model is not trusted or not found, or the wanted
+    checkpoint is missing.
     """
     run = layout.locate_run(name)
     settings = run_config.read_run_config(run)
@@ -42,7 +42,7 @@ def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
     """Returns the steps of the checkpoints that may be used, ascending.
 
-    The best is the one with the best score among those that are there.
+    The best is the one with the best score among the checkpoints that are there.
     """
     steps = checkpoints.steps(directory)
     if wanted == BEST:
@@ -87,10 +87,7 @@ def why_none(
 
 
 def _say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
-    """Reports a step that scored better than the wanted best one, which is used.
-
-    Its checkpoint is gone.
-    """
+    """Reports a step that scored better than the best one with a checkpoint."""
     found = scores.deciding(run := directory.parent)
     best = next(iter(scores.ranked(found, scores.deciding_score(run))), step)
     if wanted == BEST and best != step and step in found:
@@ -116,7 +113,7 @@ def restore_newest(
         directory: Folder of the run's checkpoints.
         load: Reads the values of a checkpoint that is intact and of this run; while it
             is called, the checkpoint is not deleted.
-        settings: Of the run; a checkpoint of another one is refused.
+        settings: The run's settings; a checkpoint of another run is refused.
         wanted: Which checkpoint to use.
         skip: Steps whose checkpoints are not looked at.
         tolerate: Errors for which a checkpoint is refused, and an older one is tried;

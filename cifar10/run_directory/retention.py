@@ -15,9 +15,9 @@ KEEP = "keep"
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
     """Deletes the checkpoints of a run that no rule keeps.
 
-    One that is being read stays until the next call. Those after `step`, the run's
-    newest one, are not this run's: they are not deleted, and do not count. If the disk
-    fails (`DiskError`), no checkpoint that is to be kept is lost.
+    One that is being read stays until the next call. Those of steps after `step`, the
+    run's newest, belong to another run: they are not deleted, and do not count. If the
+    disk fails (`DiskError`), no checkpoint that is to be kept is lost.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

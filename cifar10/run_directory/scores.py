@@ -1,7 +1,7 @@
 """The scores of checkpoints, and which of them is the best.
 
-`eval.py` and `--eval_steps` write them. Those on the part `val` decide, or those on the
-test part if the run has no `val`.
+`eval.py` and `--eval_steps` write the scores. Those on the part `val` decide, or those
+on the test part if the run has no `val`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def deciding_part(run: Path) -> str:
 
 
 def deciding_score(run: Path) -> str:
-    """Returns the name of the score by which a checkpoint of a run is the best."""
+    """Returns the name of the score that decides which checkpoint is the best."""
     return _recorded(run, "best_by", PRECISION)
 
 
@@ -58,7 +58,7 @@ def append(
 def read(
     directory: Path, num_examples: int | None = None, by: str = PRECISION
 ) -> dict[int, float]:
-    """Returns a score of the checkpoints by step, as `comparable` selects them."""
+    """Returns a score by step, of the entries that `comparable` selects."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 
@@ -66,7 +66,7 @@ def read(
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
     """Returns the steps of scores, the best first; of equal scores the earlier step.
 
-    Whatever names, keeps or waits for a best score asks here, so a run has one best.
+    All code that names, keeps or waits for a best score asks here: a run has one best.
     """
     sign = 1 if by in LOWER_IS_BETTER else -1
     return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
@@ -79,11 +79,11 @@ def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
-    """Returns the interval that holds the true part with a confidence of 95 %.
+    """Returns the interval that holds the true fraction with a confidence of 95 %.
 
     It is the score interval of E. B. Wilson, Probable Inference, the Law of Succession,
     and Statistical Inference, 1927 (https://doi.org/10.1080/01621459.1927.10502953),
-    for a `part` of `count` images. It holds for new images like these, for one model.
+    for a fraction `part` of `count` images. It holds for new images like these.
     """
     square = _Z**2 / count
     centre = part + square / 2
@@ -100,10 +100,10 @@ def shown(by: str, value: float, count: int) -> str:
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
-    """Returns by step the entries scored on as many images, by default on most.
+    """Returns the entries for evaluations on `num_examples` images, by step.
 
-    Scores on a few images are not comparable with scores on the whole set. Of several
-    entries of a step the last one counts.
+    The default is the largest number: scores on a few images are not comparable with
+    scores on the whole set. Of several entries of a step the last one counts.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)

@@ -32,9 +32,8 @@ def find_differences(
     """Returns the values of a run and of a training where they differ, by name.
 
     Only the training's `determining` entries are compared: the run can be resumed if
-    none of them differs. An entry that an older run did not record counts as the
-    default: it was not in use. Folders that lead out of the run's directory are
-    refused.
+    none of them differs. An entry that an older run did not record counts as its
+    default. Folders that lead out of the run's directory are refused.
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)
@@ -56,8 +55,8 @@ def start_run(
 ) -> str | None:
     """Starts a run, or takes over the `recorded` one, and writes `config.json`.
 
-    With `fresh` the earlier run is moved aside, and the `lock` is on the new directory
-    then. Returns what the user should know.
+    With `fresh` the earlier run is moved aside, and the `lock` is then on the new
+    directory. Returns messages for the user.
     """
     note = ""
     with explaining_errors(path):
@@ -83,7 +82,7 @@ def unused_sibling(path: Path) -> Path:
 def _with_history(
     settings: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Adds the devices and versions of earlier sessions; once simulated, always so."""
+    """Adds devices and versions of earlier sessions, and whether one was simulated."""
     kept = ("devices", "versions")
     before = {name: recorded.get(name) for name in kept}
     sessions = list(recorded.get("earlier_sessions", []))
@@ -96,7 +95,7 @@ def _with_history(
 
 
 def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Returns what wrote a run and what continues it, where they differ.
+    """Returns the versions that wrote a run and that continue it, where they differ.
 
     A run that does not record which code wrote it does so from now on.
     """

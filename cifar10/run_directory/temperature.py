@@ -1,6 +1,6 @@
 """The temperature of a checkpoint, by which its logits are divided for probabilities.
 
-With it confidence tells accuracy; no prediction changes. From C. Guo et al., On
+With it confidence agrees with accuracy; no prediction changes. From C. Guo et al., On
 Calibration of Modern Neural Networks, 2017 (https://arxiv.org/abs/1706.04599).
 `eval.py --calibrate` writes it into the checkpoint's folder, where it is kept, copied
 and deleted with the weights that it was fitted for.
@@ -20,9 +20,9 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def fit(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the temperature with the least cross entropy, by golden sections.
+    """Returns the temperature with the least cross entropy, by golden-section search.
 
-    It has no other minimum. Raises a `UsageError` if the images determine none.
+    There is a single minimum. Raises a `UsageError` if the images determine none.
     """
     logits = logits.astype(np.float64)
 
@@ -45,7 +45,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def read(path: Path) -> float:
-    """Returns the temperature in a file, 1 if none is; a `UsageError` if damaged."""
+    """Returns the temperature in a file, 1 without one; refuses a damaged file."""
     try:
         if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
             return found

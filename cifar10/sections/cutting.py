@@ -93,7 +93,7 @@ class Section(keras.layers.Layer):
 
 
 def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
-    """Refuses a call whose operations change a state or draw random numbers."""
+    """Refuses a call whose operations change state or draw random numbers."""
     stateful = {op.type for op in operations if op.op_def.is_stateful} - _REPEATABLE
     if stateful:
         raise UsageError(
@@ -106,8 +106,8 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
 
 def calls_of(model: keras.Model) -> list[Call]:
     """Returns the calls of a graph's layers, each after those whose outputs it uses."""
-    # In Keras's own order, so that stateful layers that are called on several branches
-    # advance their state in the same order. There is no public way to it.
+    # In Keras's own order, which has no public name, so that stateful layers that are
+    # called on several branches advance their state in the same order.
     graph = getattr(model, "_functional", model)
     by_depth = graph._nodes_by_depth  # noqa: SLF001
     return [
@@ -138,8 +138,8 @@ def crossing(
 def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
     """Cuts a graph of layers into sections; without places the whole model is one.
 
-    Each section but the first begins at one of the calls at `places` of `calls_of`,
-    which are ascending.
+    Each section but the first begins at a place, an index in `calls_of`. The `places`
+    are ascending.
     """
     calls = calls_of(model)
     bounds = itertools.pairwise([0, *places, len(calls)])

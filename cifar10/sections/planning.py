@@ -24,15 +24,15 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes): the program of a convolution; the kernels'
-# workspace, a copy of what the gradient of the largest convolution with respect to its
-# input reads and writes, with channels that oneDNN pads; and copies of the trainable
+# Measured on CPUs (lab notes): bytes of a convolution's program; the factor by which
+# oneDNN pads the workspace, a copy of what the largest convolution's gradient with
+# respect to its input reads and writes; and the number of copies of the trainable
 # variables: oneDNN's, and new values beside the old ones.
 _CONVOLUTION_BYTES = 1_500_000
 _PADDING = 1.2
 _COPIES = 7
-# So many tensors of a layer there are at least while its gradient is computed, however
-# small its section: its input, its output and the gradient of that.
+# Tensors of a layer that exist at least while its gradient is computed, however small
+# its section: its input, its output and the gradient of the output.
 _OF_ONE_LAYER = 3
 
 # Operations whose result is their input under another name or shape, and those that
@@ -40,9 +40,9 @@ _OF_ONE_LAYER = 3
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 _FOREIGN = {"Const", "Placeholder"}
 
-# More sections are worth their time if they need less than this part of the memory that
-# fewer need. When this many larger counts have not helped, no larger one will: the
-# boundary tensors take what is saved.
+# More sections are worth their time if they need less than this fraction of the memory
+# that fewer need. When this many larger counts have not helped, no larger one will: the
+# boundary tensors take up what is saved.
 _CLEARLY_LESS = 0.97
 _PATIENCE = 3
 
@@ -100,7 +100,7 @@ class Planner:
         Args:
             requested: As `--sections`: a number, names of layers to cut before, `auto`,
                 or None for the sections of the model's own code.
-            limit: The bytes that `Plan.total_bytes` may be with `auto`.
+            limit: The largest `Plan.total_bytes` that `auto` may choose.
 
         Raises:
             UsageError: The model cannot be cut there, or no division fits.
@@ -114,7 +114,7 @@ class Planner:
         known = {self._calls[place].operation.name: place for place in places}
         at = {0: 0}
         for name in self.marks if requested is None else requested.split(","):
-            # Keras numbers the names that it makes itself through a process, so a
+            # Keras numbers the names that it makes itself throughout a process, so a
             # second model has other numbers.
             similar = [one for one in known if same_but_number(name.strip(), one)]
             if not similar:
@@ -128,7 +128,7 @@ class Planner:
         return self._plan(at, len(at))
 
     def into(self, count: int) -> Plan:
-        """Plans a number of sections such that the largest is as small as possible."""
+        """Plans `count` sections, of which the largest is as small as possible."""
         if count > len(self._boundaries):
             model, why = self.state.model, ""
             if not is_graph(model):
@@ -149,7 +149,7 @@ class Planner:
         return self.into(1)
 
     def all(self) -> Iterator[Plan]:
-        """Plans one section, two, and so on, while more of them need clearly less."""
+        """Plans one section, two, and so on, while more need clearly less memory."""
         smallest = self.plain
         yield smallest
         for count in range(2, len(self._boundaries) + 1):
@@ -200,9 +200,9 @@ class Planner:
 
     @functools.cached_property
     def _graph(self) -> keras.Model:
-        """The model as a graph of layers with one output, which alone can be cut.
+        """The model as a graph of layers with one output: only such a graph can be cut.
 
-        A model of another class becomes the only layer of one.
+        A model of another class becomes the only layer of a graph.
         """
         model = self.state.model
         if is_graph(model) and len(model.outputs) == 1:
@@ -228,10 +228,10 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> tuple[list[int], int, int]:
-        """The bytes that each call keeps, those of the workspace, and convolutions.
+        """The bytes that each call keeps, the workspace's, and the convolutions.
 
         Traces the model, its loss and their gradients; nothing is computed. The
-        gradients are a function of their own, so what it captures is what is kept.
+        gradients are a function of their own, whose captures are the tensors kept.
         """
         (section,) = cutting.cut(self._graph, [])
         kept = [0] * (len(self._calls) + 1)  # The last one's are the loss's.
@@ -306,8 +306,8 @@ def balanced(
 
     Args:
         kept: Bytes that each call keeps for its gradients.
-        boundaries: Bytes of the tensors before each call that a section may begin with;
-            among them 0 before the first.
+        boundaries: Bytes of the tensors before each call that a section may begin with,
+            by the call's place; 0 before the first call.
         count: The number of sections.
 
     Returns:
@@ -322,8 +322,8 @@ def balanced(
         return sums[end] - sums[begin] + around[begin] + around[end]
 
     def smallest(begins: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        # The best cuts of what follows each boundary, in one section, in two, and so
-        # on. The boundary itself waits for all of these sections alike.
+        # The best cuts of the calls after each boundary, into one section, two, and so
+        # on. The boundary's tensors are kept through all of these sections.
         best: dict[int, tuple[int, tuple[int, ...]]] = {
             begin: (section(begin, total), ()) for begin in begins
         }
@@ -351,7 +351,7 @@ def balanced(
 
 
 def _size(tensor: tf.Tensor | tf.TensorSpec) -> int:
-    """Returns the bytes of a tensor; 0 if its shape does not say."""
+    """Returns the bytes of a tensor; 0 if its shape is not known."""
     return tensor.dtype.size * (tensor.shape.num_elements() or 0)
 
 
@@ -373,7 +373,7 @@ def build_tower(
     """Builds a tower over the sections that a flag or the model's own code requests.
 
     `sharing` is how many workers share this machine. Returns the tower, and a
-    description of its sections for the first lines; None if none are requested.
+    description of its sections to print; None if none are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":
@@ -413,7 +413,7 @@ def memory_limit(
         sharing: How many workers share the CPU; each is assumed to have its own GPUs.
 
     Returns:
-        The bytes; infinite where what is free cannot be found out.
+        The bytes; infinite where the free memory is not known.
     """
     if gigabytes:
         return gigabytes * 1e9

@@ -1,8 +1,8 @@
 """Sectioned towers: less memory for more time.
 
 A tower computes the sections of its model one after another, and keeps only the
-boundary tensors between them. The forward and backward pass of the last section are
-one; then the others follow backwards, each recomputing its forward pass. All writing is
+boundary tensors between them. The last section runs forward and backward at once; then
+the others run backward, last first, each recomputing its forward pass. All writing is
 in the one synchronous update at the end, as with other towers.
 """
 
@@ -47,8 +47,8 @@ class SectionedTower(Tower):
     ) -> tuple[tf.Tensor, list[tf.Tensor | None], Tensors]:
         """Runs the sections like `model.inference` runs a model in training mode."""
         del training
-        # The device with its worker: the body of a function does not inherit it. Frozen
-        # batch normalization computes something else.
+        # The key has the device, whose worker a function's body does not inherit, and
+        # the frozen layers, since frozen batch norm computes something else.
         device = tf.identity(tf.nest.flatten(inputs)[0]).device
         key = model, device, tuple(self.frozen)
         if key not in self._functions:
@@ -88,8 +88,8 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
     ) -> tuple[list[Gradient], list[Gradient]]:
         """Computes the gradients with respect to the variables and the inputs.
 
-        With the values that `forward` had to `start` with, dropout draws the same
-        masks. `upstream` holds the gradients with respect to outputs and penalties.
+        Dropout draws the same masks, because `start` has the values with which
+        `forward` began. `upstream` has the gradients of outputs and penalties.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -134,10 +134,10 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
 
 
 def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
-    """Makes a function of its own on a device.
+    """Makes a separate function that computes on a device.
 
-    Within a single one for both passes TensorFlow would decide which operation runs
-    when, and might merge the two forward passes.
+    In a single function for both passes TensorFlow would choose the order of their
+    operations, and might merge the two forward passes.
     """
 
     def on_device(*arguments: Any) -> Any:

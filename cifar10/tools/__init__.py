@@ -1,1 +1,1 @@
-"""The commands of `python -m cifar10`, a folder each."""
+"""The commands of `python -m cifar10`."""

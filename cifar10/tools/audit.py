@@ -17,8 +17,8 @@ from cifar10.tools.replay import ReplayOptions, open_run, parse
 if TYPE_CHECKING:
     from cifar10.training.replay import Replay
 
-HELP = "check that a run is what it says, by recomputing parts of it"
-DESCRIPTION = """Checks that a run is what it says, by recomputing parts of it.
+HELP = "check that a run is what it claims, by recomputing parts of it"
+DESCRIPTION = """Checks that a run is what it claims, by recomputing parts of it.
 
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
@@ -26,7 +26,7 @@ First the chain: each checkpoint's manifest holds the digest of its files, of th
 log, of all manifests before, and what the run was computed from. Then segments,
 each from a checkpoint to the next one that is kept, drawn by --seed, are
 recomputed, scored, and compared. Choose the seed after the run has ended.
-Exit code 1: something is not what it says.
+Exit code 1: something is not what it claims.
 """
 
 
@@ -36,7 +36,7 @@ class Options(ReplayOptions):
 
     Attributes:
         segments: number of segments to recompute
-        seed: seed by which they are drawn
+        seed: seed by which the segments are drawn
         json: print JSON
     """
 
@@ -64,10 +64,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
     """Recomputes some of the segments of a run.
 
-    Returns the `segments` that were drawn, `of` how many, and the first steps in them
-    that differ as `differences`; the part of the run's steps that is `verified`, within
-    the `bound`; `passes`, the chance with which these draws miss a run of which one
-    segment was tampered with.
+    Returns the `segments` that were drawn, `of` how many, and as `differences` the
+    first steps in them that differ; the fraction of the run's steps that is `verified`,
+    within the `bound`; `passes`, the probability that a run with one segment tampered
+    with passes these draws.
     """
     # The initial values follow from the seed.
     begun = [] if replay.recorded.get("initial_weights") else [0]

@@ -29,7 +29,7 @@ _DEFAULT_TOP_K = 3
 
 
 class TooCostlyError(decoding.PictureError):
-    """A picture takes more time than it may, or crashes the process that decodes it."""
+    """A picture takes too long to decode, or crashes the process that decodes it."""
 
 
 class NotFiniteError(UsageError):
@@ -37,10 +37,10 @@ class NotFiniteError(UsageError):
 
 
 class Decoder(threading.local):
-    """Decodes pictures; each has `seconds`, and one more for each 10 MB.
+    """Decodes pictures, each within `seconds`, and one more for each 10 MB.
 
     These are seconds of processor time, so a busy machine refuses nothing. Each thread
-    has a process from its first call on, and a new one after a call that ended it.
+    has a process from its first call on, and a new one if a call has ended that.
     """
 
     _process: ProcessPoolExecutor | None = None
@@ -52,13 +52,13 @@ class Decoder(threading.local):
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes a file, which has a name for messages, as `decoding.decode` does.
+        """Decodes a file as `decoding.decode` does; messages call it by its `name`.
 
         Returns:
             uint8 `shape`; its brightness if the shape has a single channel.
 
         Raises:
-            PictureError: The file is no picture, is damaged, or is too costly.
+            PictureError: The file is not a picture, is damaged, or is too costly.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
@@ -80,7 +80,7 @@ class Decoder(threading.local):
 
 
 def _prepare_process(memory: int) -> None:
-    """Limits a decoder's memory, and ends it with its parent but not before."""
+    """Limits a decoder's memory, and lets only the end of its parent end it."""
     # A signal to all processes of a service comes before its last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

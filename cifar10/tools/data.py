@@ -55,7 +55,7 @@ class Options(Checked):
     Attributes:
         contact_sheet: PNG of some pictures of each class (default: none)
         json: print all that was found as JSON
-        train_dir: directory of a run: list the labels that it contradicts, there
+        train_dir: directory of a run: write there which labels it contradicts
         trust_model: model to trust, as module:function, in a run not yours (default:
             none)
     """
@@ -81,7 +81,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
-    """Returns the flags that divided the data of a run; refuses what it can."""
+    """Returns the flags that divided the data of a run; refuses an unusable run."""
     invocation.require_packages("report", "jinja2")
     restoring.check_usable(train_dir, None, trust_model)
     run = layout.locate_run(train_dir)
@@ -95,7 +95,7 @@ def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
 def _show(given: Mapping[str, Any], options: Options) -> None:
     """Prepares the data of a training with the given flags, and prints what it found.
 
-    The contact sheet and the list of labels are written, if the options say so.
+    The contact sheet and the list of labels are written, if the options ask for them.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents
@@ -197,7 +197,7 @@ def _on_duplicates(
     held_out = "held-out picture is", "held-out pictures are"
     if nearly:
         some = counted(len(nearly), *held_out)
-        yield f"{some} nearly the same as one that is trained on:"
+        yield f"{some} nearly the same as a training picture:"
         yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
         yield "no two pictures pixel for pixel"
@@ -209,7 +209,7 @@ def _on_duplicates(
         yield f"{some} trained on too: scores are too good"
     if in_several_classes:
         several = counted(in_several_classes, "is", "are")
-        yield f"{several} in several classes: nothing can learn them"
+        yield f"{several} in several classes: no model can learn them"
     for group in groups[:_SHOWN]:
         more = f" and {len(group) - _SHOWN:,} more" if group[_SHOWN:] else ""
         yield " = ".join(group[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The contents of a data set, for `data`: counts, equal pictures, a sheet."""
+"""The contents of a data set, for `data`: counts, equal pictures, a contact sheet."""
 
 import contextlib
 import functools
@@ -27,8 +27,8 @@ Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
 
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
 
-# With this ratio the smaller of two classes has a fifth of the images, from where on
-# Google's guide treats a data set as imbalanced
+# With this ratio the smaller of two classes has a fifth of the images. Google's guide
+# calls a data set imbalanced from there
 # (developers.google.com/machine-learning/crash-course).
 _UNEVEN = 4
 
@@ -62,9 +62,9 @@ def draw_sheet(
 
 
 def draw_grid(title: str, cells: Sequence[tuple], columns: int) -> bytes:
-    """Returns a PNG with rows of so many pictures, each below a text.
+    """Returns a PNG with `columns` pictures in a row, each below a text.
 
-    Each cell has text and picture, uint8 [height, width, 3], or None in place of it.
+    Each cell is a text and a picture, uint8 [height, width, 3], or None.
     """
     row = _LINE + _SIDE + 2 * _GAP
     height = _LINE + math.ceil(len(cells) / columns) * row + _GAP
@@ -104,7 +104,7 @@ def _find_font() -> ImageFont.FreeTypeFont | None:
 
 
 def _spread(values: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most so many of the values, evenly spread over all of them."""
+    """Returns at most `most` of the values, evenly spread over all of them."""
     if len(values) <= most:
         return values
     return values[np.arange(most) * len(values) // most]
@@ -119,7 +119,7 @@ def thumbnail(image: np.ndarray) -> Image.Image:
 
 
 def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
-    """Returns everything that is printed about a data set, as JSON values."""
+    """Returns everything that `data` prints about a data set, as JSON values."""
     counts = [
         np.bincount(labels, minlength=dataset.classes).tolist()
         for _, labels in parts.values()
@@ -154,10 +154,10 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         names: The name of each picture, in this order.
 
     Returns:
-        `groups`, the names of equal pictures; the number of pictures that are
-        `repeated`, beyond the first of each group; of pictures of other parts that are
-        trained on too, `in_both_parts`; of groups that are `in_several_classes`; and
-        pairs of a training picture and one of another part that are `nearly` equal.
+        `groups`, the names of equal pictures; `repeated`, the number of pictures beyond
+        the first of each group; `in_both_parts`, that of pictures of other parts that
+        are trained on too; `in_several_classes`, that of groups; and `nearly`, pairs of
+        a training picture and one of another part that are nearly equal.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])
@@ -191,7 +191,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _hashes(images: Images) -> tuple[list[bytes], np.ndarray]:
-    """Returns a hash of each image's pixels, and of its looks, uint64."""
+    """Returns a hash of each image's pixels, and a perceptual one, uint64."""
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
     digests, looks = [], []
     for start in range(0, len(images), step):

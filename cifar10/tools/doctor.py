@@ -1,4 +1,4 @@
-"""`python -m cifar10 doctor`: what is wrong with this machine, and what mends it.
+"""`python -m cifar10 doctor`: what is wrong with this machine, and how to fix it.
 
 A fact is a dictionary: of the machine, of NVIDIA's driver or libraries, of TensorFlow,
 or of a computation on a device. If something is wrong, it has an `error`.
@@ -53,20 +53,20 @@ _NAMES = (
     "libcusparse.so.12",
     _CUDNN,
 )
-# What XLA links into code for GPUs with an exponential or the like, and where it looks:
-# in --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the CUDA of the system.
+# The file that XLA links into GPU code with an exponential or the like, and where it
+# looks: in --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the system's CUDA.
 _BITCODE = "nvvm/libdevice/libdevice.10.bc"
 _CUDA_ROOTS = ("/usr/local/cuda-12.5", "/usr/local/cuda")
 _CAPABILITY = (75, 76)  # Its major and minor number, in NVIDIA's cuda.h.
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
-# cuDNN 9.11 dropped the GPUs below; XLA finds no configuration for convolutions in
-# versions before 9.24, which PyTorch may bring.
+# cuDNN 9.11 dropped GPUs below this capability; in versions before 9.24, which PyTorch
+# may bring, XLA finds no configuration for convolutions.
 NEW_GPU = (7, 5)
 OLD_CUDNN = "nvidia-cudnn-cu12==9.10.2.21"
 NEW_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
 # The newest compute capability for which TensorFlow 2.21 and 2.22 have code. The
-# driver compiles the small kernels for it, from what CUDA 12.5 wrote.
+# driver compiles the small kernels for it, from CUDA 12.5's PTX.
 NEWEST_GPU = (9, 0)
 
 # In gigabytes. A run writes tens of megabytes, the data set 360 with its archive.
@@ -75,8 +75,8 @@ _LEAST_DISK = 1.0
 _LEAST_MEMORY = 2.0
 # The driver wakes eight sleeping GPUs in less than half of it.
 _DRIVER_SECONDS = 60.0
-# TensorFlow starts in 5 s, with a slow disk and eight GPUs in a minute; a GPU that is
-# newer than TensorFlow compiles its first kernels.
+# TensorFlow starts in 5 s, with a slow disk and eight GPUs in a minute; for a GPU newer
+# than TensorFlow the driver first compiles kernels.
 _COMPUTATION_SECONDS = 600.0
 _LONGEST_CAUSE = 300
 _SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
@@ -85,7 +85,7 @@ _INSTALL = "pip install --force-reinstall 'tensorflow[and-cuda]>=2.21,<2.23'"
 _INSTALL_DRIVER = (
     "Install NVIDIA's driver 555 or newer (for Pascal and Volta 580, the last one; "
     "Ubuntu: sudo ubuntu-drivers install; for WSL in Windows) and restart the machine; "
-    "sudo dmesg shows why it does not load, such as for want of a signature. "
+    "sudo dmesg shows why it does not load, such as for lack of a signature. "
     "A container needs --gpus all (Docker) or a limit nvidia.com/gpu (Kubernetes)."
 )
 _ON_CPU = "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before a command."
@@ -98,8 +98,8 @@ _FIXES = {
     "runs": "Keep fewer checkpoints (--keep_checkpoints), or give another --train_dir.",
     LIBDEVICE: f"Train without --xla, which is the default, or {_INSTALL}.",
     TENSORFLOW: (
-        f"{_INSTALL}. After SIGILL, the processor has no AVX: use another machine; in "
-        "a virtual one pass the host's through."
+        f"{_INSTALL}. SIGILL means that the processor has no AVX: use another machine, "
+        "or pass the host's processor through to a virtual one."
     ),
 }
 
@@ -239,8 +239,8 @@ def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
     if found < count:
         text = f"TensorFlow finds {found} of {count} NVIDIA GPUs"
         fix = (
-            "Mend the rest; otherwise TF_CPP_MAX_VLOG_LEVEL=3 before a command shows "
-            "which files TensorFlow opens."
+            "Fix the rest; if that does not help, TF_CPP_MAX_VLOG_LEVEL=3 before a "
+            "command shows which files TensorFlow opens."
         )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None:
@@ -303,8 +303,8 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     """Returns the facts that a child process finds, as drivers may crash or hang.
 
     The child asks the `DRIVER` or computes by `TENSORFLOW`, whichever is named `first`,
-    for at most so many `seconds`, with the `variables` added to its environment. The
-    fact that it does not finish says why.
+    for at most `seconds`, with the `variables` added to its environment. A fact that it
+    does not finish gets the reason as its error.
     """
     process = subprocess.Popen(  # noqa: S603 - this file.
         [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]), first],
@@ -372,7 +372,7 @@ def find_in_child(first: str) -> None:
 
 
 def _describe_driver() -> Fact:
-    """Asks the driver for its GPUs and the newest CUDA that it runs."""
+    """Asks the driver for its GPUs and the newest CUDA that it supports."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -405,7 +405,7 @@ def _describe_driver() -> Fact:
 
 
 def _load(*names: str) -> Fact:
-    """Loads libraries, of which cuDNN says its version; an error names its file."""
+    """Loads libraries, and returns cuDNN's version; an error names its library."""
     loaded = {name: ctypes.CDLL(name) for name in names}
     if _CUDNN not in loaded:
         return {"loaded": True}

@@ -1,6 +1,6 @@
 """Writes a Keras model for other programs, by Keras's own `Model.export` and `save`.
 
-What it writes is one wrapper around the model: evaluation's computation, with the
+The export is a wrapper around the model that computes as an evaluation does, with the
 preparation of images and probabilities on request. A `.keras` file names the classes of
 its layers, and only Keras's own are found wherever Keras is installed; so there the
 layers of this package are replaced by some of Keras, which compute the same in float32
@@ -34,14 +34,14 @@ from cifar10.tools.exported import described, not_exportable
 _DESCRIPTION = "cifar10.json"
 # Keras's names of formats.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
-# Test images on which the exported model has to agree with the run's. In float32 the
-# largest difference, relative to the largest value, may be this: summing in another
-# order stays below a third of it.
+# Test images on which the exported model has to agree with the run's, and the largest
+# difference in float32, relative to the largest value: summing in another order stays
+# below a third of it.
 _IMAGES = 256
 _TOLERANCE = 1e-5
 # With --quantize: test images to classify, at most, and training images from which the
 # ranges of the activations are estimated; TensorFlow's guide says 100 to 500. Int8
-# loses less than a point where these were estimated well
+# loses less than a point of accuracy where the ranges were estimated well
 # (https://arxiv.org/abs/2004.09602).
 _CLASSIFIED = 10_000
 _SAMPLES = 500
@@ -59,7 +59,7 @@ _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
 def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
-    """Returns what an export says of its run, its input and its output, for JSON."""
+    """Describes an export by its run, its input and its output, as JSON values."""
     settings, channels = trained.settings, trained.picture_shape[-1]
     given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
     if with_preprocessing:
@@ -88,7 +88,7 @@ def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
 
 
 def in_float32(trained: TrainedModel) -> keras.Model:
-    """Returns the model of a run in float32, with the values that it uses.
+    """Returns the model of a run in float32, with the variables' values in use.
 
     The converters support no other precision.
     """
@@ -169,8 +169,8 @@ def wrap(
     if description["with_preprocessing"]:
         shape = tuple(description["picture_shape"])
         prepared = preparation.prepare(images, shape, description["distortions"])
-    # A layer of a user's own may behave as in training unless told otherwise; a file
-    # of Keras may be trained further.
+    # A user's own layer may behave as in training unless told otherwise; a .keras file
+    # may be trained further.
     training = {} if file_format == "keras" else {"training": False}
     output = keras.ops.cast(model(prepared, **training), "float32")
     if description["with_preprocessing"]:
@@ -248,7 +248,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         if kind.__module__.partition(".")[0] != "keras":
             raise ValueError(
                 f"its layer {layer.name} is of the class {kind.__module__}."
-                f"{kind.__qualname__}, and Keras alone opens only its own"
+                f"{kind.__qualname__}, which Keras cannot open alone"
             )
         config = {
             key: value
@@ -315,10 +315,10 @@ def examples(
     dataset: datasets.Dataset | None,
     description: Mapping[str, Any],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns test images as an export takes them, what it has to compute, and labels.
+    """Returns test images as an export takes them, expected outputs, and labels.
 
     The model is the run's, in float32. Without a data set the images are random, which
-    show as well that an export computes the same; their labels mean nothing.
+    suffices to compare an export; their labels mean nothing.
     """
     shape = (_IMAGES, *description["picture_shape"])
     images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -343,7 +343,7 @@ def examples(
 def _sample(
     dataset: datasets.Dataset, split: Split, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels from all of a part: its first may be of one class."""
+    """Returns images and labels spread over a part, whose first may be of one class."""
     images, labels = dataset.read(split)
     count = min(most, len(images))
     chosen = np.arange(count) * len(images) // count

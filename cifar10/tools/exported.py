@@ -30,7 +30,7 @@ def not_exportable(file_format: str, why: str) -> UsageError:
 def compute_in_another_process(
     path: Path, file_format: str, images: np.ndarray
 ) -> np.ndarray:
-    """Returns what an export computes where the layers of this package are unknown.
+    """Returns what an export computes in a process without the layers of this package.
 
     Args:
         path: The exported model.

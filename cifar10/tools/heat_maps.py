@@ -1,10 +1,10 @@
 """Where a model looks: heat maps by HiResCAM, drawn over pictures.
 
 From Draelos and Carin 2020 (https://arxiv.org/abs/2011.08891): the activations of the
-last convolution, each times the gradient of a class's logit, summed over the channels
-where the sum speaks for the class. Grad-CAM (https://arxiv.org/abs/1610.02391) averages
-the gradients over the places first, which misleads where dense layers follow, as in the
-tutorial's network (`docs/archive/lab-notes.md`).
+last convolution, times the gradients of a class's logit with respect to them, summed
+over the channels; negative sums become 0. Grad-CAM (https://arxiv.org/abs/1610.02391)
+averages the gradients over positions first, which misleads where dense layers follow,
+as in the tutorial's network (`docs/archive/lab-notes.md`).
 """
 
 import io
@@ -36,8 +36,8 @@ def heat_maps(
 
     Returns:
         float32 [images, height, width]; the highest value of an image is 1, or 0 if
-        nothing speaks for the class. None if no convolution of the model has a map of
-        more than one place.
+        nothing speaks for the class. None if no convolution of the model has an output
+        larger than 1 x 1.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 

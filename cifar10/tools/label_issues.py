@@ -1,7 +1,7 @@
 """Training pictures whose labels a run contradicts: a CSV to edit, a page to look at.
 
 They are found by the probability of their labels, the mean of all checkpoints that are
-kept: a model that knows its pictures by heart contradicts none, but did so earlier.
+kept: the last model may know its pictures by heart, but earlier ones do not.
 """
 
 import base64
@@ -25,8 +25,8 @@ from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers import devices
 
-# A weak run contradicts far more right labels than wrong ones; of ten well-known data
-# sets nine have fewer wrong ones than 6 % (arXiv:2103.14749).
+# A weak run contradicts far more right labels than wrong ones; nine of ten well-known
+# data sets have less than 6 % of wrong labels (arXiv:2103.14749).
 _SHARE = 0.05
 _MOST = 2500  # A page of more opens slowly.
 _SIDE = 128  # Of a picture on the page, at most.
@@ -35,9 +35,9 @@ _SIDE = 128  # Of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes which labels a run contradicts to its directory, as CSV and as HTML.
 
-    If it is the data set of the run, labels are compared as the run's corrections have
-    them; the CSV repeats these and so takes their place. `trust_model` is as in
-    `RunOptions`.
+    If `dataset` is that of the run, labels are compared as the run's corrections have
+    them; the CSV repeats the corrections, and so takes their place. `trust_model` is as
+    in `RunOptions`.
 
     Returns:
         JSON values: the `issues`, most suspicious first, the `agreement` of the newest
@@ -89,11 +89,11 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
 def find_issues(
     logits: Sequence[np.ndarray], labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds labels that models contradict, from the logits of each for all images.
+    """Finds labels that models contradict, from each model's logits for all images.
 
     Returns:
-        The places of the images, int64, most suspicious first; and of all images the
-        class that is seen in place of the label, and the label's mean probability.
+        The indices of the images, int64, most suspicious first; and for all images the
+        class predicted in place of the label, and the label's mean probability.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]
@@ -110,7 +110,7 @@ def find_issues(
 def _table(
     issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Returns the CSV of the issues, and of what they leave of earlier corrections."""
+    """Returns the CSV of the issues, and of earlier corrections of other pictures."""
     before = {path: rest for path, *rest in earlier}
     rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
     for issue in issues:
@@ -124,7 +124,7 @@ def _table(
 
 
 def _coded(image: np.ndarray) -> str:
-    """Returns a picture as a page contains it."""
+    """Returns a picture as the address that a page embeds."""
     file, picture = io.BytesIO(), Image.fromarray(image)
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(file, "PNG")

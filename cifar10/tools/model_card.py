@@ -1,7 +1,7 @@
 """The model card of an export: a README.md that Hugging Face's hub shows.
 
-Its front matter is https://huggingface.co/docs/hub/model-cards; JSON is YAML too. No
-path of this machine goes into it.
+Its front matter follows https://huggingface.co/docs/hub/model-cards, in JSON, which is
+YAML too. No path of this machine goes into it.
 """
 
 import json
@@ -63,11 +63,11 @@ model-index: {index}
 
 # {name}
 
-It classifies images. Its license is yours to choose; above, `license` says unknown.
+This model classifies images. Its license is yours to choose: above it is unknown.
 
 ## Scores
 
-Of the run's model on {count:,} test images, each scored once. Wilson's interval of
+The run's model was scored on {count:,} test images, each once. Wilson's interval of
 95 % for the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
 {chosen}
 

@@ -1,12 +1,12 @@
-"""Test pictures that are nearly a training picture: resized, cropped, recoloured."""
+"""Finds test pictures that are a training picture resized, cropped or recoloured."""
 
 import numpy as np
 from PIL import Image
 
 from cifar10.input.dataset_base import Images
 
-# Of CIFAR-10's test pictures 446 have such a hash, and 141 of them such pixels, all of
-# which look nearly the same as a training picture (`docs/archive/lab-notes.md`).
+# Of CIFAR-10's test pictures 446 are as near as this by hash, and 141 of them by pixels
+# too; these 141 all look like a training picture (`docs/archive/lab-notes.md`).
 _BITS, _CORRELATION = 8, 0.9
 
 
@@ -19,7 +19,7 @@ def difference_hash(image: np.ndarray) -> int:
 def find_pairs(
     train: Images, test: Images, of_train: np.ndarray, of_test: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Returns the places in `train` and `test` of pictures that are nearly the same.
+    """Returns the indices in `train` and `test` of pictures that are nearly the same.
 
     Each test picture is compared with the training picture of the nearest hash; the
     hashes are uint64 [count].

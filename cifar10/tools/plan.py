@@ -25,8 +25,8 @@ DESCRIPTION = """Says how much memory a step takes, plain and in sections.
 
 Traces the step without computing it, so it needs neither its memory nor data.
 On CPUs the figures are within 25 % of what a step takes; a GPU's kernels take
-memory of their own, which is not known here. Without a GPU, what one tower's
-step takes is what its GPU would have to hold beside the variables. It says
+memory of their own, which is not known here. Without a GPU, the column of one
+tower's step is what a GPU would have to hold beside the variables. It says
 which --sections fit into --memory_limit, or into 85 % of what is free; exit
 code 1 if none does.
 """
@@ -123,17 +123,17 @@ def _text(found: Mapping[str, Any]) -> str:
         row = f"{1 + len(plan['cuts']):>8}  {_megabytes(plan['tower_bytes']):>14}  "
         row += f"{_megabytes(plan['total_bytes']):>11}  {', '.join(plan['cuts'])}"
         lines.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
-    room = f"Into {_megabytes(found['limit'])}" if found["limit"] else "Here"
+    room = f"into {_megabytes(found['limit'])}" if found["limit"] else "here"
     fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
     if not fitting:
         least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
-        advice = f"{room} none of these fits; the least is {least}.\nGive a smaller "
+        advice = f"None of these fits {room}; the least is {least}.\nGive a smaller "
         advice += "--batch_size, and --accumulate to make up for it."
     elif not fitting[0]:
-        advice = f"{room} a step fits as it is, with --sections 1."
+        advice = f"A step fits {room} as it is, with --sections 1."
     else:
         cuts = ",".join(fitting[0])
-        advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={cuts}"
+        advice = f"{1 + len(fitting[0])} sections fit {room}: --sections={cuts}"
     return "\n".join([*lines, "", advice])
 
 

@@ -72,14 +72,14 @@ class Options(run_options.RunOptions):
         super().__post_init__()
         if self.follow and self.step is not None:
             raise UsageError(
-                f"--follow --step {self.step}: the one predicts with each new "
-                "checkpoint, the other with one. Leave out one of the two."
+                f"--follow --step {self.step}: --follow predicts with each new "
+                "checkpoint, --step with one. Leave out one of the two."
             )
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
-    images = "files of images; folders of such; - for a list on standard input"
+    images = "image files; folders of them; - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
@@ -117,7 +117,7 @@ def predict_files(options: Options) -> int:
 
 
 def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
-    """Returns the file for the heat map of each image, by its place in the list."""
+    """Returns the file for the heat map of each image, by its index in the list."""
     from cifar10.tools.heat_maps import MARK
 
     folder = layout.absolute_path(explain)
@@ -214,8 +214,8 @@ def _predict(
             maps = heat_maps(follower.model, some, best, device)
             if maps is None:
                 raise UsageError(
-                    "--explain: the model has no convolution with more than one place, "
-                    "so there is no map of where it looks. Leave it out."
+                    "--explain: every convolution's output is 1 x 1, or the model has "
+                    "none, so there is no map of where it looks. Leave it out."
                 )
             for path, image, heat in zip(paths[part], some, maps, strict=True):
                 files.write_output(places[path], "--explain", draw(image, heat))

@@ -77,8 +77,8 @@ def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
     Keras's `Resizing` antialiases by an operation that LiteRT lacks. A few values
-    differ from Pillow's, which rounds weights, by 1; by more only at harsh edges of
-    tall images, whose rows its newer versions resize first.
+    differ by 1 from Pillow's, whose weights are rounded, and by more only at harsh
+    edges of tall images, whose rows newer versions of Pillow resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)

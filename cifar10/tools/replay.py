@@ -29,7 +29,7 @@ DESCRIPTION = """Recomputes steps of a run; compares them with log and checkpoin
 Begins at the checkpoint before the first step, on any number of towers, and
 writes nothing to the run. A --deterministic run is the same to the last bit on
 the same kind of machine; otherwise rounding differs, within a bound. --find
-names the step whose gradient is not finite or jumps, and the images that make
+names the step whose gradient is not finite or jumps, and the images that cause
 it. Exit code 1: something differs, or --find found nothing.
 """
 
@@ -41,7 +41,7 @@ _Options = TypeVar("_Options", bound="ReplayOptions")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayOptions(Checked):
-    """How to put the training of a run together again.
+    """How to assemble the training of a run again.
 
     Attributes:
         num_gpus: number of towers (default: the run's)
@@ -61,7 +61,7 @@ class Options(ReplayOptions):
 
     Attributes:
         steps: FIRST:LAST, the steps to compare, as 1001:1100
-        find: find the step whose gradient jumps, and the images that make it
+        find: find the step whose gradient jumps, and the images that cause it
         images: folder for a picture and a table of each step's images, with their
             names and losses (default: none)
     """
@@ -103,7 +103,7 @@ def parse(
 
 
 def open_run(run: Path, options: ReplayOptions) -> "Replay":
-    """Assembles the training of a run; says if its code was another."""
+    """Assembles the training of a run; prints a note if its code was another."""
     restoring.check_usable(str(run), None, options.trust_model)
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
@@ -121,17 +121,17 @@ def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
     found = [*replay.compare(first, last, write)]
     differs = found[-1].largest > found[-1].bound
     worst = found[-1] if differs else max(found, key=lambda one: one.largest)
-    verdict = "This is not what the run has." if differs else "The run has the same."
+    verdict = "The run has something else." if differs else "The run has the same."
     print(
-        f"Steps {first:,} to {replay.step:,}: the largest difference is "
-        f"{worst.largest:.2g} of its size, of {worst.name} in the {worst.place} of "
-        f"step {worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
+        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
+        f"{worst.largest:.2g}, of {worst.name} in the {worst.place} of step "
+        f"{worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
     )
     return 1 if differs else 0
 
 
 def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
-    """Finds the first step whose gradient jumps, and the images that make it."""
+    """Finds the first step whose gradient jumps, and the images that cause it."""
     found = replay.find_jump(first, last)
     if found is None:
         print(f"No gradient from step {first:,} to {last:,} jumps.")

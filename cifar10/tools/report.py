@@ -27,7 +27,7 @@ DESCRIPTION = """Writes one page on one or several runs.
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 report runs/one runs/another --output both.html
 
-The page shows what ran on what and where the runs differ, curves of loss,
+The page shows models, data and devices, where the runs differ, curves of loss,
 accuracy, throughput and learning rate, the confusion matrix and the hardest
 images of a checkpoint (the newest, or --step), and all checkpoints. It is one
 HTML file, without scripts, and needs nothing else. The checkpoint is scored on

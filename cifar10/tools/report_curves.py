@@ -41,10 +41,10 @@ def draw(
 ) -> str:
     """Draws a chart over steps as an SVG element; empty if there is nothing to draw.
 
-    `logs[run][line]` are the metrics of a step by name, and the step, or what the chart
-    is `over`. Of the `metrics` to draw, those after the first one that exists are
-    faint. The curve of the second run has the id `name-2`. The vertical axis, whose
-    values `x` have the `tick_format`, may begin at zero, or be logarithmic.
+    `logs[run][line]` has values by name: metrics and, for the horizontal axis, `over`.
+    Of the `metrics` to draw, those after the first one that exists are faint. The curve
+    of the second run has the id `name-2`. The vertical axis, whose values `x` have the
+    `tick_format`, may begin at zero, or be logarithmic.
     """
     drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
     if not drawn:

@@ -79,13 +79,13 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The last step with a line or a checkpoint; 0 if there is none."""
+        """The last step with a log line or a checkpoint; 0 if there is none."""
         logged = [int(line["step"]) for line in self.logged]
         return max(logged + [saved.step for saved in self.saved], default=0)
 
     @property
     def best(self) -> dict[str, float]:
-        """The line with the best score; empty if no line has that score."""
+        """The log line with the best score; empty if no line has a score."""
         by = self.best_by
         lines = {int(line["step"]): line for line in self.scored if by in line}
         ranked = scores.ranked({step: lines[step][by] for step in lines}, by)
@@ -123,7 +123,7 @@ class Run:
 def _hardest(
     dataset: datasets.Dataset, outcomes: Outcomes, trained: TrainedModel, device: str
 ) -> list[dict[str, Any]]:
-    """Returns the test images of the largest loss, descending, and where it looks."""
+    """Returns the test images of the largest losses, and where the model looks."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
     confidence = outcomes.at(trained.temperature).confidence  # As `predict` has it.
     images = dataset.read("test")[0][numbers]

@@ -68,12 +68,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     """Returns the runs in and below a directory, as JSON values by their paths there.
 
-    Of each: `path`; `bytes`; when its newest checkpoint or log was `changed`, in
-    seconds since 1970; `state`; of a damaged one the `problem`; of others `step`,
+    Each has a `path`; `bytes`; `changed`, the time of its newest checkpoint or log in
+    seconds since 1970; a `state`; if damaged, the `problem`, and else `step`,
     `max_steps` (null where hours end it) and `best`. Links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
-        raise UsageError(f"{directory} is no directory. Name one that holds runs.")
+        raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
     found = {}
     for folder, inner, names in os.walk(directory):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
@@ -138,7 +138,7 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the run of a name; refuses one that is in use, or around others."""
+    """Returns the run of a name; refuses one that is in use or contains others."""
     if name not in runs:
         why = f"there is no such run here.{did_you_mean(name, runs)}"
     elif runs[name]["state"] == "training":
@@ -154,7 +154,7 @@ def remove(path: Path) -> None:
     """Removes a run's directory, while its lock keeps trainings out of it."""
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
-        files.rename(path, aside)  # What is half removed is no run.
+        files.rename(path, aside)  # A half-removed directory must not pass for a run.
         try:
             shutil.rmtree(aside)
         except OSError as error:

@@ -108,8 +108,8 @@ def listen(host: str, port: int) -> socket.socket:
         host.encode("idna")  # `socket` raises a TypeError for an impossible name.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
-        # Inherited by each connection. asyncio sets it only where the listener's
-        # protocol is spelt out, and an answer's body would wait for the head's receipt.
+        # Each connection inherits this. asyncio sets it only where the listener's
+        # protocol is spelt out; without it a body waits for the ACK of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener  # noqa: TRY300
     except (OSError, UnicodeError) as error:
@@ -120,7 +120,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _announce_weights(follower: "Follower", interval: float) -> None:
-    """Says what is served or waited for, and what is refused; in a thread."""
+    """Prints what is served, waited for and refused; runs in a thread."""
     is_closed = False
     while not is_closed:
         news = f"Serving step {follower.weights_step}."

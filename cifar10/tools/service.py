@@ -1,9 +1,9 @@
 """The HTTP service over a model: predict, health, metrics, and a page that explains it.
 
 It withstands misbehaving clients: a body that is too large is not kept, headers or a
-body that arrive too slowly are refused, and so is at once a request that finds the
-queue full. Clients that stall make room for others. Pages of other web sites cannot use
-it through their visitors' browsers. Images are decoded and predicted in threads, so no
+body that arrive too slowly are refused, and with a full queue a request is refused at
+once. Clients that stall make room for others. Pages of other web sites cannot use it
+through their visitors' browsers. Images are decoded and predicted in threads, so no
 request blocks another.
 """
 
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
-# Enough that a picture seldom waits for others that take long. Each thread has a
-# process for decoding; TensorFlow divides the work of predictions itself.
+# Enough threads that a picture seldom waits for slow ones. Each thread has a process
+# for decoding; TensorFlow divides the work of predictions itself.
 _THREADS = 4
 # The largest images take a third of it; see `Decoder`.
 _DECODING_SECONDS = 1.0
 _MAX_CONNECTIONS = 2_000  # Far more than one model answers.
 # Files of TensorFlow, of the run, and of the processes that decode: some 50.
 _OTHER_FILES = 128
-# Time for the answers under way after SIGTERM. Containers are killed after 10 s, and
-# pictures that are then being decoded may use up the time that they have.
+# Seconds after SIGTERM for the answers under way. Containers are killed after 10 s; a
+# picture that is being decoded may use all of its time.
 _SHUTDOWN_SECONDS = 7
 # The full reason names paths of this machine, which are not for clients.
 _NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
@@ -142,8 +142,8 @@ class Service(Collector):
                 self._application,
                 loop="asyncio",  # uvloop accepts any number of connections at a time.
                 http=_Connection,
-                # asyncio accepts as many at a time, and up to four times as many before
-                # it lets the first of them make room.
+                # asyncio accepts this many connections at a time, and up to four times
+                # as many before it lets the first of them make room.
                 backlog=connection_limit() // 4,
                 timeout_keep_alive=math.ceil(self._timeout),
                 callback_notify=end_idle,
@@ -265,7 +265,7 @@ class Service(Collector):
 
 
 class _Json(JSONResponse):
-    """JSON with a newline at its end, for terminals."""
+    """A JSON response with a newline at its end, for terminals."""
 
     def render(self, content: Any) -> bytes:
         return super().render(content) + b"\n"
@@ -279,15 +279,16 @@ def _requested_top_k(request: Request) -> int | None:
     if (text := request.query_params.get("top_k")) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise HTTPException(400, f"top_k {text[:20]}: it is a number of classes.")
+        raise HTTPException(400, f"top_k {text[:20]}: give a number of classes.")
     return int(text)
 
 
 class _Guard:
-    """ASGI middleware that answers to addresses and its own names, and no other site.
+    """ASGI middleware that keeps the pages of other sites from using the service.
 
     A page may send requests to any address that its visitor reaches, and read the
-    answers if it was loaded by a name that its owner then points to that address.
+    answers if it was loaded by a name that its owner then points to that address. So
+    only requests to addresses and the machine's own names are answered.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -314,8 +315,8 @@ class _Guard:
         return None
 
     def _is_own(self, host: str) -> bool:
-        # Starlette's TrustedHostMiddleware takes only names. Nobody can point an
-        # address elsewhere, and a container does not know those that lead to it.
+        # Starlette's TrustedHostMiddleware takes only names. Nobody can redirect an
+        # address, and a container does not know which addresses lead to it.
         if not (found := _HOST.fullmatch(host.lower())):
             return False
         try:
@@ -330,14 +331,14 @@ def _is_of_another_site(headers: Headers, method: str) -> bool:
         return False  # Somebody follows a link.
     if site := headers.get("sec-fetch-site"):
         return site not in ("same-origin", "none")
-    # Browsers send only this header to addresses that are neither local nor HTTPS;
-    # other programs send neither header.
+    # To addresses that are neither local nor HTTPS, browsers send only Origin; other
+    # programs send neither header.
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def connection_limit() -> int:
-    """Returns how many connections may be open: half of the files that may be."""
+    """Returns how many connections may be open: half of the limit on open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
@@ -347,8 +348,8 @@ def connection_limit() -> int:
 class _Connection(H11Protocol):
     """A connection that may end while it waits for its client.
 
-    When a connection would exceed the limit, those end that have waited longest for
-    their clients. A request that has arrived is always answered.
+    When a connection would exceed the limit, those that have waited longest for their
+    clients are ended. A request that has arrived is always answered.
     """
 
     waits_since = 0.0  # When it was opened or last answered, monotonic.
@@ -366,7 +367,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def is_idle(self) -> bool:
-        """Returns whether it waits for a request's headers."""
+        """Returns whether the connection waits for a request's headers."""
         return self.cycle is None or self.cycle.response_complete
 
     def is_stalled(self) -> bool:
@@ -374,7 +375,7 @@ class _Connection(H11Protocol):
         return self.is_idle() or self.cycle.more_body or self.flow.write_paused
 
     def end(self) -> None:
-        """Closes the connection, whatever its client has not read yet."""
+        """Closes the connection, even if its client has not read everything."""
         self.connections.discard(self)  # `connection_lost` comes later.
         self.transport.abort()
 

@@ -5,8 +5,9 @@
     [class_weights]               # Or by name; 1 for those that are not named.
     cat = 2.0
 
-A list has a number for each class, in their order. Only ratios matter: the weights are
-scaled so that their mean over the training set is 1, and the learning rate stays right.
+A list has a number for each class, in the data set's order. Only ratios matter: the
+weights are scaled to a mean of 1 over the training set, so the learning rate stays
+right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ def check_class_weights(requested: ClassWeights | None) -> None:
         is_valid = is_number and (weight == 0 or _LEAST <= weight <= _MOST)
         if not is_valid or isinstance(name, str) != is_table:
             raise UsageError(
-                f"{_WHERE}: {name} = {weight!a}: they are {BALANCED!r}, a table of "
-                "numbers by the names of classes, or a list with a number for each "
-                f"class. A number is 0, or from {_LEAST:g} to {_MOST:g}."
+                f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, a table of numbers "
+                "by the names of classes, or a list with a number for each class. A "
+                f"number is 0, or from {_LEAST:g} to {_MOST:g}."
             )
 
 
@@ -56,7 +57,7 @@ def resolve_class_weights(
         float64 [classes]. Their mean over the images of the training set is 1.
 
     Raises:
-        UsageError: They are for other classes, or no image counts.
+        UsageError: The weights are for other classes, or no image counts.
     """
     import numpy as np
 
@@ -69,7 +70,7 @@ def resolve_class_weights(
         if unknown := [name for name in requested if name not in class_names]:
             raise UsageError(
                 f"{_WHERE}: there is no class {unknown[0]!a}."
-                f"{did_you_mean(unknown[0], class_names)} There are "
+                f"{did_you_mean(unknown[0], class_names)} The classes are "
                 f"{first_few(class_names, _SHOWN_NAMES)}."
             )
         weights = np.array([requested.get(name, 1.0) for name in class_names], float)

@@ -13,12 +13,12 @@ import tensorflow as tf
 from cifar10.errors import MissingGpuError, UsageError
 from cifar10.process import invocation
 
-# There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
-# Linux, and in the Linux beside Windows.
+# Files that exist as soon as the driver is installed, whether or not TensorFlow finds
+# its libraries: on Linux, and in the Linux of Windows (WSL).
 _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
-# The rest of the free memory is for CUDA's libraries, which take theirs beside
-# TensorFlow's allocator, and for an evaluation beside the training.
+# The rest of the free memory is for CUDA's libraries, which do not use TensorFlow's
+# allocator, and for an evaluation beside the training.
 _PART_FOR_TOWERS = 0.8
 
 
@@ -44,8 +44,8 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     """Chooses one device per tower and configures TensorFlow for them.
 
     It has to run before anything else touches TensorFlow's devices. `num_gpus` is the
-    number of towers; without it all GPUs are used, or else there is one on the CPU.
-    Each GPU has `split_gpu` towers.
+    number of towers; None for all GPUs, or else one tower on the CPU. Each GPU has
+    `split_gpu` towers.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus and split_gpu == 1:
@@ -92,7 +92,7 @@ def variable_device(
     """Chooses the device on which the variables live and the gradients meet.
 
     `requested` is `cpu`, `gpu`, or `auto`: the GPU of a single tower, the first GPU if
-    an update takes a CPU long, as `computes_much` says, else the CPU.
+    an update takes long on a CPU, as `computes_much` says, else the CPU.
     """
     _check_gpu("--variable_device", requested, placement)
     is_faster = len(placement.devices) == 1 or computes_much
@@ -143,7 +143,7 @@ def place_evaluation(device: str) -> str:
 
 
 def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
-    """Takes memory as it is needed, so that an evaluation fits beside a training.
+    """Lets TensorFlow take memory as needed, so an evaluation fits beside a training.
 
     It does nothing where TensorFlow has started, or parts of a GPU have limits.
     """
@@ -157,7 +157,7 @@ def _take(
 ) -> tuple[str, ...]:
     """Hides all other GPUs, and divides each of these; returns the parts' names.
 
-    A TensorFlow that has started keeps what it has taken, which may be more.
+    A TensorFlow that has started keeps the GPUs that it has, which may be more.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(gpus, "GPU")
@@ -172,7 +172,7 @@ def _take(
             own = tf.config.get_logical_device_configuration(gpu) or [None]
             names[gpu] = [f"/gpu:{next(number)}" for _ in own]
     if any(len(names.get(gpu, ())) != parts for gpu in gpus):
-        raise _too_late(flag, f"the GPUs then counted as {next(number)}")
+        raise _too_late(flag, f"{next(number)} devices on GPUs")
     return tuple(name for gpu in gpus for name in names[gpu])
 
 
@@ -212,8 +212,8 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
 
 def _too_late(flag: str, counted: str) -> UsageError:
     return UsageError(
-        f"{flag}: TensorFlow has computed in this program before, and {counted}; that "
-        "cannot be changed.\nStart again (in a notebook, restart the kernel), and "
+        f"{flag}: TensorFlow has computed in this program before, with {counted}, and "
+        "cannot change that.\nStart again (in a notebook, restart the kernel), and "
         "train with the most towers first, before other work of TensorFlow."
     )
 
@@ -247,8 +247,8 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
 def _split_cpu(count: int) -> None:
     """Makes `count` logical devices of the CPU, which divide its cores.
 
-    Towers are computed at once. Operations that each used every core would wait for
-    one another: 4 towers of 32 images took a third longer (lab notes).
+    Towers run at the same time. Operations that each used every core would wait for one
+    another: 4 towers of 32 images took a third longer (lab notes).
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
@@ -263,12 +263,12 @@ def _split_cpu(count: int) -> None:
         # process may have split the CPU finely enough before.
         found = len(tf.config.list_logical_devices("CPU"))
         if found < count:
-            counted = f"the CPU then counted as {found}"
+            counted = f"{found} devices on the CPU"
             raise _too_late(f"--num_gpus {count}", counted) from error
 
 
 def parts_of_cpu() -> int:
-    """Returns how many operations at once use all cores of the CPU."""
+    """Returns in how many parts operations divide the cores of the CPU."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return max(1, len(os.sched_getaffinity(0)) // threads) if threads else 1
 

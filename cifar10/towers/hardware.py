@@ -1,4 +1,4 @@
-"""The memory that is free, and the native types of arithmetic of this machine."""
+"""This machine's free memory, and the types in which it computes natively."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def bfloat16_features() -> list[str]:
 def available_memory() -> int | None:
     """Returns how many bytes this process may still take; None if that is not known.
 
-    It is within the limits of its container.
+    The limits of its container are taken into account.
     """
     found = re.search(r"MemAvailable: +(\d+) kB", _text(ROOT / "proc/meminfo"))
     if not found:
@@ -99,7 +99,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
 
 
 def emulation_warning(precision: str, devices: Sequence[str]) -> str:
-    """Returns a warning if the devices emulate the precision; else an empty text."""
+    """Returns a warning if the devices emulate the precision; else an empty string."""
     if precision == "bfloat16":
         native = has_bfloat16(devices)
     else:

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# All from airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
-# steepest slope at zero, and how often it runs.
+# All constants are from airbench94_muon.py. Coefficients of the quintic iteration,
+# chosen for the steepest slope at zero, and how often it runs.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
-# Rates of biases and of the last matrix at the first update, for the loss summed over
-# `_REFERENCE_BATCH` images (ours is the mean); their momentum and weight decay.
+# Learning rates of biases and of the last matrix at the first update, for the loss
+# summed over `_REFERENCE_BATCH` images (ours is the mean); momentum and weight decay.
 _BIAS_RATE = 0.053
 _HEAD_RATE = 0.67
 _OTHER_MOMENTUM = 0.85
@@ -20,9 +20,9 @@ _REFERENCE_BATCH = 2000
 
 
 class SGD(keras.optimizers.SGD):
-    """Keras's SGD, which puts new values beside the old ones.
+    """Keras's SGD, which writes new values to memory of their own.
 
-    `update.py` keeps the old ones, so adding in place would copy them first.
+    `update.py` keeps the old values, so adding in place would copy them first.
     """
 
     def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
@@ -35,7 +35,7 @@ class SGD(keras.optimizers.SGD):
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's without its branches, at each of which a GPU waits for the host.
+    """Keras's LossScaleOptimizer without branches, at which a GPU waits for the host.
 
     This one computes every update and selects, on the device, what is kept.
     """
@@ -45,7 +45,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, or skips one that overflows and scales less."""
+        """Applies an update, or skips one that overflows and lowers the scale."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]
@@ -61,7 +61,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 class ScaledUpdates:
-    """Mixed into an optimizer, multiplies the updates of each variable by a factor.
+    """A mixin of optimizers that multiplies the updates of each variable by a factor.
 
     The whole update is multiplied, including what momentum and weight decay add, as by
     a smaller learning rate; Keras has one rate for all. A factor of the gradients would
@@ -85,7 +85,7 @@ class ScaledUpdates:
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, and takes a part of it back."""
+        """Applies an update, then takes back the part that the factors remove."""
         before = [one.value.read_value() for one in trainable_variables]
         super().apply(grads, trainable_variables)  # type: ignore[misc]
         for variable, value in zip(trainable_variables, before, strict=True):
@@ -98,17 +98,17 @@ class Muon(keras.optimizers.Optimizer):
     """Muon for filters, Nesterov SGD for everything else, as airbench trains.
 
     The update of a filter is its momentum made orthogonal, and the filter is kept at
-    the norm sqrt(outputs). `keras.optimizers.Muon` is no use: it leaves variables
+    the norm sqrt(outputs). `keras.optimizers.Muon` does not fit: it leaves variables
     that do not have two dimensions, and so all filters, to Adam.
 
     Args:
         learning_rate: Highest rate of the filters; the other rates keep their ratio to
             it. The rate of each update is assigned before it.
         momentum: Nesterov momentum of the filters.
-        trained_parts: Paths of biases, and for each a part of the highest rate: when
-            the rate of the filters is lower by this part or more, the bias stands
+        trained_parts: Paths of biases, each with a fraction of the highest rate: when
+            the rate of the filters is lower by this fraction or more, the bias stands
             still. With a rate that falls evenly from the start, as in airbench's
-            recipes, it trains only in this part of the training, as
+            recipes, it trains only in that fraction of the training, as
             `Architecture.trained_parts` says. With a warm-up or one_cycle, whose rates
             begin near zero, it stands still at first too.
     """
@@ -164,7 +164,7 @@ class Muon(keras.optimizers.Optimizer):
 
 
 def _places(variables: list[keras.Variable]) -> dict[Any, int]:
-    """Returns the number of each variable."""
+    """Returns the index of each variable."""
     return {variable.value.ref(): place for place, variable in enumerate(variables)}
 
 

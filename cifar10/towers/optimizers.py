@@ -3,7 +3,7 @@
     optimizer = "adamw"
     learning_rate = 0.001
 
-    [optimizer_arguments]   # As Keras calls them.
+    [optimizer_arguments]   # Under Keras's names.
     weight_decay = 0.05
     beta_2 = 0.99
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import keras
 
 _SGD, _MUON = "sgd", "muon"
-# Of `keras.optimizers`, in lower case; `sgd` is Keras's as well. Not Ftrl: it computes
-# every variable anew from the rate of the moment, so that all of them shrink to nothing
-# as the rate falls. Nor ScheduleFreeAdamW: it trains other values than those to
-# evaluate, which no checkpoint would hold.
+# Classes of `keras.optimizers`, in lower case; `sgd` is Keras's as well. Not Ftrl: it
+# computes every variable anew from the current rate, so that all of them shrink to
+# nothing as the rate falls. Nor ScheduleFreeAdamW: the values to evaluate are not those
+# that it trains, and no checkpoint would hold them.
 KERAS_NAMES = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
     *("lamb", "lion", "nadam", "rmsprop"),
@@ -60,9 +60,9 @@ def check_optimizer(
     """Refuses an unknown optimizer, and arguments that it does not take.
 
     Args:
-        name: In lower case, or the class of a program's own.
-        learning_rate: The highest one.
-        momentum: 0 for none.
+        name: A name in lower case, or a program's own class.
+        learning_rate: The highest learning rate.
+        momentum: The momentum; 0 for none.
         arguments: The recipe's table `optimizer_arguments`.
 
     Raises:
@@ -108,7 +108,7 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
 
 
 def computes_much(name: str | type) -> bool:
-    """Returns whether an update takes a CPU long: 0.1 s by Muon, of airbench."""
+    """Returns whether an update takes long on a CPU: Muon takes 0.1 s for airbench."""
     return name == _MUON
 
 
@@ -123,7 +123,7 @@ def build_optimizer(
     scale_loss: bool = False,
     scale_updates: bool = False,
 ) -> "keras.optimizers.Optimizer":
-    """Builds an optimizer; it has not seen its variables yet.
+    """Builds an optimizer, but not yet its variables.
 
     Args:
         name: One of `NAMES`, or a class.
@@ -132,7 +132,7 @@ def build_optimizer(
         arguments: Further arguments of the optimizer's class; Muon takes none.
         variables: What the optimizer is going to update. Vectors and scalars do not
             decay.
-        trained_parts: As `Architecture.trained_parts`; only Muon heeds it.
+        trained_parts: As `Architecture.trained_parts`; only Muon uses it.
         scale_loss: Whether to scale the loss, by a factor that adapts, and to skip
             updates that overflow, as float16 requires.
         scale_updates: Whether each variable's update has a factor, for `slow_down`.
@@ -178,7 +178,8 @@ def slow_down(
 ) -> None:
     """Multiplies all updates of some variables by a factor from now on.
 
-    The optimizer was built with `scale_updates`, and has been built for its variables.
+    The optimizer comes from `build_optimizer` with `scale_updates`, and Keras has built
+    its variables.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()

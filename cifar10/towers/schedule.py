@@ -18,8 +18,8 @@ Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
 # The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
 _DECAY_FACTOR = 0.1
-# The defaults of PyTorch's OneCycleLR: the rate rises in this part of the training,
-# from the highest rate divided by the first divisor, and ends at the rate of the start
+# The defaults of PyTorch's OneCycleLR: the rate rises in this fraction of the training,
+# from the highest rate divided by the first divisor, and ends at that first rate
 # divided by the second.
 _RISING_PART = 0.3
 _DIVISOR_AT_START = 25.0
@@ -70,9 +70,9 @@ def cosine(time: tf.Tensor) -> tf.Tensor:
 def one_cycle(time: tf.Tensor) -> tf.Tensor:
     """Rises to 1, and then falls to almost 0.
 
-    Smith and Topin's (https://arxiv.org/abs/1708.07120) in the form and with the
-    defaults of PyTorch's OneCycleLR: either part is half a cosine. The momentum, which
-    they let fall and rise, is constant here.
+    Smith and Topin's cycle (https://arxiv.org/abs/1708.07120) in the form and with the
+    defaults of PyTorch's OneCycleLR: both parts are half a cosine. The momentum, which
+    falls and rises there, is constant here.
     """
     start = 1.0 / _DIVISOR_AT_START
     end = start / _DIVISOR_AT_END
@@ -94,9 +94,9 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 class Warmup:
     """A learning rate that rises evenly from zero to that of another schedule.
 
-    The rate of an update is that at the end of its own images; at their beginning the
-    first rate would be zero, and those images lost. The other schedule also begins at
-    the first update, so that it falls to zero when it would without a warm-up.
+    An update takes the rate at the end of its own images; at their beginning the first
+    rate would be zero, and those images wasted. The other schedule also begins at the
+    first update, so that it falls to zero when it would without a warm-up.
     """
 
     schedule: Schedule
@@ -115,7 +115,7 @@ def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
     """Returns the decay of the moving averages, float64 [], at a step.
 
     Early averages forget quickly, min(maximum, (1 + step) / (10 + step)), so that they
-    are of use long before 1 / (1 - maximum) steps have passed. In the tutorial the
+    are useful long before 1 / (1 - maximum) steps have passed. In the tutorial the
     maximum is 0.9999. `global_step`, int64 [], counts the updates before this one.
     """
     step = tf.cast(global_step, tf.float64)

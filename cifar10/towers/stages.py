@@ -1,7 +1,7 @@
-"""Stages of a training, tables of a recipe, and `--freeze`: what is not trained.
+"""Stages of a recipe and `--freeze`: what is trained at which steps, and what never.
 
     [[stages]]
-    until = 0.375                 # Of the training's steps; the last stage has none.
+    until = 0.375                 # Fraction of all steps; the last stage has none.
     image_size = 24               # Side to which distorted images are reduced.
 
     [[stages]]
@@ -31,7 +31,7 @@ _SHOWN_NAMES = 12
 
 
 class Stage(NamedTuple):
-    """Steps of one kind, one after another."""
+    """Consecutive steps with images of one size and the same frozen variables."""
 
     end: int  # The last step.
     image_size: int | None = None  # None: images are not reduced.
@@ -61,9 +61,9 @@ def resolve_stages(
         until = table.get("until", 1.0 if is_last else begin)
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
-                f"stage {number} of the recipe: until = {until}: it ends at that part "
-                f"of the steps, above {begin} where it begins; the last one needs "
-                "none, and ends at 1."
+                f"stage {number} of the recipe: until = {until}: a stage ends at this "
+                f"fraction of the steps, above {begin}, where it begins; the last one "
+                "needs none, and ends at 1."
             )
         # A step is in the stage in which it begins.
         end = math.ceil(round(until * max_steps, 6))
@@ -74,7 +74,7 @@ def resolve_stages(
 
 
 def _check_table(number: int, table: Any) -> None:
-    """Refuses entries of a stage that have another name or type."""
+    """Refuses entries of a stage with an unknown name or another type."""
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         is_bool = isinstance(value, bool)
         fits = {
@@ -85,8 +85,8 @@ def _check_table(number: int, table: Any) -> None:
         }
         if not fits.get(name):
             raise UsageError(
-                f"stage {number} of the recipe: {name} = {value!a}: it has until, a "
-                "number, image_size, a whole number, and frozen, a list of names."
+                f"stage {number} of the recipe: {name} = {value!a}: a stage has until, "
+                "a number, image_size, an integer, and frozen, a list of names."
             )
 
 
@@ -127,7 +127,7 @@ def prepare_model(
 
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
-    """Refuses names of no variable or layer, and names that freeze everything."""
+    """Refuses names that match no variable or layer, and names that freeze all."""
     paths = [variable.path for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
@@ -176,7 +176,7 @@ def frozen_as_in_evaluation(
     Keras does the same with `trainable = False`
     (https://keras.io/api/layers/normalization_layers/batch_normalization): the layer
     uses its moving statistics and does not change them. Setting that attribute would
-    take the variables out of those that the optimizer and the checkpoints know.
+    hide the variables from the optimizer and the checkpoints.
     """
     import keras
 

@@ -12,26 +12,26 @@ import numpy.typing as npt
 from cifar10.errors import NotFiniteError
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
-# By how much rounding makes values differ, in proportion to their norm, where the same
-# bits are not to be expected (docs/auditing.md).
+# How far rounding makes values differ, in proportion to their norm, where bitwise
+# equality is not to be expected (docs/auditing.md).
 BOUNDS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.05}
 
 
 class CorruptedError(NotFiniteError):
-    """Two devices disagree about a gradient, which the images are not to blame for."""
+    """Two devices disagree about a gradient; the images are not to blame."""
 
 
 def verify_step(
     towers: TowerBuilder, batches: Sequence[Batch], step: int, bound: float
 ) -> StepResult:
-    """Runs a step, and computes each tower once more on the device of another.
+    """Runs a step, and computes each tower once more on another tower's device.
 
     A single tower is computed twice by its own device. The gradients that are compared
     are those that the step has applied.
 
     Args:
-        towers: What runs the step.
-        batches: Those of the towers.
+        towers: The builder that runs the step.
+        batches: The batches of the towers.
         step: The number of the step, for messages.
         bound: How far gradients may differ, in proportion.
 
@@ -68,7 +68,7 @@ def verify_step(
 def proportion(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
     """Returns how far values are from others, in proportion to the larger norm.
 
-    It is 0 if all are the same, and at most 2, as for whole numbers and NaN.
+    It is 0 if all are equal, and at most 2; whole numbers or NaN that differ give 2.
     """
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     is_rounded = ours.dtype.kind not in "iub"

@@ -47,8 +47,8 @@ from cifar10.towers.verification import BOUNDS, verify_step
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
-# Of the calls that `default_steps_per_call` allows: a signal waits for the end of one,
-# and the batches of one are held in a GPU's memory twice.
+# Limits of `default_steps_per_call`: a signal waits for the end of a call, and the
+# batches of a call are held in a GPU's memory twice.
 _MOST_STEPS_OF_CALL = 10
 _MOST_BYTES_OF_CALL = 2**27
 
@@ -63,8 +63,8 @@ class Training:
         workers: The processes that train together.
         placement: The devices of this process's towers.
         dataset: The data set.
-        images: Those of the training set, uint8 [count, height, width, channels].
-        labels: int32 [count].
+        images: The training set, uint8 [count, height, width, channels].
+        labels: Its labels, int32 [count].
         towers: The synchronous step.
         planner: Plans the memory of a step.
         sections: Describes the towers' sections; None if there are none.
@@ -110,7 +110,7 @@ class Training:
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
-        """Runs a step by its number, and verifies it if `verify_steps` says so."""
+        """Runs the step with this number, and verifies it if `verify_steps` says so."""
         config = self.config
         if step % (config.checkpoints.verify_steps or math.inf):
             return self.towers.step(batches)
@@ -126,7 +126,7 @@ class Training:
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns what checkpoints say that they were computed from."""
+        """Returns the entries of `settings` that checkpoints record as their origin."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 
@@ -257,8 +257,8 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
         raise UsageError(
             f"--batch_size {config.batch.batch_size}: the global batch of "
             f"{images:,} images is larger than the training set of "
-            f"{examples_per_epoch:,}. At most --batch_size "
-            f"{examples_per_epoch // batches} fits."
+            f"{examples_per_epoch:,}. Give at most --batch_size "
+            f"{examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
     # With the staircase, the warm-up may last beyond --max_steps, which can be raised.
@@ -274,10 +274,10 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
 def default_steps_per_call(
     config: ResolvedConfig, placement: devices.Placement, shape: tuple[int, int, int]
 ) -> int:
-    """Returns how many steps run in one call unless the user says so.
+    """Returns how many steps run in one call by default.
 
-    At the end of a call on a GPU Python waits for the device and then has it wait; a
-    few steps in between hide that. A large batch hides it too, and could not be held
+    At the end of a call Python waits for the GPU, and then the GPU waits for Python;
+    several steps per call hide that. A large batch hides it too, and could not be held
     in memory several times.
     """
     if (

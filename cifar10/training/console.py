@@ -88,9 +88,9 @@ class Console:
 
 
 def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
-    """Returns the line of a step; `examples_per_sec` is NaN if no step was timed.
+    """Returns the line to print for a step, without a rate if no step was timed.
 
-    As in the tutorial, seconds a batch are those of the step divided among the towers.
+    As in the tutorial, s/batch is the time of a step divided by the number of towers.
     """
     rate = metrics["examples_per_sec"]
     speed = "not timed"
@@ -123,7 +123,7 @@ def forecast_line(steps: int, seconds: float) -> str:
 
 
 def first_lines(training: Training) -> list[str]:
-    """Returns the parts of a training, and notes that may surprise a user."""
+    """Returns lines on the parts of a training, and notes on possible surprises."""
     model, config = training.towers.state.model, training.config
     compiled = ""
     if model.compiled:
@@ -153,7 +153,7 @@ def _unseen(labels: np.ndarray, class_names: Sequence[str]) -> str:
 
 
 def _parts(settings: Mapping[str, Any], examples: int) -> str:
-    """Returns a line on each part of a training, from its `config.json`."""
+    """Returns the lines on a training's towers, data and so on, from `config.json`."""
     global_batch_size = settings["global_batch_size"]
     epoch = examples / global_batch_size
     steps, hours = settings["max_steps"], settings["max_hours"]
@@ -203,7 +203,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
 
 
 def last_lines(loop: Loop) -> list[str]:
-    """Returns the bottleneck, where the time went, and the next commands."""
+    """Returns lines on the bottleneck, where the time went, and the next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     shown = training.train_dir

@@ -28,8 +28,8 @@ class Run(NamedTuple):
 class Summary(NamedTuple):
     """The tensors that `--summary_steps` shows, from the newest batches.
 
-    Activations and gradients are of the variables as the step has left them, and of the
-    towers of the process that writes.
+    Activations and gradients are computed from the variables as the step has left them,
+    by the towers of the process that writes.
     """
 
     images: tf.Tensor  # The first tower's, distorted and standardized.
@@ -87,9 +87,9 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 class Hooks:
     """Calls hooks in their order, and at the end in reverse order.
 
-    Those of the training itself may also have `on_interruption(step)`, when a signal
-    ends the training, and a text `waits_for`, if they wait for other things than the
-    devices. An error in one of the `users`' hooks says which hook it was, and what
+    The training's own hooks may also have a method `on_interruption(step)`, called when
+    a signal ends the training, and a text `waits_for` if they wait for anything but
+    devices. An error in one of the `users`' hooks names the hook, and says what
     `how_to_resume` returns.
     """
 
@@ -108,7 +108,7 @@ class Hooks:
 
     @property
     def waits_for(self) -> str:
-        """What the hook that is being called waits for; empty if it does not say so."""
+        """What the hook that is being called waits for; empty if it does not say."""
         hook = self._called[-1] if self._called else None
         if hook in self._users:
             return f"the hook {type(hook).__name__}"

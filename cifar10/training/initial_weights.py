@@ -1,15 +1,15 @@
 """`--initial_weights`: the values that a training begins with, from elsewhere.
 
-It is `imagenet`, a file that Keras has written, the directory of a run, or the folder
-of one of its checkpoints. Only a training that has no checkpoint yet takes them; a
-resumed one has its own, and does not need the file any more. Layers are matched by
-their names and the shapes of their variables. What can be checked before TensorFlow
-starts does not import it.
+The flag names `imagenet`, a file that Keras has written, the directory of a run, or the
+folder of one of its checkpoints. Only a training that has no checkpoint yet takes these
+values; a resumed one has its own, and does not need the file any more. Layers are
+matched by their names and the shapes of their variables. Checks that need no TensorFlow
+do not import it.
 
 A `.keras` file is a ZIP archive with a description of the model, which may name code to
 run, and with `model.weights.h5`. Only the latter is opened: an HDF5 file with a group
-for each layer. Only arrays in the shapes of their variables are read, and none that is
-in parts, which may be compressed: so a file takes no more memory than these and itself.
+for each layer. Only arrays that have the shapes of variables are read, and none in
+chunks, which may be compressed: this limits the memory that a file can take.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ Layers: TypeAlias = "Mapping[str, list[np.ndarray] | None]"
 
 
 class Found(NamedTuple):
-    """What a source has for a model."""
+    """The weights that a source has for a model."""
 
     source: str  # What to call it.
     layers: "dict[str, list[np.ndarray]]"  # The values of each layer that fits.
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses weights that a model cannot begin with, and a rate for none.
+    """Refuses weights that a model cannot begin with, and a rate without weights.
 
     `requested` is a section of `Config`; `model` and `distortions` are of others.
     """
@@ -76,14 +76,14 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     if distortions not in _OF_ONE_SCALE:
         raise UsageError(
             f"--initial_weights imagenet: --distortions {distortions} scales each "
-            "image by its own mean and deviation,\nand the network was trained on "
-            "pixels, which cannot be restored from it.\nGive --distortions "
+            "image by its own mean and deviation,\nfrom which the pixels that the "
+            "network was trained on cannot be restored.\nGive --distortions "
             f"{' or '.join(_OF_ONE_SCALE)}."
         )
 
 
 def _imagenet_features(model: str) -> Callable[..., Any]:
-    """Returns the function of a model that builds its network of published weights."""
+    """Returns the function that builds a model's network with published weights."""
     features = None if is_code(model) else find_architecture(model).imagenet_features
     if features is None:
         raise UsageError(
@@ -137,7 +137,7 @@ def take_initial_weights(
     """Gives a newly built model the initial weights that `config` names.
 
     `settings` are the content of `config.json`, and `earlier` that of a run without a
-    checkpoint, if there is one. Returns what the user should know.
+    checkpoint, if there is one. Returns messages for the user.
 
     Raises:
         UsageError: The weights cannot be read, or fit no layer.
@@ -166,7 +166,7 @@ def take_initial_weights(
 def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
-    """Reads what the source has for a model of a run with these `settings`."""
+    """Reads the source's weights for a model of a run with these `settings`."""
     from cifar10.input.pictures.arrays import numbered_class_names
 
     name = config.fine_tuning.initial_weights or ""
@@ -207,7 +207,7 @@ def find_weights(
 
 
 def describe_found(found: Found) -> str:
-    """Returns how much was taken, and what is new, in a few names."""
+    """Returns a line on which layers got weights, and which are new."""
     taken, new = [*found.layers], found.new
     lines = (
         f"Starts: from {len(taken)} of {len(taken) + len(new)} layers of "
@@ -224,8 +224,8 @@ def describe_found(found: Found) -> str:
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
     """Returns all but the head of Keras's network, by the names of the model's layers.
 
-    They are in the same order. Keras has made up the names of some of its layers, so
-    names do not match.
+    Both have their layers in the same order, but names do not match, because Keras has
+    made up some of them.
     """
     build_features = _imagenet_features(name)
     with entry_point.drawing():  # Keras shows its download.
@@ -244,7 +244,7 @@ def _of_run(
 ) -> tuple[int, Mapping[str, Any], Layers]:
     """Returns a checkpoint's step, its run's settings and its averages.
 
-    Without a wanted step it is the newest checkpoint.
+    Without a wanted step the newest checkpoint is read.
     """
     import numpy as np
 
@@ -275,7 +275,7 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
     None for one that is not wanted, or has other shapes.
 
     Raises:
-        UsageError: It cannot be read, or is no such file.
+        UsageError: The file cannot be read, or is of another kind.
     """
     import h5py
 
@@ -293,15 +293,15 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
         ) from error
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
-            f"--initial_weights {printable(str(path))}: it cannot be read as a file of "
-            f"Keras's: {printable(reason(error))}.\nIt may be damaged; write or fetch "
-            "it again."
+            f"--initial_weights {printable(str(path))}: it cannot be read as a Keras "
+            f"file: {printable(reason(error))}.\nIt may be damaged; write or fetch it "
+            "again."
         ) from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens the HDF5 file that a file is, or that is in it."""
+    """Opens an HDF5 file, or the one inside a `.keras` file."""
     with files.opened(path, follow=True) as file:
         if path.suffix != ".keras":
             yield file
@@ -332,7 +332,7 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
         if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
             return
         if not isinstance(item, h5py.Dataset):
-            raise TypeError(f"{item.name} is no array")
+            raise TypeError(f"{item.name} is not an array")
         if item.external or item.is_virtual:
             raise ValueError(f"{item.name} is in another file")
         if item.dtype.kind == "f" and not path.startswith(_OPTIMIZER):
@@ -349,8 +349,8 @@ def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the names of a layer and of those it is in, from its variables' path.
 
     A name that Keras made up is the class's and a number, which another process counts
-    anew. The group has such a name too, by the layer's place in the model; the group's
-    is used. A group without variables, even none, is a container of layers.
+    anew. So the name of the group is used, whose number is the layer's place in the
+    model. A group that has no group of variables is a container of layers.
     """
     import h5py
 
@@ -375,5 +375,5 @@ def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
     with np.errstate(over="ignore"):
         in_float32 = [value.astype(np.float32) for value in values]
     if not all(np.isfinite(value).all() for value in in_float32):
-        raise ValueError(f"{arrays[0].name} holds numbers that float32 does not")
+        raise ValueError(f"{arrays[0].name} holds numbers too large for float32")
     return values

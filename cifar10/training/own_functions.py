@@ -15,10 +15,10 @@ _IMAGES, _TOLERANCE = 64, 1e-4  # The latter of float32.
 def with_own(
     compute: Callable, own: fields.Loss, logits: tf.TensorSpec, mixed: bool
 ) -> Callable:
-    """Returns `model.loss`, `compute`, with a program's own loss and metrics.
+    """Returns `compute`, which is `model.loss`, with a program's own loss and metrics.
 
-    If images are `mixed`, the loss gets the parts of their classes. Refuses functions
-    of which N towers would not compute what one does.
+    If images are `mixed`, the loss gets the fractions of their classes. Refuses
+    functions with which N towers would not compute the same as one.
     """
 
     def loss(logits: tf.Tensor, labels: tf.Tensor, penalties: Any) -> dict:
@@ -48,14 +48,14 @@ def with_own(
             raise UsageError(
                 f"{name}: towers divide a batch, so a loss or metric has to be a mean "
                 "over images, or a value\nfor each, from the image's own label and "
-                "logits, without random numbers and variables. For random\nimages this "
-                f"is {value:.6g}, and the mean of halves of them {of_halves:.6g}."
+                "logits, without random numbers and variables. For random\nimages it "
+                f"is {value:.6g}, and the mean over two halves is {of_halves:.6g}."
             )
     return loss
 
 
 def _expected(loss: Any, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns labels, one-hot for losses of Keras that are not called Sparse."""
+    """Returns labels as a loss expects: one-hot for Keras's, but not Sparse ones."""
     is_sparse = type(loss).__name__.startswith("Sparse")
     if hasattr(loss, "get_config") and not is_sparse and labels.dtype.is_integer:
         return tf.one_hot(labels, logits.shape[-1])

@@ -99,10 +99,10 @@ class Validation:
 
     It computes with the averaged variables where they are, on the first tower's device
     and in batches of a tower's size, which fit there because a step does. It reads the
-    state of the training and draws no number, so the steps are those of a training
-    without it. The scores are in the run's folder `eval`; a disk that fails costs the
-    records, with a warning, and nothing else. Of several workers the chief scores, and
-    the others wait for it.
+    state of the training and draws no random number, so the steps are those of a
+    training without it. The scores are in the run's folder `eval`; a disk that fails
+    costs these records, with a warning, and nothing else. Of several workers the chief
+    scores, and the others wait for it.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -175,7 +175,7 @@ class Validation:
 def scored_set(
     training: Training, part: Literal["val", "test"], count: int | None = None
 ) -> ScoredSet:
-    """Returns how a training scores a part of its data, or so many images of it."""
+    """Returns the `ScoredSet` of a part of a training's data, or of `count` images."""
     events = training.train_dir / layout.evaluation_events(part)
     layout.refuse_link(events)
     return ScoredSet(

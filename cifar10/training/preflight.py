@@ -1,7 +1,7 @@
 """What a training refuses before TensorFlow starts, which takes seconds.
 
-Messages on a run that cannot be continued, or need not be, name the commands that lead
-on.
+Messages on a run that cannot be continued, or need not be, name the commands to use
+instead.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ _DATA = "data_fingerprint"
 
 @contextlib.contextmanager
 def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
-    """Keeps other trainings out of the run's directory, and refuses what it can.
+    """Keeps other trainings out of the run's directory, and checks the configuration.
 
-    The training compares everything once more when it knows devices, data and model.
-    Yields the lock, which it takes.
+    The training compares everything once more when it knows devices, data and model,
+    and takes over the lock that this yields.
 
     Raises:
         StoppedError: The run has reached --max_steps already, or ended because its
@@ -135,7 +135,7 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
 def _explained(
     path: Path, differences: dict[str, tuple[Any, Any]], recorded: Mapping[str, Any]
 ) -> str:
-    """Returns where a run has another configuration, and the flags that lead on."""
+    """Returns where a run has another configuration, and which flags to use then."""
     lines = [f"{path} holds a run with another configuration:"]
     ends = f"; --schedule {recorded.get('schedule')} ends there, so it stays"
     lines += [

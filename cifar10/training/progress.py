@@ -33,10 +33,10 @@ class Progress:
     Attributes:
         step: Synchronous updates applied so far.
         left_out: Batches of the input that rollbacks have left out before this step.
-        skipped_steps: Steps among `step` whose update was skipped.
+        skipped_steps: The number of these updates that were skipped.
         early_stopping: The best of the training's own evaluations, if there were any.
         metric_averages: Moving averages of metrics, by name.
-        is_time_up: Whether `max_hours` are over; the step then is the last one.
+        is_time_up: Whether `max_hours` are over, which makes this step the last one.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def hours(self) -> float:
-        """Hours that the run has taken, in earlier processes too, but for lost work."""
+        """Hours that the run has taken, in earlier processes too, without lost work."""
         seconds = self._goodput.seconds()
         return (sum(seconds.values()) - seconds["work lost"]) / HOUR
 
@@ -137,7 +137,7 @@ class Progress:
         return messages
 
     def first_line(self) -> str:
-        """Returns where the run starts."""
+        """Returns a line on where the run starts."""
         run = self._directory.parent
         if self.step:
             epoch, position = self._epoch_and_position()
@@ -191,7 +191,7 @@ class Progress:
         retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
-        """Returns whether the step reached needs no checkpoint, or has one."""
+        """Returns whether the step reached has a checkpoint, or needs none."""
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(

@@ -36,25 +36,25 @@ from cifar10.towers.verification import BOUNDS, proportion
 from cifar10.training.assembly import Training, assemble
 from cifar10.training.periodic import scored_set
 
-# What is compared of a line of the log, and of scores; a prediction that tips over
-# changes a step's precision by far more than rounding does.
+# The values that are compared in a line of the log, and in scores. Not a step's
+# precision: one prediction that changes moves it by far more than rounding does.
 _LOGGED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
 _SCORES = ("precision @ 1", "cross_entropy")
 _PARTS: tuple[Literal["val", "test"], ...] = ("val", "test")
 # Another processor rounds otherwise: a few images may change their class.
 _BOUND_OF_SCORES = 1e-3
-# Where sums are added in another order, rounding grows as trainings do: so many steps
-# after a checkpoint, only what is of another size is told from it (docs/auditing.md).
+# Where sums are added in another order, rounding errors grow: from this many steps
+# after a checkpoint on, only gross differences are detected (docs/auditing.md).
 _STEPS_OF_BOUND = 20
 _BOUNDS = BOUNDS | {"float16": 0.1, "bfloat16": 0.1}  # Those of one step are 0.05.
 _LATER_BOUND = 0.5
-# A gradient's norm so many times the median of the steps before it is a jump.
+# A gradient's norm this many times the median of the steps before it is a jump.
 _JUMP = 5.0
 _STEPS_OF_MEDIAN = 50
 
 
 class Difference(NamedTuple):
-    """How far a recomputed step is from what the run has of it."""
+    """How far a recomputed step is from the run's records of it."""
 
     step: int
     place: str  # Where the run has it: `log`, `checkpoint` or `scores`.
@@ -78,12 +78,12 @@ class Replay:
         saved: The steps of its checkpoints.
         training: The assembled training.
         step: The step reached.
-        bound: The largest difference that is no other computation. It is 0 where the
-            same bits are to be expected, on the same kind of machine.
+        bound: The largest difference that rounding explains. It is 0 where bitwise
+            equality is to be expected, on the same kind of machine.
 
     Raises:
         UsageError: The run's data or model has changed, or its images cannot be divided
-            among so many towers.
+            among this number of towers.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Replay:
                     return
 
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
-        """Compares the step reached, and its metrics, with all that the run has of it.
+        """Compares the step reached, and its metrics, with the run's records of it.
 
         The replay goes on from the run's checkpoint, if there is one.
         """
@@ -223,7 +223,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """What the run has recorded of its scores on a part, and how it scored."""
+        """The recorded scores of the run on each part, and the set that was scored."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS
@@ -311,16 +311,16 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles the training of a run; refuses what would be another one."""
+    """Assembles the training of a run; refuses if it would be another training."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])
-    # As many batches as the run had, so that each has the same images; or else other
-    # ones, in a model without batch norm and dropout.
+    # As many batches as the run had, so that each has the same images. Only a model
+    # without batch norm and dropout may have another number.
     divides = batches % towers == 0
     parts = counted(batches, "batch", "batches")
     impossible = UsageError(
-        f"--num_gpus {towers}: so many towers cannot share a step of the run, {parts} "
+        f"--num_gpus {towers}: {towers} towers cannot share a step of the run, {parts} "
         f"with {size:,} images in all.\nTheir number has to divide {batches}; only in "
         "a model without batch norm and dropout, which depend on\nthe images of a "
         f"batch, may it divide {size:,} instead."
@@ -345,8 +345,8 @@ def _assemble(
             f"{name} was {old!r}, now {new!r}" for name, (old, new) in found.items()
         )
         raise UsageError(
-            f"The run was trained on something else: {'; '.join(changed)}.\nBring it "
-            "back; data that has moved is named by --data_dir."
+            f"The run was trained on something else: {'; '.join(changed)}.\nRestore "
+            "that; if the data has moved, give its place as --data_dir."
         )
     return training
 
@@ -354,11 +354,11 @@ def _assemble(
 def _numbers(
     names: Iterable[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields those of the names that both have, and their values."""
+    """Yields the names that both have, with both values."""
     for name in set(names).intersection(ours, theirs):
         yield name, _as_logged(ours[name]), _as_logged(theirs[name])
 
 
 def _as_logged(value: Any) -> float:
-    """Returns what a log has of a metric; NaN in place of what it cannot hold."""
+    """Returns a metric as a log holds it; NaN in place of values that it cannot."""
     return value if isinstance(value, float) and np.isfinite(value) else np.nan

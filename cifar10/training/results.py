@@ -3,9 +3,9 @@
 Reading a number waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
 
-`update.py` has applied nothing of a step that is not finite when its numbers are read.
-So its towers can be computed again, to name the variables, and the state before it can
-be saved.
+`update.py` has applied nothing of a step that is not finite. So when its numbers are
+read, its towers can be computed again, to name the variables, and the state before it
+can be saved.
 """
 
 import math
@@ -32,8 +32,8 @@ _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 # A few bad images do not spoil this many steps in a row: no later update would succeed.
 MOST_SKIPPED_IN_A_ROW = 10
 
-# A cross entropy above twice its average plus about what guessing among ten classes
-# costs is not noise: batches of only 8 images stay below twice their average plus 0.4.
+# A cross entropy above twice its average plus this is not noise: batches of only 8
+# images stay below twice their average plus 0.4. Guessing among ten classes costs 2.3.
 _RISE = 2.0
 _STEPS_BETWEEN_WARNINGS = 100  # A training that is unstable stays so for a while.
 
@@ -82,7 +82,7 @@ class Results:
         self._pending = []
 
     def wait(self) -> None:
-        """Waits for the devices, so that their time is not counted to what follows."""
+        """Waits for the devices, so that their time does not count for what follows."""
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
@@ -121,8 +121,8 @@ class Results:
         if newest.get("loss_scale", 1.0) < 1.0:
             raise NeverFiniteError(
                 step,
-                "the gradients are not finite in float16 however little the loss is "
-                "scaled",
+                "the gradients are not finite in float16 however small the loss scale "
+                "is",
             )
         self._skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
@@ -144,7 +144,7 @@ class Results:
             )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
-        """Names a tower whose loss is not finite, or else the gradients' norm."""
+        """Names a tower whose loss is not finite, or else a norm that is not finite."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
             name = self._tower_names[tower]
             return f"the loss of tower {tower} ({name}) is {losses[tower]}"
@@ -246,7 +246,7 @@ class NotFinitePolicy:
         return found
 
     def _advice(self, first: int, last: int) -> str:
-        """Returns what helps against a number that is not finite at these steps."""
+        """Returns advice against a number that is not finite at these steps."""
         rate = self._training.config.update.learning_rate
         how = (
             f"A lower --learning_rate than {rate}, "

@@ -41,7 +41,7 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 class TensorBoard:
     """The hook that writes the events of a training to TensorBoard's files and the log.
 
-    A failing disk causes a warning, and what is logged is lost until it works again.
+    A failing disk causes a warning, and loses what is logged until it works again.
     """
 
     waits_for = "the disk of the summaries"
@@ -123,7 +123,7 @@ class TensorBoard:
             self._writer = None  # The next event file is another: this may be torn.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Opens an event file unless one is open, after the step that a run resumes."""
+        """Opens an event file unless one is open; drops what a resumed run repeats."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
@@ -152,8 +152,8 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 class Summaries:
     """The hook that computes summaries, and notifies the other hooks of them.
 
-    They take at most 5 % of the time: those of a step are left out if the time since
-    the last ones is less than 20 times what these took.
+    They take at most 5 % of the time: a step has none if the time since the last ones
+    is less than 20 times what these took.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -256,9 +256,9 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     """Returns a view of a model that also returns its layers' activations.
 
     Its outputs are the logits and then those of the layers that have weights or are
-    activations, whose names come with it; as in the tutorial, that of a convolution
-    before max pooling and ReLU is shown after ReLU and before the pooling. A layer that
-    another model had first is left out, since Keras gives its output there. None for a
+    activations; their names come with it. As in the tutorial, a convolution before max
+    pooling and ReLU is shown after ReLU and before the pooling. A layer that another
+    model had first is left out, since Keras gives its output there. Returns None for a
     model that is not a graph of layers: Keras does not know its inner tensors.
     """
     if not is_graph(model):
@@ -288,7 +288,7 @@ def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
-    """Returns a layer's output, after ReLU where that comes next but for a pooling."""
+    """Returns a layer's output; applies a ReLU that comes after the next pooling."""
     following = {id(layer.input): layer for layer in model.layers}
     pooling = following.get(id(layer.output))
     if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(

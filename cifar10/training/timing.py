@@ -1,4 +1,4 @@
-"""Where the time of a run goes: into which parts, and how fast its steps are."""
+"""Measures where the time of a run goes, and how fast its steps are."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ class Goodput:
     """Divides the wall time of a run into parts, such as training and saving.
 
     Time is counted from `began`, the start of the program. The part "start" includes
-    tracing, and "following" what hooks do between two steps. Each line of
+    tracing; "following" is the work of hooks between two steps. Each line of
     `metrics.jsonl` has the seconds of every part so far. A process that resumes a run
     continues from the last line; the time between two processes is not counted.
     """
@@ -61,9 +61,9 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds of the steps, and those that they waited for input.
+        """Returns the seconds spent in steps, and how many of them waiting for input.
 
-        It is a clock that stands still outside of steps, as during tracing or saving.
+        Time outside of steps, as during tracing or saving, does not count.
         """
         self.enter(self._part)
         steps = sum(self._seconds[part] for part in _STEPPING)
@@ -172,7 +172,7 @@ class Throughput:
         return float(rate)
 
     def timed(self) -> TimedSteps:
-        """Returns how long all steps took that were counted so far."""
+        """Returns how long all steps counted so far took."""
         if not self._counted:
             return self._earlier
         seconds, waiting = np.subtract(self._goodput.stepping(), self._began)
@@ -188,5 +188,5 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """Returns a number with the digits that mean something; of a time, three do."""
+    """Formats a number, rounded to `digits` significant digits."""
     return f"{float(f'{value:.{digits}g}'):,.15g}"

@@ -41,7 +41,7 @@ def train(
         hooks: Objects with methods for the events of `hooks.Hook`.
         dataset: The data set; None for the one that `config.dataset.data` names.
         lock: Keeps other trainings out of the run's directory, as
-            `preflight.locked_run` yields it; None to do so here.
+            `preflight.locked_run` yields it; None to lock it here.
         began: When the program began, by `time.perf_counter`; None for now.
 
     Returns:

@@ -29,8 +29,8 @@ _SECONDS_TO_STOP = 1.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 _PACKAGE = Path(__file__).parents[1]
-# What a step waits for in a part of the run's time; in the others, for its devices or
-# the other workers.
+# What a step waits for, by the part of the run's time; in parts that are not here it
+# waits for its devices or the other workers.
 _WAITS = {"input": "its input", "saving": "the disk of the checkpoints"}
 
 
@@ -73,7 +73,7 @@ class Watchdog:
         self._step, self._ended = step, now
 
     def on_start(self, run: object) -> None:  # noqa: ARG002
-        """Begins to watch this thread; after a rollback it already does."""
+        """Starts watching this thread, unless it already does after a rollback."""
         if self._thread is None:
             self._watched = threading.get_ident()
             self._thread = threading.Thread(
@@ -110,7 +110,7 @@ class Watchdog:
                 self._report(taken, doing, ends=ends)
 
     def _doing(self) -> tuple[float | None, bool]:
-        """Returns what distinguishes a step, the evaluation after it, and the next."""
+        """Returns a value that changes when a step or an evaluation begins or ends."""
         return self._ended, self._loop.goodput.part == "evaluation"
 
     def _report(

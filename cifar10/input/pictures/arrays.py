@@ -23,9 +23,9 @@ from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
-# The arrays of a file may take as much as that whatever the file's size, and a hundred
-# times its size if that is more: real pictures become smaller by less. Grey ones then
-# take three times as much.
+# The arrays of a file may take this many bytes, or a hundred times the file's size if
+# that is more: real pictures are compressed less. Grey ones then take three times as
+# much.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
@@ -77,7 +77,7 @@ def array_dataset(
         found: `x_train` and `y_train`, and so on, of one part or several.
         where: Where they are, for messages.
         name: As in `config.json`.
-        directory: What finds them again; None if nothing does.
+        directory: Where they are found again; None if they were only in memory.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
@@ -164,7 +164,7 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
 
 
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
-    """Returns the labels of so many images as int32 [count]."""
+    """Returns the labels of `count` images as int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
         is_one_hot = array.ndim == 2 and array.shape[1] > 1
         raise UsageError(

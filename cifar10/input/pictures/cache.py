@@ -1,8 +1,8 @@
 """A folder of the cache, which holds prepared pictures.
 
 Somebody else may have put links, pipes or other files there. So the folder is used only
-if it and its parent are this user's alone, and no links. Nothing is ever written into
-an existing file, and only files with names of ours are removed.
+if it and its parent are this user's alone, and not links. Nothing is ever written into
+an existing file, and only files with names of this package are removed.
 """
 
 import contextlib
@@ -56,13 +56,13 @@ def opened(home: Path) -> Iterator[None]:
         name = Path(str(error.filename or home)).name
         raise UsageError(
             f"The prepared pictures in {printable(str(home))} cannot be read or "
-            f"written: {printable(name)}: {reason(error)}.\nMend that and start again "
+            f"written: {printable(name)}: {reason(error)}.\nFix that and start again "
             "to continue with them, or set XDG_CACHE_HOME to another folder of yours."
         ) from error
 
 
 def _make_own(path: Path) -> None:
-    """Makes a folder that is this user's alone, or refuses what is there."""
+    """Makes a folder that is this user's alone; refuses anything else there."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     about = path.lstat()
@@ -80,7 +80,7 @@ def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
-    """Removes the files that this package names from a folder, except some."""
+    """Removes files with names of this package from a folder, except those kept."""
     for path in folder.iterdir():
         is_ours = _OURS.fullmatch(path.name) and path.name not in kept
         if is_ours and path.is_file() and not path.is_symlink():
@@ -95,9 +95,9 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Returns the values of a description; None unless it is whole and of a type.
+    """Returns the values of a description; None unless it is whole and fits a schema.
 
-    The type is one that `is_a` checks.
+    The schema is a type that `is_a` checks.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")

@@ -30,15 +30,15 @@ from PIL.WebPImagePlugin import WebPImageFile
 from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
-# More than cameras have; a small file may claim any number. Decoding takes up to 12
-# bytes per pixel, 600 MB in all.
+# More pixels than cameras have; a small file may claim any number. Decoding takes up to
+# 12 bytes per pixel, 600 MB in all.
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 50_000_000
-# Of the processor, for one picture; the largest photographs take about one. Files of
-# very many parts, such as a JPEG file's scans, would take minutes.
+# Processor time for one picture; the largest photographs take about one second. Files
+# of very many parts, such as a JPEG file's scans, would take minutes.
 MAX_SECONDS = 10.0
-# Pillow asks for this much of a file at a time, and the time is taken then: less than
-# a scan of a JPEG file usually has.
+# Pillow reads this many bytes at a time, and the clock is checked at each read. A scan
+# of a JPEG file usually has more.
 _READ_BYTES = 4096
 # Strips or tiles of a TIFF file, which are decoded without reading by Pillow.
 _MAX_TILES = 20_000
@@ -80,7 +80,7 @@ class UnreadableError(PictureError):
 
 
 def read(path: Path, name: str = "") -> bytes:
-    """Reads the file of an image, to at most one byte more than it may have.
+    """Reads the file of an image, at most one byte beyond the size allowed.
 
     Messages call it by its name, or by its path.
     """

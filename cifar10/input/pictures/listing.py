@@ -1,7 +1,7 @@
 """The list of pictures that a data set is made of.
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
-`test/CLASS/...` and, for what a training decides, `val/CLASS/...`. `val` may be called
+`test/CLASS/...` and, for a training's decisions, `val/CLASS/...`. `val` may be called
 `validation`, and without `test` it is the test part. Nothing is opened here but
 folders.
 """
@@ -20,7 +20,7 @@ from typing import TypeAlias
 from cifar10.errors import UsageError, counted, first_few, printable, reason
 from cifar10.input.records import WITHOUT_VAL, Split
 
-# The ends of pictures' names; files with other names are left alone. Those of the
+# The suffixes of pictures; files with others are left alone. Files with a suffix of the
 # second line are not read, but must not be lost in silence: they count as bad unless
 # they hold a picture of another kind.
 _ENDS = {
@@ -42,7 +42,7 @@ _LAYOUTS = (
     "train/ and test/ that have them."
 )
 
-# Path within the folder, with /, which names the picture; bytes, -1 if it is no file;
+# Path within the folder, with /, which names the picture; bytes, -1 if not a file;
 # time of change in nanoseconds. Named tuples would take three times as long.
 File: TypeAlias = tuple[str, int, int]
 
@@ -113,10 +113,10 @@ def list_folder(directory: Path) -> Listing:
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
-    """Returns a folder's pictures, its folders, notes, and other files by their ends.
+    """Returns a folder's pictures, its folders, notes, and other files by suffix.
 
-    The folders come with why they cannot be read, as a disk's `lost+found` beside the
-    parts, or "" if they can. A folder is read once, whatever links lead to it.
+    Each folder comes with the reason why it cannot be read, as with a disk's
+    `lost+found`, or "" if it can. A folder is read once, whatever links lead to it.
     """
     pictures: list[File] = []
     visited: dict[str, str] = {}

@@ -46,13 +46,13 @@ HASHED_BYTES = 256_000_000
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
 
-# One for each core, and one for when another waits for the disk. More only wait for
-# Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
+# A thread for each core, and one for when another waits for the disk. More threads only
+# wait for Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
-# The SHA-256 of its records, and why pictures are left out, by their paths. The SHA-256
-# is empty if the fault may not be in the picture: the next start decodes it again.
+# A shard's SHA-256, and why pictures are left out, by their paths. The SHA-256 is empty
+# if the fault may not be in the picture: then the next start decodes the shard again.
 _Shard: TypeAlias = tuple[str, dict[str, str]]
 # The SHA-256 of each block of a part's records, part by part.
 _Hashes: TypeAlias = list[list[str]]
@@ -64,7 +64,7 @@ class Shards:
     """The pictures of a list, prepared in a folder of the cache.
 
     Args:
-        home: That folder, a different one for each source of pictures and each size.
+        home: The folder of the cache, one for each source of pictures and each size.
         source: The folder that the pictures are in.
         listed: The pictures.
         parts: str [count], the part of each picture.
@@ -141,8 +141,8 @@ class Shards:
                     (self._home / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(
                     f"The prepared pictures in {printable(str(self._home))} were "
-                    "damaged: they are not what had been prepared.\nStart again to "
-                    "have them prepared again."
+                    "damaged: their hashes do not match.\nStart again to have them "
+                    "prepared again."
                 )
         return images
 
@@ -151,7 +151,7 @@ class Shards:
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
     def _read_manifest(self) -> _Manifest:
-        """Returns the manifest, with those of the shards that have a file."""
+        """Returns the manifest, without the shards whose file is missing."""
         empty: _Manifest = ({}, {})
         shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
         if not {*map(len, hashes.values())} <= {2, 3}:  # Of parts.
