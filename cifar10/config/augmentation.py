@@ -52,7 +52,8 @@ _WHERE = "augmentation of the recipe"
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Returns the values of each part that is declared; refuses invalid ones.
 
-    An image is mixed in one way at most, so these probabilities add up to at most 1.
+    An image is mixed in one way at most, so the probabilities of `mixup` and `cutmix`
+    add up to at most 1.
     """
     parts = {}
     for name, given in (declared or {}).items():

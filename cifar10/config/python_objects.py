@@ -21,7 +21,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
             raise UsageError(
-                f"{name} {kind.__name__}: it is a class. Give an object of it, as in "
+                f"{name} {kind.__name__}: it is a class. Give an instance, as in "
                 f"{name}={kind.__name__}()."
             )
     given, optimizer = dict(given), given.get("optimizer")

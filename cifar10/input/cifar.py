@@ -30,9 +30,9 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
             stand-in otherwise.
         data_dir: Folder that contains the files, their folder or the archive. It is
-            only read: a folder without a data set is refused. Without it, the data set
-            is looked for and downloaded to the folder that the environment variable
-            CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
+            only read: a folder without a data set is refused. None for the folder that
+            the environment variable CIFAR10_DATA_DIR names, by default
+            ~/.cache/cifar10, to which a missing data set is downloaded.
         data_url: URL of the archive, or of the folder that it is in.
     """
     if data_url:

@@ -29,8 +29,8 @@ def divided(
 ) -> tuple[np.ndarray, str]:
     """Divides images into parts.
 
-    A run keeps its limits in `config.json`, and by them no image that it was trained on
-    is ever scored, whatever was added since.
+    A run keeps its limits in `config.json`, so that no image that it was trained on is
+    ever scored, whatever was added since.
 
     Args:
         names: The names of the images, such as the paths of pictures.

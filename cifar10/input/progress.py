@@ -14,7 +14,7 @@ _LOG_SECONDS = 10.0
 def progress(
     what: str, unit: str, total: int, start: int, *, unit_size: int = 1
 ) -> Iterator[Callable[[int], None]]:
-    """Gives a function that prints on stderr, now and then, how much is done.
+    """Yields a function that prints on stderr, now and then, how much is done.
 
     Args:
         what: Begins the line.

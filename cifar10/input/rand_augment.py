@@ -29,8 +29,8 @@ _LOST_BITS = 4  # Of 8.
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
 _FILL = 128.0
 _VALUES = 256
-# Processors round a blend differently, by less than this. A whole magnitude leaves more
-# than this to the next whole value: a hundredth at least.
+# Added before a blend is rounded down. Processors differ by less; a blend by a whole
+# magnitude that is not a whole value is a hundredth or more below the next one.
 _ROUNDING = 1 / 512
 # Weights of red, green and blue in Pillow's grey, in parts of 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)

@@ -1,7 +1,7 @@
 """The networks of `keras.applications`, for images as this package scales them.
 
 Each was trained on images of its own scale, that of Keras's `preprocess_input`. So the
-model begins with a layer that turns our images back into pixels, and with that
+model begins with a layer that turns our images back into pixels, followed by that
 function: it computes what Keras's network computes, and published weights fit.
 """
 

@@ -182,7 +182,7 @@ def _leads_back(link: Path, root: Path) -> bool:
 
 
 def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
-    """Groups pictures by the folders within `top`; those directly there are at ""."""
+    """Groups pictures by the folders within `top`; those directly in it are at ""."""
     start = len(f"{top}/") if top else 0
     found: dict[str, list[File]] = {}
     for file in files:
