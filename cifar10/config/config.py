@@ -250,7 +250,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(
             f"--recipe {name}: there is no such recipe and no such file."
-            f"{did_you_mean(name, known)} Known are {', '.join(known)}."
+            f"{did_you_mean(name, known)} There are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(

@@ -251,7 +251,7 @@ def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
         fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."
         yield Advice("TensorFlow was built without CUDA.", fix)
     if facts.get(LIBRARIES, {}).get("cuDNN", [9, 24]) < [9, 24]:
-        text = "cuDNN is older than 9.24, so --xla finds no convolutions."
+        text = "cuDNN is older than 9.24, so --xla cannot compile convolutions."
         # Nobody can have both: a cuDNN for XLA has no code for old GPUs.
         other = "" if _has_old_gpu(facts) else f", or pip install '{NEW_CUDNN}'"
         fix = f"Train without --xla, which is the default{other}."

@@ -258,8 +258,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     Its outputs are the logits and then those of the layers that have weights or are
     activations; their names come with it. As in the tutorial, a convolution before max
     pooling and ReLU is shown after ReLU and before the pooling. A layer that another
-    model called first is left out, since Keras gives its output in that model. Returns
-    None for a model that is not a graph of layers: Keras does not know its inner tensors.
+    model called first is left out, since Keras gives its output in that model. None for
+    a model that is not a graph of layers: Keras does not know its inner tensors.
     """
     if not is_graph(model):
         return None
