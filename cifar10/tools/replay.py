@@ -123,8 +123,8 @@ def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
     worst = found[-1] if differs else max(found, key=lambda one: one.largest)
     verdict = "The run has something else." if differs else "The run has the same."
     print(
-        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
-        f"{worst.largest:.2g}, of {worst.name} in the {worst.place} of step "
+        f"Steps {first:,} to {replay.step:,}: the largest difference is "
+        f"{worst.largest:.2g} (relative), of {worst.name} in the {worst.place} of step "
         f"{worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
     )
     return 1 if differs else 0

@@ -110,7 +110,7 @@ def forecast_line(steps: int, seconds: float) -> str:
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {format_duration(seconds)} for the {steps:,} steps left."
-    line = f"{about} Ctrl-C saves; starting again continues."
+    line = f"{about} Ctrl-C saves; restarting continues."
     if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
         native = hardware.has_bfloat16(["/cpu:0"])
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
