@@ -195,9 +195,9 @@ class Dataset(Checked):
             cut (default: 64)
         validation_fraction: fraction of your pictures that is the test part, if they
             have no folder test or val
-        val_fraction: fraction of the images outside of a given test part to hold out
-            as the part val, if there is none; it decides what is best and when to stop
-            (default: none, so the test part decides)
+        val_fraction: fraction of the images, not counting a given test part, to hold
+            out as the part val, if there is none; it decides what is best and when to
+            stop (default: none, so the test part decides)
         max_bad_images: fraction of your pictures that may be damaged, and is left out;
             the training does not start with more
         corrections: CSV of training pictures to leave out or to move to other classes,
