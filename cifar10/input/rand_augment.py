@@ -10,7 +10,6 @@ Not Keras's `RandAugment`: it draws one operation for all images of the batch th
 given, and equalizes them by their common histogram.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -74,23 +73,23 @@ def change(
     """
     strength = magnitude / _HIGHEST_MAGNITUDE
     operations = [
-        functools.partial(operation, strength=signed)
+        (operation, signed)
         for operation in _CHANGES.values()
         for signed in (strength, -strength)
     ]
     kinds = 2 * chosen + tf.cast(negative, tf.int64)  # GPUs compute no int32.
     if "GPU" in tf.identity(images).device:
         changed = images
-        for kind, operation in enumerate(operations):
+        for kind, (operation, signed) in enumerate(operations):
             is_kind = (kinds == kind)[:, None, None, None]
-            changed = tf.where(is_kind, operation(images), changed)
+            changed = tf.where(is_kind, operation(images, signed), changed)
         return changed
     places = tf.dynamic_partition(
         tf.range(images.shape[0]), tf.cast(kinds, tf.int32), len(operations)
     )
     parts = [
-        operation(tf.gather(images, place))
-        for operation, place in zip(operations, places, strict=True)
+        operation(tf.gather(images, place), signed)
+        for (operation, signed), place in zip(operations, places, strict=True)
     ]
     return tf.ensure_shape(tf.dynamic_stitch(places, parts), images.shape)
 
