@@ -31,7 +31,7 @@ its files cannot be read. The best score is that on val, if there is such a part
 The age of a run is that of its newest checkpoint or line of a log.
 """
 # The files whose newest change is that of the run; others are written by any command.
-_OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
+_OF_A_TRAINING = (layout.METRICS, checkpoints.MANIFEST)
 _PRUNE = "show what removing these runs would remove; with --yes, remove it"
 
 
@@ -92,6 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
                 size += file.st_size
                 if name in _OF_A_TRAINING:
                     changed = max(changed, file.st_mtime)
+    changed = changed or (path / layout.CONFIG).lstat().st_mtime
     try:
         progress = _progress(path, run_config.read_run_config(path))
     except (UsageError, checkpoints.DamagedError, FileNotFoundError) as error:

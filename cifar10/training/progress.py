@@ -213,9 +213,13 @@ class Progress:
             facts={**self._facts(), **facts},
         )
 
+    def last_saved(self) -> int | None:
+        """Returns the step of the last checkpoint, if there is one."""
+        return max(checkpoints.steps(self._directory), default=None)
+
     def has_checkpoint(self) -> bool:
         """Returns whether there is a checkpoint to go back to; only the chief knows."""
-        return not self._writes or bool(checkpoints.steps(self._directory))
+        return not self._writes or self.last_saved() is not None
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""

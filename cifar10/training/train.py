@@ -94,12 +94,16 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
     fresh, determining = config.run.fresh, training.determining()
     earlier = preflight.check_run(training.train_dir, determining, fresh=fresh)
     taken = ""
-    resumes = not fresh and loop.progress.has_checkpoint()
-    if config.fine_tuning.initial_weights and not resumes:
+    saved = None if fresh else loop.progress.last_saved()
+    if config.fine_tuning.initial_weights and saved is None:
         taken = initial_weights.take_initial_weights(
             config, training.towers.state, settings, earlier
         )
-    note = starting.start_run(training.train_dir, settings, earlier, lock, fresh=fresh)
+    note: str | None = ""
+    if saved is None or saved <= config.run.max_steps:  # Else there is nothing to do.
+        note = starting.start_run(
+            training.train_dir, settings, earlier, lock, fresh=fresh
+        )
     restored = [*loop.progress.restore(), loop.progress.first_line()]
     more = (validation.first_line, note or "", taken)
     return [*first_lines(training), *map(wrap, more), *restored]

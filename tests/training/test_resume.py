@@ -227,3 +227,13 @@ def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
         process.communicate()
     assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_shorter_end_than_the_last_checkpoint_leaves_the_run_as_it_is(
+    tmp_path, stand_in_dir
+):
+    """Its `config.json` would say that it has more steps than there are."""
+    run_to_the_end(tmp_path, stand_in_dir, max_steps=4)
+    before = (tmp_path / "config.json").read_bytes()
+    assert "Nothing to do" in run_to_the_end(tmp_path, stand_in_dir, max_steps=2)
+    assert (tmp_path / "config.json").read_bytes() == before
