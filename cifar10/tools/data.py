@@ -196,8 +196,8 @@ def _on_duplicates(
 ) -> Iterator[str]:
     held_out = "held-out picture is", "held-out pictures are"
     if nearly:
-        some = counted(len(nearly), *held_out)
-        yield f"{some} nearly the same as a training picture:"
+        some = counted(len(nearly), "held-out picture")
+        yield f"{some} may be nearly the same as a training picture; look at them:"
         yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
         yield "no two pictures pixel for pixel"

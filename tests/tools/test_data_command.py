@@ -142,7 +142,7 @@ def test_a_test_picture_that_is_nearly_trained_on_is_found(tmp_path):
     ]
     assert duplicates["nearly"] == nearly
     assert ["train/cat/3.png", "test/cat/6.png"] in duplicates["groups"]
-    assert "2 held-out pictures are nearly" in section(shown(folder), "The same")[0]
+    assert "2 held-out pictures may be nearly" in section(shown(folder), "The same")[0]
 
 
 def test_sheet_shows_pictures_of_each_class(photos, tmp_path, cache):

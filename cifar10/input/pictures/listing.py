@@ -105,7 +105,9 @@ def list_folder(directory: Path) -> Listing:
         lack = counted(len(empty), "folder has", "folders have")
         notes.append(f"{lack} no pictures: {_some(empty)}")
     if left_out := +left_out:
-        kinds = ", ".join(f"{n:,} {end}" for end, n in left_out.most_common(4))
+        shown = dict(left_out.most_common(4))
+        shown["more"] = left_out.total() - sum(shown.values())
+        kinds = ", ".join(f"{n:,} {end}" for end, n in shown.items() if n)
         total = counted(left_out.total(), "file is", "files are")
         notes.append(f"{total} left out ({kinds})")
     names, notes = [*map(printable, classes)], [*map(printable, notes)]
@@ -157,7 +159,7 @@ def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[st
             elif entry.is_symlink() and not mode:
                 dangling.append(name)
             else:
-                left_out[end] += 1
+                left_out[Path(name).suffix[1:].lower() or "without an ending"] += 1
         waiting += reversed(folders)
     if dangling:
         lead = counted(len(dangling), "link leads", "links lead")

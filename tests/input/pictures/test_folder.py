@@ -178,11 +178,12 @@ def test_the_fingerprint_is_of_pixels_labels_and_classes(tmp_path, cache):
 def test_what_is_no_picture_is_told(pictures, cache):
     (pictures / "empty").mkdir()
     (pictures / "broken").symlink_to("nowhere")
-    (pictures / "cat/README").touch()
+    for name in ("README", "a.pdf", "b.PDF", "c.db", "d.txt", "e.md", ".f"):
+        (pictures / "cat" / name).touch()
     assert find(pictures, cache).notes[:3] == [
         "1 link leads to nothing: broken",
         "1 folder has no pictures: empty",
-        "1 file is left out (1 readme)",
+        "7 files are left out (2 pdf, 1 hidden, 1 without an ending, 1 db, 2 more)",
     ]
 
 
