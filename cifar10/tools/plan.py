@@ -127,7 +127,7 @@ def _text(found: Mapping[str, Any]) -> str:
     fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
     if not fitting:
         least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
-        advice = f"None of these fits {room}; the least is {least}.\nGive a smaller "
+        advice = f"Of these, none fits {room}; the least is {least}.\nGive a smaller "
         advice += "--batch_size, and --accumulate to make up for it."
     elif not fitting[0]:
         advice = f"A step fits {room} as it is, with --sections 1."
