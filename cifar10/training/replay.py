@@ -147,6 +147,11 @@ class Replay:
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
         """Yields the batches of each step up to `last`, for `advance`."""
         training = self.training
+        if last > (most := training.config.run.max_steps):
+            raise UsageError(
+                f"The run has step {last:,}, and its {layout.CONFIG} says max_steps is "
+                f"{most:,}: what was computed after is unknown.\nRestore max_steps."
+            )
         while self.step < last:
             stage = training.config.stage(self.step)
             if stage != self._stage:

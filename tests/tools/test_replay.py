@@ -100,6 +100,17 @@ def test_other_data_is_named(copied):
         replay.main(argparse.ArgumentParser(), words)
 
 
+def test_fewer_steps_than_the_run_has_are_named(copied, capsys):
+    path = copied / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_steps": 12}))
+    trusted = ["--trust_model", runs.SMALL]
+    with pytest.raises(UsageError, match=r"(?s)step 13, .* max_steps is 12"):
+        called(replay, capsys, copied, "--steps", "12:13", *trusted)
+    with pytest.raises(UsageError, match="max_steps"):
+        called(audit, capsys, copied, *trusted)
+    assert called(replay, capsys, copied, "--steps", "11:12", *trusted)[0] == 0
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     """A run on dark and bright images, one of which is bright and called dark."""
