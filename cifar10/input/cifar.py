@@ -61,8 +61,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                     return _stand_in(reason, home)
                 raise type(error)(
                     f"{problem}\nPut {archive.name} or its folder {archive.folder} "
-                    "there, give a mirror as --data_url or another folder as "
-                    "--data_dir, or use --data synthetic."
+                    "there, or give another folder as --data_dir. A training also "
+                    "takes a mirror as --data_url, or --data synthetic."
                 ) from error
         return _checked(name, folder, f"{title} in {folder}")
 

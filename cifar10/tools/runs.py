@@ -85,7 +85,10 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns the run in a directory, or None if `config.json` is another program's."""
     size, changed = 0, 0.0
-    for folder, _, names in os.walk(path):
+    for folder, inner, names in os.walk(path):
+        if layout.CONFIG in names and folder != str(path):
+            inner.clear()  # Another run, which counts for itself.
+            continue
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # A training deletes some.
                 file = Path(folder, name).lstat()

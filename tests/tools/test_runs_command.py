@@ -116,6 +116,14 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert listed(folder / "stopped").keys() == {"."}
 
 
+def test_a_run_within_another_counts_once(folder):
+    alone = listed(folder)["stopped"]["bytes"]
+    shutil.copytree(folder / "lost", folder / "stopped/within")
+    found = listed(folder)
+    assert found["stopped"]["bytes"] == alone
+    assert found["stopped/within"]["bytes"] == found["lost"]["bytes"]
+
+
 def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
