@@ -89,7 +89,8 @@ def read(name: str) -> list[tuple[str, str, str]]:
         rows = csv.DictReader(lines, delimiter=separator, restval="", strict=True)
         return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
     except (OSError, ValueError, KeyError, csv.Error) as error:
+        why = f"no column {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(
-            f"--corrections {name} cannot be read: {reason(error)}.\nIt is a CSV file "
-            "with the columns picture and class."
+            f"--corrections {name} cannot be read: {why}.\nIt is a CSV file whose "
+            "first line is picture,class or picture,class,label."
         ) from error

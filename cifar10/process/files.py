@@ -104,7 +104,7 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
         with opened(path) as file:
             is_ours = mark.encode() in file.read(_MARK_BYTES)
     except OSError as error:
-        raise _unwritable(path, flag, error) from error
+        raise unwritable(path, flag, error) from error
     if not is_ours:
         raise UsageError(
             f"{flag} {path} exists already and is not a {kind}.\nName another place, "
@@ -117,10 +117,11 @@ def write_output(path: Path, flag: str, content: bytes) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise _unwritable(path, flag, error) from error
+        raise unwritable(path, flag, error) from error
 
 
-def _unwritable(path: Path, flag: str, error: OSError) -> UsageError:
+def unwritable(path: Path, flag: str, error: OSError) -> UsageError:
+    """Returns the error to raise for a place that cannot be written."""
     return UsageError(
         f"{flag} {path} cannot be written: {reason(error)}.\nFree space there and make "
         "it writable, or name another place."

@@ -76,6 +76,13 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        ending = Path(self.output).suffix
+        # Digits are a version, as in model-1.5.
+        if ending not in _SUFFIXES and ending.strip(".0123456789"):
+            raise UsageError(
+                f"--output {self.output}: {ending} is the ending of no format.\nLet it "
+                f"end in {', '.join(_SUFFIXES)}, or in none for a SavedModel's folder."
+            )
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
@@ -188,7 +195,8 @@ def _temporary(output: Path) -> Iterator[Path]:
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
-            f"Make {output.parent} writable, free space there, or name another place."
+            f"Create {output.parent}, make it writable, free space there, or name "
+            "another place."
         ) from error
 
 

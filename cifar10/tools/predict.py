@@ -1,7 +1,6 @@
 """`python -m cifar10 predict`: classifies files of images."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -121,8 +120,10 @@ def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
     from cifar10.tools.heat_maps import MARK
 
     folder = layout.absolute_path(explain)
-    with contextlib.suppress(OSError):  # What checks or writes a file says why not.
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise files.unwritable(folder, "--explain", error) from error
     numbered = enumerate(paths, 1)
     places = {path: folder / f"{number}-{path.stem}.png" for number, path in numbered}
     for place in places.values():

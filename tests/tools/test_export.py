@@ -280,6 +280,8 @@ def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
     for match, run, place, options in (
         ("exists already", run_dir, there, {}),
         ("exists already", run_dir, tmp_path / "link", {}),
+        (f"Create {tmp_path}/no", run_dir, tmp_path / "no/out.keras", {}),
+        ("onnx, .keras, .tflite", run_dir, tmp_path / "out.h5", {}),
         ("config.json", there, output, {}),
         ("10, 20", run_dir, output, {"step": "15"}),
         ("no checkpoint", tmp_path / "new", output, {}),

@@ -146,6 +146,7 @@ def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
     (tmp_path / "b/one.png").rename(tmp_path / "b/1-one.png")
     for explain in ("b", "a/one.png", "a/one.png/x"):
         given["explain"] = str(tmp_path / explain)
-        with pytest.raises(UsageError, match="--explain"):
+        with pytest.raises(UsageError, match="--explain") as refused:
             predict.predict_files(predict.Options(images, **given))
+    assert "Not a directory" in str(refused.value)
     assert not capsys.readouterr().out
