@@ -85,9 +85,12 @@ def read(name: str) -> list[tuple[str, str, str]]:
         # where the comma is decimal.
         text = content.decode("utf-8-sig", "surrogateescape")
         separator = ";" if ";" in text.partition("\n")[0] else ","
-        lines = io.StringIO(text, newline="")
-        rows = csv.DictReader(lines, delimiter=separator, restval="", strict=True)
-        return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
+        table = io.StringIO(text, newline="")
+        rows = csv.DictReader(table, delimiter=separator, restval="", strict=True)
+        # The header too, for the columns that a file of one line may lack.
+        lines = [dict.fromkeys(rows.fieldnames or (), ""), *rows]
+        found = [(row["picture"], row["class"], row.get("label", "")) for row in lines]
+        return found[1:]
     except (OSError, ValueError, KeyError, csv.Error) as error:
         why = f"no column {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(

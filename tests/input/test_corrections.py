@@ -137,7 +137,7 @@ def test_mistakes_are_refused(tmp_path, photos, rows, named):
 
 def test_what_is_no_such_file_is_refused(tmp_path, photos):
     plain = find(photos, tmp_path / "cache")
-    for file in (photos, tmp_path / "missing", listed(tmp_path, "1,2", head="a,b")):
+    for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:
             corrected(plain, str(file))
     assert "no column 'picture'.\nIt is a CSV file whose first" in str(refused.value)
