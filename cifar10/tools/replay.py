@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import functools
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -138,7 +139,14 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
         return 1
     norm, batches = found
     _write_sheet(options.images, replay, batches)
-    step = replay.step + 1
+    step, losses = replay.step + 1, [loss for *_, loss in replay.describe(batches)]
+    if not any(map(math.isfinite, losses)):
+        print(
+            f"Step {step:,}: the cross entropy of each of the {len(losses)} images is "
+            "not a number, so no image caused it: the variables are too large. Train "
+            "with a lower --learning_rate, or with --clip_norm."
+        )
+        return 1
     print(f"Step {step:,}: the gradient's norm is {norm:.3g}, most of it from:")
     for name, of_image, loss in replay.heaviest(batches, _MOST):
         print(f"  {name}: norm {of_image:.3g}, cross entropy {loss:.3g}")

@@ -135,6 +135,14 @@ def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
     assert [path.suffix for path in sorted(tmp_path.glob("new/*"))] == [".csv", ".png"]
 
 
+def test_images_are_not_blamed_for_variables_that_are_too_large(tmp_path, capsys):
+    with pytest.raises(UsageError):
+        trained(tmp_path / "run", learning_rate=1e30, max_steps=6)
+    words = [tmp_path / "run", "--steps", "1:6", "--find"]
+    code, said = called(replay, capsys, *words)
+    assert (code, "no image caused it" in said) == (1, True), said
+
+
 def test_steps_without_a_jump_say_so(run_dir, capsys):
     code, said = called(replay, capsys, run_dir, "--steps", "11:20", "--find")
     assert code == 1
