@@ -9,6 +9,7 @@ which then differ from every copy made before.
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def read(run: Path) -> dict[int, dict[str, Any]]:
         for link in logs.read_steps(run / FILE)
         if checkpoints.is_plausible(link) and isinstance(link.get(ENTRY, {}), dict)
     }
+
+
+def manifests(run: Path) -> dict[int, dict[str, Any]]:
+    """Returns those of `read`, and of checkpoints that have no line there, by step."""
+    found, directory = read(run), run / layout.CHECKPOINTS
+    for step in {*checkpoints.steps(directory)} - found.keys():  # Of an older run.
+        with contextlib.suppress(checkpoints.DamagedError):
+            found[step] = checkpoints.read_manifest(directory, step)
+    return found
 
 
 def make_link(run: Path, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +75,10 @@ def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
     """Yields what contradicts the chain of a run whose `config.json` is `recorded`."""
     links, now = read(run), {**options.defaults(fields.ALL), **recorded}
     known = {name: _digests(run / name) for name in _GROWING}
+    # Before its first entry, the run was of a version that wrote none.
+    begun = min((step for step in links if ENTRY in links[step]), default=math.inf)
+    if (count := len(logs.read_lines(run / FILE))) != len(links):
+        yield f"{FILE}: {len(links)} of its {count} lines are the manifest of a step"
     for step, link in links.items():
         for name, then in link.get(ENTRY, {}).items():
             if name in known and str(then) not in known[name]:
@@ -78,7 +92,9 @@ def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
         except checkpoints.DamagedError as error:
             yield f"checkpoint of step {step}: {error}"
             continue
-        if (links or ENTRY in manifest) and links.get(step) != manifest:
+        if step not in links and (ENTRY in manifest or step > begun):
+            yield f"checkpoint of step {step}: {FILE} is missing, or its line there"
+        elif links.get(step, manifest) != manifest:
             yield f"checkpoint of step {step}: its manifest is not the one in {FILE}"
 
 

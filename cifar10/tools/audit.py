@@ -49,7 +49,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     run, options = parse(parser, words, Options)
     breaks = [*dict.fromkeys(chain.find_breaks(run, run_config.read_run_config(run)))]
-    found = {"chain": len(chain.read(run)), "breaks": breaks}
+    chained = [one for one in chain.read(run).values() if chain.ENTRY in one]
+    found = {"chain": len(chained), "breaks": breaks}
+    older = (at for at, one in chain.manifests(run).items() if chain.ENTRY not in one)
+    found["unchained"] = max(older, default=0)  # The last step of an older version.
     found |= {"segments": [], "of": 0, "differences": [], "verified": 0.0}
     try:
         found |= recompute(open_run(run, options), options.segments, options.seed)
@@ -95,9 +98,9 @@ def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    chained = "none; an earlier version wrote this run"
-    if found["chain"]:
-        chained = counted(found["chain"], "checkpoint")
+    chained = counted(found["chain"], "checkpoint")
+    if last := found["unchained"]:
+        chained += f"; none up to step {last:,}, which an earlier version wrote"
     segments = [f"{first:,} to {last:,}" for first, last in found["segments"]]
     differing = "  DIFFERS: step {step:,}, {place}: {name}".format
     lines = [

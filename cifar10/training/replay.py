@@ -5,7 +5,6 @@ seed and step, and the number of towers changes nothing but rounding. So every s
 follows again from the checkpoint before it.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -105,10 +104,7 @@ class Replay:
         self._state = training.towers.state
         self._stage: Any = None
         self._initial = self._values()
-        links = chain.read(run)
-        for step in {*self.saved} - links.keys():  # Of an older run.
-            with contextlib.suppress(checkpoints.DamagedError):
-                links[step] = checkpoints.read_manifest(self._directory, step)
+        links = chain.manifests(run)
         # The batches that rollbacks have left out before a checkpoint, by its step.
         left_out = {step: link.get("left_out", 0) for step, link in links.items()}
         self._left_out = {0: 0, **left_out}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import runs
+from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.process import files
@@ -216,8 +217,23 @@ def test_a_run_of_before_has_no_chain_and_is_replayed(copied, capsys):
         manifest["sha256"] = checkpoints.digest_of(manifest)
         path.write_text(json.dumps(manifest))
     found = audited(copied, capsys)
-    assert found["chain"] == 0
+    assert (found["chain"], found["unchained"]) == (0, 20)
     assert not found["differences"] + found["breaks"]
+
+
+def test_a_run_begun_by_an_earlier_version_says_where_its_chain_begins(copied, capsys):
+    links = chain.read(copied)
+    del links[12]["chain"]  # A run adds the checkpoint that it resumes from.
+    edit(copied / chain.FILE, lambda _: [links[step] for step in (12, 15, 20)])
+    for step in (5, 10):
+        path = folder_of(copied, step) / "manifest.json"
+        manifest = json.loads(path.read_text())
+        del manifest["chain"], manifest["sha256"]
+        write_manifest(path.parent, manifest)
+    forge(copied)
+    code, said = called(audit, capsys, copied, "--segments", 1)
+    assert code == 0
+    assert "2 checkpoints; none up to step 12, which an earlier version wrote" in said
 
 
 def folder_of(run, step):
@@ -271,10 +287,11 @@ def forge(run):
                 path.name: checkpoints._sums(path) for path in folder.glob("state*")
             }
         log = b"".join(line for line in lines if json.loads(line)["step"] <= step)
-        manifest["chain"] |= {
-            "metrics.jsonl": hashlib.sha256(log).hexdigest(),
-            chain.FILE: files.sha256(run / chain.FILE),
-        }
+        if "chain" in manifest:
+            manifest["chain"] |= {
+                "metrics.jsonl": hashlib.sha256(log).hexdigest(),
+                chain.FILE: files.sha256(run / chain.FILE),
+            }
         if folder.exists():
             write_manifest(folder, manifest)
         logs.append_line(run / chain.FILE, manifest)
@@ -405,6 +422,22 @@ def test_what_was_tampered_with_is_found(copied, capsys, kind):
     else:
         assert not found["breaks"]
         assert begun == segments
+
+
+@pytest.mark.parametrize("lines", [0, 3])
+def test_a_chain_that_is_gone_or_cut_short_is_named(copied, capsys, lines):
+    edit(copied / chain.FILE, lambda links: links[:lines])
+    said = called(audit, capsys, copied, "--segments", 1)[1]
+    assert said.startswith(f"Chain:    {lines} checkpoints\n")
+    assert said.count("chain.jsonl is missing, or its line there") == 5 - lines
+
+
+@pytest.mark.parametrize("line", ["{", "null", '{"step": 3}', '{"step": 20}'])
+def test_a_line_of_the_chain_that_is_no_manifest_is_a_break(copied, line):
+    with (copied / chain.FILE).open("a") as file:
+        file.write(f"{line}\n")
+    breaks = [*chain.find_breaks(copied, run_config.read_run_config(copied))]
+    assert breaks == ["chain.jsonl: 5 of its 6 lines are the manifest of a step"]
 
 
 @pytest.mark.parametrize("trusts", [True, False])
