@@ -26,8 +26,9 @@ _METRICS = {
     "balanced accuracy": "balanced_accuracy",
 }
 _TRAINED_WITH = (
-    *("optimizer", "learning_rate", "schedule", "global_batch_size", "distortions"),
-    *("label_smoothing", "loss", "precision", "seed", "versions"),
+    *("optimizer", "optimizer_arguments", "learning_rate", "schedule", "clip_norm"),
+    *("stages", "global_batch_size", "distortions", "augmentation", "label_smoothing"),
+    *("loss", "precision", "seed", "versions"),
 )
 # How a program loads and calls each format.
 _CODE = {
@@ -122,7 +123,10 @@ def build(
         "metrics": [{"type": _METRICS[key], "value": found[key]} for key in found],
     }
     chosen = is_best or settings.get("keep_best") or settings.get("stop_after_no_gain")
-    training = {key: settings.get(key) for key in _TRAINED_WITH}
+    given = {key: settings.get(key) for key in _TRAINED_WITH}
+    training = {key: given[key] for key in given if given[key] not in (None, {}, [])}
+    if schedule := settings.get("keras_schedule"):
+        training["schedule"] = schedule
     return _CARD.format(
         library=_LIBRARIES.get(file_format, file_format),
         datasets=json.dumps([hub_name] if hub_name else []),
