@@ -51,6 +51,8 @@ _PACKAGES = {
     "litert": ("ai_edge_litert",),
 }
 _SUFFIXES = {".onnx": "onnx", ".keras": "keras", ".tflite": "litert"}
+# Endings of other programs' models; any other one may be part of a folder's name.
+_OTHERS = (".h5", ".hdf5", ".pb", ".pt", ".pth", ".ckpt", ".safetensors", ".zip")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,7 @@ class Options(run_options.RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         ending = Path(self.output).suffix
-        # Digits are a version, as in model-1.5.
-        if ending not in _SUFFIXES and ending.strip(".0123456789"):
+        if ending not in _SUFFIXES and ending.lower() in {*_SUFFIXES, *_OTHERS}:
             raise UsageError(
                 f"--output {self.output}: {ending} is the ending of no format.\nLet it "
                 f"end in {', '.join(_SUFFIXES)}, or in none for a SavedModel's folder."

@@ -245,19 +245,11 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
 
 
 def _split_cpu(count: int) -> None:
-    """Makes `count` logical devices of the CPU, which divide its cores.
-
-    Towers run at the same time. Operations that each used every core would wait for one
-    another: 4 towers of 32 images took a third longer (lab notes).
-    """
+    """Makes `count` logical devices of the CPU."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
-        if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # The user's own number.
-            tf.config.threading.set_intra_op_parallelism_threads(
-                max(1, len(os.sched_getaffinity(0)) // count)
-            )
     except RuntimeError as error:
         # TensorFlow has started already; a program that trains several times in one
         # process may have split the CPU finely enough before.
@@ -265,6 +257,19 @@ def _split_cpu(count: int) -> None:
         if found < count:
             counted = f"{found} devices on the CPU"
             raise _too_late(f"--num_gpus {count}", counted) from error
+
+
+def divide_cores(towers: int) -> None:
+    """Divides the cores among simulated towers, unless TensorFlow has started.
+
+    Towers run at the same time. Operations that each used every core would wait for one
+    another: 4 towers of 32 images took a third longer (lab notes). Sums of another
+    number of threads may round otherwise.
+    """
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # The user's own number.
+        threads = max(1, len(os.sched_getaffinity(0)) // towers)
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 def parts_of_cpu() -> int:

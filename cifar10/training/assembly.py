@@ -156,6 +156,10 @@ def assemble(
         tf.debugging.set_log_device_placement(True)
     batch = requested.batch
     placement = devices.place_towers(batch.num_gpus, batch.split_gpu)
+    count = len(placement.devices)
+    # A deterministic run rounds alike wherever and beside whatever it continues.
+    if count > 1 and not placement.on_gpus and not requested.speed.deterministic:
+        devices.divide_cores(count)
     strategy, replicas = workers.connect(batch.variable_update, placement, stop)
     if requested.speed.deterministic:
         tf.config.experimental.enable_op_determinism()
