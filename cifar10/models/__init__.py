@@ -1,1 +1,1 @@
-"""Architectures: one file each, returning a Keras model."""
+"""Built-in architectures, and functions that find, build and check models."""

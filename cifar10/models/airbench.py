@@ -1,11 +1,11 @@
-"""The network of Keller Jordan's airbench94, made to reach 94 % on CIFAR-10 quickly.
+"""The network of Keller Jordan's airbench94, which quickly reaches 94 % on CIFAR-10.
 
-A fixed whitening convolution, three groups of two 3 x 3 convolutions with batch norm,
-a linear head: about two million parameters. Every constant is from airbench94_muon.py
-(https://github.com/KellerJordan/cifar10-airbench) unless its comment says otherwise.
+It consists of a fixed whitening convolution, three groups of two 3 x 3 convolutions
+with batch norm, and a linear head. Constants come from airbench94_muon.py
+(https://github.com/KellerJordan/cifar10-airbench) unless a comment says otherwise.
 
-With 128 filters and three convolutions in each group it is the network of airbench96.py
-there, which reaches 96 %: the output of the last two of them is added to their input.
+With `width` 128 and `depth` 3 it is the network of airbench96.py in that repository,
+which reaches 96 %. In each group, the last two convolutions then have a shortcut.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
 
 # Filters of the first group; the others have four times as many.
 WIDTH = 64
-# Convolutions in each group; those from the second on are residual if there are three.
+# Convolutions in each group. If there are three, a shortcut bypasses the last two.
 _DEPTHS = (2, 3)
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
-_LEAST_SIDE = 9  # One pixel is left of it after the whitening and three poolings.
+_LEAST_SIDE = 9  # The whitening and three poolings reduce 9 pixels to 1.
 
 # From this many input channels on, `WideConv2D` is faster.
 _WIDE = 256
@@ -33,15 +33,16 @@ _WIDE = 256
 # Keeps directions of little variance from being amplified without limit.
 _LEAST_VARIANCE = 5e-4
 
-# Pixels of the images from which the whitening filters are computed: 5,000 images of
-# 32 x 32. Larger images may be fewer, so that they do not take gigabytes.
+# The whitening filters are computed from at most this many pixels: 5,000 images of
+# 32 x 32. The limit keeps large images from taking gigabytes of memory.
 _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-    """Returns PyTorch's default initial values, with the first filters an identity.
+    """Initializes filters to copy their input channels, as far as these suffice.
 
-    Output channel i starts as a copy of input channel i, if there is one.
+    Output channel i begins as a copy of input channel i. Output channels beyond the
+    number of input channels get PyTorch's default initial values.
     """
     height, width, inputs, outputs = shape
     bound = (height * width * inputs) ** -0.5
@@ -53,7 +54,7 @@ def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
 
 
 def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
-    """Returns uniform values of unit variance, whatever the width."""
+    """Returns uniform random values of unit variance, for the head's weights."""
     return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
 
 
@@ -72,7 +73,7 @@ def _normalization(name: str) -> keras.Layer:
 def _group(
     net: keras.KerasTensor, width: int, depth: int, group: int
 ) -> keras.KerasTensor:
-    """Adds a group of convolutions, the first of which halves height and width."""
+    """Adds a group of convolutions, with pooling of 2 x 2 after the first of them."""
     net = _convolution(net, width, f"conv{group}a")
     net = layers.MaxPooling2D(2, name=f"pool{group}")(net)
     net = _normalization(f"norm{group}a")(net)
@@ -93,10 +94,10 @@ def build(
     depth: int = 2,
     width: int = WIDTH,
 ) -> keras.Model:
-    """Builds the network, for images of at least 9 x 9 and about unit variance.
+    """Builds the network for images of at least 9 x 9 pixels and about unit variance.
 
     `depth` is the number of convolutions in each group, `width` the number of filters
-    in the first group. `initialize` completes the network.
+    in the first group. `initialize` sets the whitening filters afterwards.
     """
     _check(image_shape, depth)
     patch = _WHITENING_SIDE**2 * image_shape[-1]
@@ -105,8 +106,7 @@ def build(
         2 * patch,
         _WHITENING_SIDE,
         bias_initializer=keras.initializers.RandomUniform(-(patch**-0.5), patch**-0.5),
-        # Whitening amplifies differences of neighbouring pixels up to 40 times, and
-        # rounding errors of its input too.
+        # Full precision, because whitening amplifies rounding errors up to 40 times.
         dtype=keras.config.dtype_policy().variable_dtype,
         name=_WHITENING,
     )
@@ -132,14 +132,14 @@ def _check(image_shape: tuple[int, int, int], depth: int) -> None:
     height, width, _ = image_shape
     if min(height, width) < _LEAST_SIDE:
         raise UsageError(
-            f"--model airbench: it takes images of at least {_LEAST_SIDE} x "
-            f"{_LEAST_SIDE}, and these are {height} x {width}.\nGive larger ones, "
-            "another model, or --distortions that do not crop."
+            f"--model airbench: images are {height} x {width} pixels, but must be at "
+            f"least {_LEAST_SIDE} x {_LEAST_SIDE}.\nGive larger images, another model, "
+            "or --distortions that do not crop."
         )
     if depth not in _DEPTHS:
         raise UsageError(
-            f"--depth {depth}: a group of airbench has 2 or 3 convolutions. Give one "
-            "of these."
+            f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
+            "Give --depth 2 or --depth 3."
         )
 
 
@@ -148,13 +148,13 @@ def initialize(
 ) -> None:
     """Sets the filters of the first convolution to whiten patches of images.
 
-    The filters are the principal directions of all patches, scaled to unit variance,
-    and their negatives. The arguments are those of `Architecture.initialize`.
+    The filters are the principal directions of the patches, scaled to unit variance,
+    and their negatives. `Architecture.initialize` documents the arguments.
     """
     _, height, width, _ = images.shape
     most = max(1, _INITIALIZING_PIXELS // (height * width))
     count = min(most, len(images))
-    # From all parts of the set: in a folder the first ones are of a single class.
+    # Spread over the set, because the first images of a folder are of a single class.
     chosen = np.arange(count) * len(images) // count
     side = _WHITENING_SIDE
     patches = tf.image.extract_patches(

@@ -1,8 +1,8 @@
-"""The networks of `keras.applications`, for images as this package scales them.
+"""The networks of `keras.applications`, for images that this package standardized.
 
-Each was trained on images of its own scale, that of Keras's `preprocess_input`. So the
-model begins with a layer that turns our images back into pixels, followed by that
-function: it computes what Keras's network computes, and published weights fit.
+Each network was trained on images on the scale of its `preprocess_input` in Keras. So
+each model first turns standardized images back into pixel values and then applies
+`preprocess_input`. Published weights therefore fit.
 """
 
 import functools
@@ -25,21 +25,21 @@ from cifar10.models.architecture import (
 
 HEAD = "head"
 _CHANNELS = 3
-# Of ImageNet's images on the scale 0 to 1, as in Keras's imagenet_utils.
+# Statistics of ImageNet's images on the scale 0 to 1, from Keras's imagenet_utils.
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture `applications:NAME`."""
+    """Returns the architecture that `applications:NAME` names."""
     application = name.removeprefix(APPLICATIONS_PREFIX)
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
         known = [APPLICATIONS_PREFIX + one for one in there]
         raise model_error(
             name,
-            f"keras.applications has no such network.{did_you_mean(name, known)}\nIt "
-            f"has {', '.join(there)}.",
+            f"keras.applications has no such network.{did_you_mean(name, known)}\n"
+            f"Its networks are {', '.join(there)}.",
         )
     return Architecture(
         name,
@@ -51,7 +51,7 @@ def find_architecture(name: str) -> Architecture:
 def build(
     application: str, image_shape: tuple[int, int, int], classes: int
 ) -> keras.Model:
-    """Builds a network with a head of `classes` logits in place of its own."""
+    """Builds a network whose head is replaced by one of `classes` logits."""
     images = keras.Input(image_shape, name="images")
     features = _features(application, image_shape, _rescaled(application, images))
     logits = keras.layers.Dense(
@@ -68,12 +68,12 @@ def build(
 def with_imagenet_weights(
     application: str, image_shape: tuple[int, int, int]
 ) -> keras.Model:
-    """Returns Keras's own network up to the mean over the image, with ImageNet weights.
+    """Returns a network with ImageNet weights, up to its global average pooling.
 
-    The weights are fetched if they are not in Keras's cache.
+    The weights are downloaded if they are not in Keras's cache.
 
     Raises:
-        UsageError: The weights are not there and cannot be fetched.
+        UsageError: The weights are not in the cache and cannot be downloaded.
     """
     name = APPLICATIONS_PREFIX + application
     with custom.explained(name, "its ImageNet weights cannot be loaded"):
@@ -83,11 +83,11 @@ def with_imagenet_weights(
 def _set_normalization(application: str, network: keras.Model) -> None:
     """Makes EfficientNet normalize its images as it did when it was published.
 
-    Keras's normalization knows mean and variance only after `finalize_state`, which no
-    checkpoint calls; so they are set before. The published weights hold deviations as
-    variances, so the layer divides by their roots only; a further layer, absent from a
-    network without weights, divides by the roots again
-    (https://github.com/tensorflow/tensorflow/issues/49930).
+    The `Normalization` layer uses its mean and variance only after `finalize_state`,
+    which restoring a checkpoint does not call. So ImageNet's mean and variance are set
+    here. Keras's ImageNet weights have deviations in place of variances, and a further
+    layer that corrects this (https://github.com/tensorflow/tensorflow/issues/49930).
+    A network built without these weights lacks that layer and needs true variances.
     """
     if _module(application).__name__.endswith(".efficientnet"):
         (layer,) = (
@@ -105,16 +105,16 @@ def _features(
     images: keras.KerasTensor | None,
     weights: str | None = None,
 ) -> keras.Model:
-    """Builds the network up to the mean over the image."""
+    """Builds the network up to its global average pooling."""
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
         raise model_error(
             APPLICATIONS_PREFIX + application,
-            f"it takes images of {_CHANNELS} channels, and these have "
-            f"{image_shape[-1]}.\nGive another model.",
+            f"images have {image_shape[-1]} channels, but must have {_CHANNELS}.\n"
+            "Give another model.",
         )
     with warnings.catch_warnings():
-        # The warning that the weights of 224 x 224 are taken, as they should be.
+        # Keras warns that it loads the weights for 224 x 224, which is intended.
         warnings.filterwarnings("ignore", "`input_shape` is undefined")
         return builder(
             include_top=False,
@@ -134,7 +134,7 @@ def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],
         [255.0 * mean for mean in means],
-        # In bfloat16, 255 values have room for 8 bits and no fraction.
+        # Full precision, because the 8 bits of bfloat16 leave 255.0 no fraction.
         dtype=keras.config.dtype_policy().variable_dtype,
         name="pixels",
     )(images)

@@ -1,4 +1,4 @@
-"""What the package knows of an architecture, and the scale of all models' images."""
+"""The description of an architecture, and the scale of all models' images."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ from typing import Any
 
 from cifar10.errors import UsageError
 
-# Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1
-# (airbench94).
+# Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1,
+# from airbench94.
 CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
 CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
@@ -18,30 +18,29 @@ APPLICATIONS_PREFIX = "applications:"
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """An architecture: how it is built, and how it is best trained.
+    """How a model is built, and how it is best trained.
 
-    Each has a file of its own and an entry in `registry.py`; no other file knows its
-    name.
+    Each built-in architecture has a file in this folder and an entry in `registry.py`.
 
     Attributes:
-        name: What `--model` calls it.
-        build: Takes image_shape, (height, width, channels), classes and the
-            `options`, and returns a Keras model; refuses images that are too small.
-        module: The file in this folder that has `build` and perhaps `initialize`, which
-            `find_architecture` imports, and TensorFlow with them; None if the functions
-            are given here.
-        recipe: The recipe of a training that names none; None for that of its data.
-        options: What --depth and --width mean for it; without an entry it has no such
-            argument.
+        name: Value of `--model` that selects the architecture.
+        build: Function that takes image_shape, (height, width, channels), classes and
+            the arguments in `options`, and returns a Keras model. It raises an error if
+            images are too small.
+        module: Module in this folder that defines `build` and perhaps `initialize`.
+            `find_architecture` imports it, and TensorFlow with it. None if the
+            functions are given here.
+        recipe: Default recipe; None for the default recipe of the data.
+        options: What --depth and --width mean, if `build` takes them.
         trained_parts: Paths of variables that muon trains only at the start, each with
-            the fraction of the training, for a learning rate that falls evenly; `Muon`
-            says what happens with other schedules.
-        initialize: Sets the variables that are computed from training images. It takes
-            the model; images, uint8 [count, height, width, channels], an array or
-            something that becomes one when indexed; and the function from such images
-            to those that the model takes, without distortions.
-        imagenet_features: Takes image_shape, and returns Keras's own network up to the
-            mean over the image, with ImageNet weights; None if there are none.
+            the fraction of the training run. The fraction holds for a learning rate
+            that falls linearly; `Muon` documents other schedules.
+        initialize: Function that computes variables from training images. It takes the
+            model; the images, uint8 [count, height, width, channels], as an array or an
+            object that returns an array when indexed; and a function that prepares such
+            images for the model without distorting them.
+        imagenet_features: Function that takes image_shape and returns the network with
+            ImageNet weights, up to its global average pooling. None if there are none.
     """
 
     name: str
@@ -55,10 +54,10 @@ class Architecture:
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean and deviation of each channel, on the scale 0 to 1.
+    """Returns the mean and deviation that standardize each channel, scaled 0 to 1.
 
-    Models take pixels minus this mean, divided by this deviation. Both are CIFAR-10's;
-    images that are not in colour get the mean over its channels.
+    Both are CIFAR-10's. For images without three channels, they are averages over the
+    channels of CIFAR-10.
     """
     if channels == len(CHANNEL_MEAN):
         return CHANNEL_MEAN, CHANNEL_DEVIATION
@@ -69,15 +68,15 @@ def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]
 
 
 def model_error(name: str, problem: str) -> UsageError:
-    """Returns the error to raise for a model with this problem."""
+    """Returns an error that tells of a problem with the model that `--model` names."""
     return UsageError(f"--model {name}: {problem}")
 
 
 def no_module_error(name: str) -> UsageError:
-    """Returns the error to raise for a model whose module does not exist."""
+    """Returns an error that tells that a model's module does not exist."""
     module = name.partition(":")[0]
     return model_error(
         name,
-        f"there is no module {module} in {Path.cwd()} or installed.\n"
-        "Run this in the folder that has it, or add that folder to PYTHONPATH.",
+        f"there is no module {module} in {Path.cwd()} or among installed packages.\n"
+        "Run the command in the module's folder, or add that folder to PYTHONPATH.",
     )

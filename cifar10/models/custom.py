@@ -1,4 +1,4 @@
-"""Users' models: imports them and checks that the towers can train them."""
+"""Imports users' models and checks that they can be trained."""
 
 import contextlib
 import importlib
@@ -19,48 +19,48 @@ from cifar10.models.architecture import model_error, no_module_error
 
 Builder = Callable[..., keras.Model]
 
-# Images have a deviation of 1. A small network that reached an accuracy of 0.41 reached
-# 0.29 when they were scaled by 0.1, 0.25 by 0.05, 0.16 by 1/58, and nothing by 1/127.5.
+# A model that scales its images by less than this is warned about. A small network that
+# reached an accuracy of 0.41 on unscaled images reached 0.29 on images scaled by 0.1,
+# 0.25 by 0.05, 0.16 by 1/58, and learned nothing by 1/127.5.
 _FLAT = 0.1
 
-# Whoever wrote a model looks for the mistake in its lines, not in those of libraries.
+# Tracebacks leave out lines of these folders, since the mistake is in the user's code.
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
     for module in (errors, keras, os, tf)
 )
-# What helps, by what is found in a traceback.
+# What fixes a mistake, by a pattern that the traceback matches.
 _HINTS = {
     r"size must be at least|size would be|[Nn]egative dimension|pooling .*primitive": (
-        "With --distortions flip_translate images are whole, not cropped; your own\n"
-        "pictures may have a larger --image_size, and your own model may begin with a\n"
-        "keras.layers.Resizing."
+        "Keep images whole with --distortions flip_translate, give your pictures a\n"
+        "larger --image_size, or begin your own model with keras.layers.Resizing."
     ),
     r"(?s)models/sequential\.py.*(expected axis|merge layer)": (
-        "keras.Sequential chains layers; a network with branches is not a chain.\n"
+        "keras.Sequential cannot hold the layers of a network with branches.\n"
         "Use keras.Model(base.input, layers.Dense(classes)(base.layers[-2].output))."
     ),
     r"TypeError: .*(missing|takes|unexpected keyword).* argument": (
-        "A model's function takes (image_shape, classes); --depth and --width need\n"
-        "arguments of these names."
+        "A model's function takes (image_shape, classes). For --depth and --width it\n"
+        "also needs arguments named depth and width."
     ),
-    r"using weights=.imagenet": ("Give weights=None, to train from initial values."),
+    r"using weights=.imagenet": "Give weights=None to train from random values.",
     r"URL fetch failure": (
-        "Without a network, put the file into ~/.keras/models, or train from initial\n"
-        "values."
+        "On a machine without internet, put the file of weights into ~/.keras/models,\n"
+        "or train from random values."
     ),
 }
 
 
 @contextlib.contextmanager
 def explained(name: str, problem: str) -> Iterator[None]:
-    """Turns what the code of `--model name` raises into a `UsageError`."""
+    """Turns an exception from the code of `--model name` into a `UsageError`."""
     try:
         yield
     except (UsageError, StoppedError, BrokenPipeError):
         raise
     except Exception as error:
         frames = [
-            tuple(frame)  # Without the columns, which would be a line of their own.
+            tuple(frame)  # Without column numbers, which would add a line to each.
             for frame in traceback.extract_tb(error.__traceback__)
             if not frame.filename.startswith(("<", *_LIBRARIES))
         ]
@@ -81,7 +81,7 @@ def import_function(name: str) -> Builder:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            # It may be an import inside the user's module that fails.
+            # The user's module may exist, but import one that does not.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise no_module_error(name) from error
@@ -90,8 +90,8 @@ def import_function(name: str) -> Builder:
         file = getattr(module, "__file__", None) or module_name
         raise model_error(
             name,
-            f"{file} has no function {function_name}.\nIt takes (image_shape, classes) "
-            "and returns a Keras model.",
+            f"{file} has no function {function_name}.\nDefine one that takes "
+            "(image_shape, classes) and returns a Keras model.",
         )
     return builder
 
@@ -99,10 +99,10 @@ def import_function(name: str) -> Builder:
 def chained(
     name: str, image_shape: tuple[int, int, int], models: Sequence[keras.Model]
 ) -> keras.Model:
-    """Makes one model of several sections; each takes what the previous one returns."""
+    """Chains the models of several sections into one model."""
     images = net = keras.Input(image_shape, name="images")
     for number, model in enumerate(models, 1):
-        problem = f"model {number} of its list does not fit the previous ones"
+        problem = f"model {number} of the returned list does not accept its input"
         with explained(name, problem):
             net = model(NewSection()(net) if number > 1 else net)
     return keras.Model(images, net)
@@ -111,27 +111,27 @@ def chained(
 def check(
     name: str, model: object, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Checks that the towers can train a model, by calling it.
+    """Calls a model to check its type, input, output and variables.
 
-    This makes the variables of a model that has not been called yet.
+    The call creates the variables of a model that has not been built yet.
     """
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
-        problem = f"the function returned {returned}; it has to return a keras.Model."
+        problem = f"the function returned {returned}, but must return a keras.Model."
         raise model_error(name, problem)
     images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
-    # Keras would report it by a layer in the model, or in many lines.
+    # Keras's own error would blame an inner layer, or take many lines.
     if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
         problem = f"the model does not take images of shape {image_shape}: its input"
-        fix = "Build it for the image_shape that its function is given"
+        fix = "Build the model for the image_shape that is passed to its function"
         if declared[-1] == image_shape[-1]:
             size = ", ".join(map(str, declared[1:-1]))
-            fix += f",\nor have it begin with keras.layers.Resizing({size})"
+            fix += f",\nor begin the model with keras.layers.Resizing({size})"
         sides = zip(declared[1:-1], image_shape, strict=False)
         if all(side and side > other for side, other in sides):
             fix += (
-                ".\nIf your images are that large and were cropped, --distortions "
+                ".\nIf your images are that large but were cropped, --distortions "
                 "flip_translate keeps them whole"
             )
         raise model_error(name, f"{problem} shape is {declared[1:]}.\n{fix}.")
@@ -144,9 +144,10 @@ def check(
 def check_training(
     name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Traces the model as a tower would run it, and checks that it returns logits.
+    """Traces a model's call in a training step, and checks that it returns logits.
 
-    Evaluation does not require logits; it scores any trained model.
+    Evaluation does not call this, because it also scores models that return
+    probabilities.
     """
     compute = tf.function(_logits, autograph=False)
     with explained(name, f"training failed on images of shape {image_shape}"):
@@ -158,21 +159,21 @@ def check_training(
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
     if op.type in ("Softmax", "Sigmoid"):
-        # Keras adds a number to the name of a layer that is called again.
+        # Keras appends _1 to a layer's name when the layer is called a second time.
         layer = op.name.split("/")[-2].removesuffix("_1")
         raise model_error(
             name,
-            f"it ends in a {op.type.lower()} (in {layer}).\nThe loss has a softmax of "
-            "its own and takes logits: end in Dense(classes)\nwithout an activation; "
-            "in keras.applications, give classifier_activation=None.",
+            f"the model ends in a {op.type.lower()} (in layer {layer}), but the loss "
+            "takes logits.\nEnd the model in Dense(classes) without an activation, or "
+            "pass\nclassifier_activation=None to a network of keras.applications.",
         )
 
 
 def flattening(model: keras.Model) -> str:
-    """Returns a note if a model scales its images as if they were pixels, up to 255.
+    """Returns a note if a model scales images down as if they were pixels up to 255.
 
-    Images come standardized, and such a model would hardly see them. The factors of
-    all its rescaling layers before its first weights are multiplied.
+    Images are standardized already, so such a model would hardly learn. The scale is
+    the product of all `Rescaling` layers before the first layer with weights.
     """
     scale, named = 1.0, ""
     for layer in layer_tree.layers(model):
@@ -184,15 +185,15 @@ def flattening(model: keras.Model) -> str:
     if not named or scale >= _FLAT:
         return ""
     return (
-        f"NOTE: images come standardized; layer {named} of the model (Rescaling) makes "
-        f"them {1 / scale:.3g} times smaller, so that it hardly learns. Leave it out."
+        f"NOTE: images are standardized, but the model's Rescaling layer {named} makes "
+        f"them {1 / scale:.3g} times smaller, which hinders learning. Remove the layer."
     )
 
 
 def _logits(
     images: tf.Tensor, name: str, model: keras.Model, classes: int, *, training: bool
 ) -> tf.Tensor:
-    """Calls a model on two images, and checks that it returns logits."""
+    """Calls a model on two images, and checks the type and shape of its logits."""
     logits = model(images, training=training)
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
@@ -201,7 +202,7 @@ def _logits(
     if not fits:
         raise model_error(
             name,
-            f"for 2 images the model returns {returned}; it has to return one floating "
-            f"tensor, the logits, of shape (2, {classes}).",
+            f"for 2 images the model returned {returned}, but must return logits: one "
+            f"floating-point tensor of shape (2, {classes}).",
         )
     return logits

@@ -1,4 +1,4 @@
-"""The layers of a model: those within it, the last one, their names and their graph."""
+"""Lists the layers of a model, including nested layers, and their variables."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def layers(model: "keras.Layer") -> "list[keras.Layer]":
-    """Returns the layers of a model, and the layers within them, in their order."""
+    """Returns all layers of a model, each followed by the layers nested in it."""
     found: list[keras.Layer] = []
     for layer in _inner(model):
         found += [layer, *layers(layer)]
@@ -17,16 +17,16 @@ def layers(model: "keras.Layer") -> "list[keras.Layer]":
 
 
 def head(model: "keras.Model") -> "keras.Layer":
-    """Returns the last layer that has variables to train."""
+    """Returns a model's last layer that has trainable variables."""
     return [layer for layer in layers(model) if layer.trainable_variables][-1]
 
 
 def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
-    """Returns the floating variables of each layer that has any, by its name.
+    """Maps the names of layers to the floating-point variables of each layer.
 
-    A layer within another has the names of both. Keras makes up names from the class
-    and a number, counted in the process; here they are counted in each model, as in
-    the files that Keras writes. `Normalization` is left out: it computes with
+    The name of a nested layer is OUTER/INNER. Keras names a layer by its class and a
+    number that it counts per process. Here the number is counted per model, as in
+    Keras's files of weights. `Normalization` is left out, because it computes with
     constants that were made from its variables when the model was built.
     """
     import keras
@@ -53,12 +53,12 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
 
 
 def same_but_number(name: str, other: str) -> bool:
-    """Returns whether two names differ only in a number at their end."""
+    """Returns whether two names are equal apart from a number at their end."""
     return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
 
 
 def is_graph(model: "keras.Model") -> bool:
-    """Returns whether Keras knows how a model's layers are connected."""
+    """Returns whether a model is sequential or functional, and not a subclass."""
     import keras
 
     image = keras.Input([1])
@@ -71,12 +71,12 @@ def _inner(layer: "keras.Layer") -> "list[keras.Layer]":
 
     if isinstance(layer, keras.Sequential) or hasattr(layer, "input_layers"):
         return layer.layers
-    # For others there is no public way.
+    # Keras has no public way to list the layers of subclasses.
     return layer._flatten_layers(include_self=False, recursive=False)  # noqa: SLF001
 
 
 def _snake_case(name: str) -> str:
-    """Turns the name of a class into that of a layer, as Keras does."""
+    """Converts the name of a class to a layer's default name, as Keras does."""
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -1,11 +1,10 @@
-"""The models that `--model` names: their names, and how one is built.
+"""Checks the names that `--model` takes, and builds the models of these names.
 
-A name is that of an architecture in `ARCHITECTURES`, `applications:NAME` for one of
-Keras's, or `module:function` for a function of the user's that takes (image_shape,
-classes) and returns a Keras model, or a list of models, its sections, each of which
-takes what the one before returns.
+A name is a key of `ARCHITECTURES`, `applications:NAME` for a network of Keras, or
+`module:function` for a user's function. The function takes (image_shape, classes) and
+returns a Keras model, or a list of models, which are chained as sections of one model.
 
-The command line asks about names, so TensorFlow is imported when a model is built.
+The command line checks names, so TensorFlow is imported only to build a model.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ ARCHITECTURES = {
                 "depth": "convolutions in each group, 2 or 3",
                 "width": "filters of the first group",
             },
-            # airbench94_muon.py trains the bias of the whitening in this part.
+            # airbench94_muon.py trains this bias in the first 3 of 8 epochs.
             trained_parts={"whitening/bias": 3 / 8},
         ),
         Architecture(
@@ -52,30 +51,30 @@ ARCHITECTURES = {
 }
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
-# What `config.json` calls a function that cannot be imported by its name.
+# Prefix in `config.json` of a function that cannot be imported by name.
 PYTHON = "python:"
 
 
 def is_code(name: str) -> bool:
-    """Returns whether a name is that of a user's function, and so of code to run."""
+    """Returns whether a name stands for a user's function, whose code would be run."""
     return ":" in name and not name.startswith(APPLICATIONS_PREFIX)
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that is not built in and whose module cannot be found.
+    """Raises an error if a name is not built in and its module cannot be found.
 
-    Neither the user's code nor Keras, which knows its own networks, is imported. The
-    current folder joins the module path.
+    Names of Keras's networks are not checked, since Keras is not imported, and neither
+    is the user's code. The current folder is added to `sys.path`.
     """
     if name in ARCHITECTURES or name.startswith(APPLICATIONS_PREFIX):
         return
     if name.startswith(PYTHON):
         raise model_error(
             name,
-            "the model is a function of a Python program, not of a module.\nOnly that "
-            "program can build it, with cifar10.train, cifar10.evaluate or\n"
-            "cifar10.Follower. To have other commands build it, move it into a file "
-            "that\ncan be imported, and train with that.",
+            "the model's function is defined in a program, not in a module that can "
+            "be\nimported. Only that program can build the model, with cifar10.train,\n"
+            "cifar10.evaluate or cifar10.Follower. To use other commands, move the "
+            "function\ninto a module, and train with --model module:function.",
         )
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
@@ -83,25 +82,24 @@ def check_name(name: str) -> None:
             name,
             f"there is no such model.{did_you_mean(name, ARCHITECTURES)} Known models "
             f"are {', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
-            "module:function, as in --model my_models:small; for one of\nKeras "
-            "applications:NAME, as in --model applications:MobileNetV2.",
+            "module:function, for example --model my_models:small.\nFor Keras's models "
+            "give applications:NAME, for example --model applications:MobileNetV2.",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if module.endswith(".py"):
         meant = f"{module.removesuffix('.py')}:{function}"
-        raise model_error(
-            name, f"a module has no .py in its name; say --model {meant}."
-        )
+        raise model_error(name, f"a module is named without .py. Give --model {meant}.")
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise no_module_error(name)
 
 
 def name_of_function(builder: Callable[..., Any]) -> str:
-    """Returns the name of the model that a function of the user's builds.
+    """Returns the name of the model that a user's function builds.
 
-    It is module:function if another process can import the function by that name.
+    The name is module:function if another process can import the function by it, and
+    python:function otherwise.
     """
     module = getattr(builder, "__module__", None)
     function = getattr(builder, "__name__", type(builder).__name__)
@@ -112,12 +110,12 @@ def name_of_function(builder: Callable[..., Any]) -> str:
 
 
 def default_recipe(name: str) -> str | None:
-    """Returns the default recipe of this model; None for that of the data."""
+    """Returns a model's default recipe, or None if the data determines the recipe."""
     return ARCHITECTURES[name].recipe if name in ARCHITECTURES else None
 
 
 def describe_option(option: str) -> str:
-    """Describes one of `OPTIONS`, for each architecture that has it."""
+    """Describes what one of `OPTIONS` means for each architecture that takes it."""
     return "; ".join(
         f"{name}: {known.options[option]}"
         for name, known in ARCHITECTURES.items()
@@ -126,7 +124,7 @@ def describe_option(option: str) -> str:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture of a name, after importing its functions.
+    """Returns the architecture of a name, with its functions imported.
 
     Raises:
         UsageError: There is no such architecture, or its module cannot be imported.
@@ -156,26 +154,25 @@ def build_model(
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
 ) -> "keras.Model":
-    """Builds a model.
+    """Builds the model of a name.
 
     Args:
-        name: As the module's docstring says.
+        name: Value of `--model`.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
         precision: Type of the arithmetic, one of `config.fields.PRECISIONS`. The
-            variables are float32, or float64 if that is the precision.
-        seed: Seed of the initial values, and from here on of all that the process
-            draws at random; None: both depend on what the process has drawn before.
-        device: Where the variables live.
-        options: Further arguments of the function, from `OPTIONS`; None, or a value
-            of None, for the function's defaults.
+            variables are float64 for float64, and float32 for all other precisions.
+        seed: Seed of the initial values and of all that the process draws at random
+            from here on. None leaves the process's random generators as they are.
+        device: Device of the variables.
+        options: Further arguments of the function, by their names in `OPTIONS`. Where
+            the value is None or missing, the function's default holds.
 
     Returns:
-        A model from images, [batch, *image_shape], to logits, [batch, classes].
+        A model that maps images, [batch, *image_shape], to logits, [batch, classes].
 
     Raises:
-        UsageError: The name is unknown, the function fails, or does not return such a
-            model.
+        UsageError: The name is unknown, or its function fails or returns no such model.
     """
     import keras
     import tensorflow as tf
@@ -193,7 +190,7 @@ def build_model(
         with tf.device(device):
             called = {"image_shape": image_shape, "classes": classes, **given}
             words = ", ".join(f"{key}={value}" for key, value in called.items())
-            with custom.explained(name, f"the function failed,\ncalled with {words}"):
+            with custom.explained(name, f"the function failed with\n{words}"):
                 model = builder(image_shape, classes, **given)
                 if isinstance(model, list):
                     model = custom.chained(name, image_shape, model)

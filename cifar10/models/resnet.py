@@ -1,10 +1,10 @@
 """A residual network of pre-activation blocks with batch norm, of any depth.
 
-The network of PartialFlow's comparison (https://github.com/jakob-bauer/partialflow,
-Sanity-Check.ipynb): a 3 x 3 convolution of 16 filters, three scales of 3, 3 and 5
-blocks, each scale but the first with half the height and width and twice the filters,
-the mean over the image, a linear head. Initialization is He's
-(https://arxiv.org/abs/1502.01852), the order within blocks that of
+This is the network that PartialFlow was compared on (Sanity-Check.ipynb in
+https://github.com/jakob-bauer/partialflow): a 3 x 3 convolution of 16 filters, three
+scales of 3, 3 and 5 blocks, global average pooling, and a linear head. Each scale but
+the first halves height and width and doubles the filters. The initialization is He's
+(https://arxiv.org/abs/1502.01852). The order of layers in a block follows
 https://arxiv.org/abs/1603.05027.
 """
 
@@ -16,7 +16,7 @@ from cifar10.layers import FusedBatchNormalization
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
-# Seven layers each: Keras can connect some 900 in a row.
+# A block has seven layers, and Keras can connect about 900 layers in a row.
 _MOST_BLOCKS = 120
 
 
@@ -40,7 +40,7 @@ def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
 def _block(
     net: keras.KerasTensor, filters: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """Adds a block, whose shortcut is a projection if the shape changes."""
+    """Adds a residual block, whose shortcut is a projection if the shape changes."""
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
         net = _convolution(filters, 1, stride, f"{name}_projection")(residual)
@@ -57,7 +57,7 @@ def build(
     depth: int = 11,
     width: int = 16,
 ) -> keras.Model:
-    """Builds the network, of `depth` residual blocks, at least one per scale."""
+    """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
         raise UsageError(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "

@@ -1,7 +1,7 @@
 """The network of TensorFlow's CIFAR-10 tutorial.
 
-Two convolutions with pooling and local response normalization, then two dense layers:
-about a million parameters. Every constant is the tutorial's.
+It has two convolutions with pooling and local response normalization, two hidden dense
+layers, and about a million parameters. Every constant comes from the tutorial.
 """
 
 import keras
@@ -48,8 +48,8 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     images = keras.Input(image_shape, name="images")
     net = _convolution("conv1", bias=0.0)(images)
     net = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(net)
-    # The tutorial applies ReLU before it pools. The maximum is the same either way, and
-    # so is the gradient; after pooling ReLU has a quarter as many values.
+    # The tutorial applies ReLU before pooling. Either order gives the same values and
+    # gradients, but after pooling ReLU has a quarter as many values to compute.
     net = layers.ReLU(name="relu1")(net)
     net = _normalization("norm1")(net)
     net = _convolution("conv2", bias=0.1, activation="relu")(net)

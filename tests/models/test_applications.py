@@ -29,7 +29,9 @@ def module_of(application):
 def test_names_are_those_of_keras():
     with pytest.raises(UsageError) as refused:
         find_architecture("applications:Nothing")
-    assert re.findall(r"\w+", str(refused.value).partition("It has")[2]) == NETWORKS
+    assert (
+        re.findall(r"\w+", str(refused.value).partition("networks are")[2]) == NETWORKS
+    )
     assert is_code("my_models:small")
     assert not is_code("applications:VGG16")
     assert not is_code("tutorial")
