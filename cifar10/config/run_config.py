@@ -17,7 +17,13 @@ from typing import Any
 from cifar10.config import fields, layout
 from cifar10.config.options import is_a, options
 from cifar10.errors import UsageError, printable, reason
-from cifar10.models.registry import is_code
+from cifar10.models.registry import (
+    ARCHITECTURES,
+    IN_PYTHON,
+    PYTHON,
+    is_code,
+    take_for,
+)
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to the entries of a `config.json`.
@@ -121,7 +127,8 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
             )
     directory = layout.locate_run(name)
     run = read_run_config(directory)
-    check_model(run, given.get("model"), "--model")
+    if check_model(run, given.get("model"), "--model"):
+        del given["model"]  # It is the run's, whose name stays.
     values = {field: run[field] for field in options(fields.ALL) if field in run}
     return {**values, "train_dir": str(directory), "fresh": False}
 
@@ -146,15 +153,29 @@ def mark_as_own(content: bytes) -> str:
 
 def check_model(
     settings: Mapping[str, Any], trusted: str | None, flag: str = "--trust_model"
-) -> None:
-    """Refuses a model that is code unless the user trained it or names it here."""
+) -> bool:
+    """Refuses a model that is code unless the user trained it or names it here.
+
+    Returns whether `trusted`, of a module, is to build a program's function.
+    """
     name = settings["model"]
+    function = name.removeprefix(PYTHON)
+    if trusted and trusted != name and trusted.endswith(f":{function}"):
+        take_for(name, trusted)
+        return True
+    if name != function and name not in ARCHITECTURES:
+        raise UsageError(
+            f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
+            "Commands that find its data or need none build the model with "
+            f"{flag} MODULE:{function}\nif MODULE.py has that function."
+        )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
             f"The run's model is {name}, which is Python code, and its config.json "
             "was not\nwritten by you on this machine, or was edited. If you trust this "
             f"code, as it is in\n{Path.cwd()} or installed, add:\n    {flag} {name}"
         )
+    return False
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:

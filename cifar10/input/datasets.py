@@ -16,6 +16,7 @@ from cifar10.input import cifar, records
 from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import with_val
+from cifar10.models.registry import IN_PYTHON
 
 # Side of the images that pictures become unless `--image_size` says otherwise.
 DEFAULT_SIZE = 64
@@ -63,10 +64,7 @@ def cache_of_pictures() -> Path:
 
 
 def find_for(
-    settings: Mapping[str, Any],
-    given: Dataset | None = None,
-    *,
-    say_notes: bool = True,
+    settings: Mapping[str, Any], given: Dataset | None = None, *, say_notes: bool = True
 ) -> Dataset:
     """Finds the data set of a configuration, or of a run by its `config.json`.
 
@@ -167,11 +165,8 @@ def describe(
 def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run is {data}: it came from a Python program's memory, "
-            "or another version\nfound it. Give it from a program: "
-            "to score the run, cifar10.evaluate(train_dir, data=...);\nto go on with "
-            "it, cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...)). "
-            "Or use the\nversion that wrote it."
+            f"The data of this run is {data}: a program had it in memory, or the "
+            f"version that wrote\nthe run looked it up.\n{IN_PYTHON}"
         )
 
 

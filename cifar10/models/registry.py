@@ -53,6 +53,12 @@ ARCHITECTURES = {
 OPTIONS = ("depth", "width")
 # Prefix in `config.json` of a function that cannot be imported by name.
 PYTHON = "python:"
+IN_PYTHON = (
+    "The program that trained the run continues it: call it again with the same "
+    "train_dir.\nAnother one gives again what the first had in memory, and only that:\n"
+    "    cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...))\n"
+    "    cifar10.evaluate(train_dir, model=..., data=...)"
+)
 
 
 def is_code(name: str) -> bool:
@@ -68,14 +74,6 @@ def check_name(name: str) -> None:
     """
     if name in ARCHITECTURES or name.startswith(APPLICATIONS_PREFIX):
         return
-    if name.startswith(PYTHON):
-        raise model_error(
-            name,
-            "the model's function is defined in a program, not in a module that can "
-            "be\nimported. Only that program can build the model, with cifar10.train,\n"
-            "cifar10.evaluate or cifar10.Follower. To use other commands, move the "
-            "function\ninto a module, and train with --model module:function.",
-        )
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
         raise model_error(
@@ -93,6 +91,14 @@ def check_name(name: str) -> None:
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise no_module_error(name)
+
+
+def take_for(name: str, function: str) -> None:
+    """Has a module's function, module:function, build the model of a program."""
+    check_name(function)
+    ARCHITECTURES[name] = Architecture(
+        name, lambda *shape, **given: find_architecture(function).build(*shape, **given)
+    )
 
 
 def name_of_function(builder: Callable[..., Any]) -> str:

@@ -101,11 +101,16 @@ def as_given(**values: Any) -> str:
     return shlex.join(words)
 
 
+def in_memory(model: str, data: str) -> str:
+    """Returns the arguments of a call for what of these only a program has."""
+    named = {"model": model, "data": data}
+    return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
+
+
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
     """Returns how to score a run: by a call if only a program has its model or data."""
-    named = {"model": model, "data": data}
-    if given := [f"{name}=..." for name in named if named[name].startswith(PYTHON)]:
-        return f"cifar10.evaluate({train_dir!r}, step={step}, {', '.join(given)})"
+    if given := in_memory(model, data):
+        return f"cifar10.evaluate({train_dir!r}, step={step}, {given})"
     which = "--run_once" if step is None else f"--step {step}"
     return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
 

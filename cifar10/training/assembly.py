@@ -27,12 +27,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
-from cifar10.models.registry import (
-    OPTIONS,
-    build_model,
-    find_architecture,
-    is_code,
-)
+from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting

@@ -26,11 +26,7 @@ from cifar10.training.assembly import Training
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
-from cifar10.training.timing import (
-    HOUR,
-    format_duration,
-    format_number,
-)
+from cifar10.training.timing import HOUR, format_duration, format_number
 
 _SHOWN_CLASSES = 8
 _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.

@@ -249,10 +249,7 @@ def hooks_in_order(
     if training.workers.is_chief:
         of_chief = [
             StepProfile(loop),
-            Console(
-                training.config.run.max_steps,
-                training.config.batch.batch_size,
-            ),
+            Console(training.config.run.max_steps, training.config.batch.batch_size),
             TensorBoard(training.train_dir, loop.goodput),
             *users,
             Summaries(loop),

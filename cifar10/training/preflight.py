@@ -9,12 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import (
-    fields,
-    layout,
-    options,
-    run_config,
-)
+from cifar10.config import fields, layout, options, run_config
 from cifar10.config.config import Config
 from cifar10.errors import StoppedError, UsageError
 from cifar10.models.registry import check_name
@@ -149,7 +144,10 @@ def _explained(
     # --resume refuses another version's run, and changed pictures.
     with contextlib.suppress(UsageError):
         run_config.read_run_config(path)
-        if _DATA not in differences:
+        if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
+            call = f"cifar10.Config(resume={str(path)!r}, {given})"
+            lines.append(f"    {call}    in Python, continues it as it is")
+        elif _DATA not in differences:
             given = invocation.as_given(resume=str(path))
             lines.append(f"    {given}    alone, continues it as it is")
     given = invocation.as_given(train_dir=str(starting.unused_sibling(path)))

@@ -10,13 +10,7 @@ from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
 from cifar10.process import invocation
-from cifar10.run_directory import (
-    chain,
-    checkpoints,
-    logs,
-    restoring,
-    retention,
-)
+from cifar10.run_directory import chain, checkpoints, logs, restoring, retention
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder

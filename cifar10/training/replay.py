@@ -21,14 +21,7 @@ from cifar10.errors import UsageError, counted, say
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input.corrections import names_of
 from cifar10.input.pipeline import shuffled_indices
-from cifar10.run_directory import (
-    chain,
-    checkpoints,
-    logs,
-    restoring,
-    scores,
-    starting,
-)
+from cifar10.run_directory import chain, checkpoints, logs, restoring, scores, starting
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch
 from cifar10.towers.verification import BOUNDS, proportion

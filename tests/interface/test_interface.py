@@ -24,7 +24,7 @@ from cifar10 import Config, Follower, evaluate, train
 from cifar10.config import run_config
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
-from cifar10.models.registry import name_of_function
+from cifar10.models.registry import ARCHITECTURES, name_of_function
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.integers(0, 256, (60, 12, 12, 3), np.uint8)
@@ -121,7 +121,7 @@ def test_a_run_on_data_that_only_older_versions_look_up_is_scored_on_given_data(
     config.write_text(config.read_text().replace('"python:arrays"', '"tfds:mnist"'))
     found = evaluate(copy, data=TEST, model=local())
     assert found == evaluate(trained[1], data=TEST)
-    with pytest.raises(UsageError, match="version that wrote it"):
+    with pytest.raises(UsageError, match=r"cifar10\.evaluate"):
         evaluate(copy, model=local())
     with pytest.raises(UsageError, match="version that wrote it"):
         Config(resume=copy, model=local())
@@ -179,6 +179,33 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
     with Follower(record.train_dir) as follower:
         assert follower.look()
         assert follower.predict(X[:2]).logits.shape == (2, 3)
+
+
+def test_commands_take_a_programs_function_from_a_module_or_say_what_works(
+    tmp_path, monkeypatch, stand_in_dir
+):
+    run = tmp_path / "run"
+    given = {"data": "synthetic", "data_dir": stand_in_dir}
+    train(config(run, **given))
+    monkeypatch.delitem(ARCHITECTURES, "python:linear")  # As in another process.
+    resume = ("train.py", "--resume", run, "--max_steps", 6)
+    score = ("eval.py", "--run_once", "--train_dir", run)
+    for words in (resume, score):
+        done = runs.call(*words)
+        assert done.returncode == 2
+        assert "cifar10.evaluate(train_dir, model=..., data=...)" in done.stderr
+        assert "MODULE:linear" in done.stderr
+    done = runs.call("train.py", "--train_dir", run)
+    assert f"cifar10.Config(resume={str(run)!r}, model=...)" in done.stderr
+    assert "--resume" not in done.stderr, "it would be refused"
+    mine = types.ModuleType("mine")
+    mine.linear = local()
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    done = runs.call(*score, "--trust_model", "mine:linear")
+    assert done.returncode == 0, done.stderr
+    done = runs.call(*resume, "--model", "mine:linear")
+    assert done.returncode == 0, done.stderr
+    assert train(config(run, **given, max_steps=8)).step == 8, "the name stays"
 
 
 def squares(images=X):
