@@ -1,4 +1,4 @@
-"""`python -m cifar10 eval`, which is the script eval.py too."""
+"""The command `python -m cifar10 eval`, which is also the script eval.py."""
 
 import argparse
 import dataclasses
@@ -15,21 +15,20 @@ DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
 
     python -m cifar10 eval --run_once
 
-Prints `precision @ 1` with its 95 % confidence interval and tables, and writes
-event files, whose curves TensorBoard draws over the training's, and a line of
-JSON to eval/metrics.jsonl. Without --run_once or --step it follows a running
-training until its end, scoring each newest checkpoint once and printing a line
-for each; these scores tell the training which checkpoints --keep_best keeps.
-Checkpoints that the training scores itself (--eval_steps) are skipped. The
-run's directory names the model and the data set; a model of your own is looked
-for in the current folder.
+Prints `precision @ 1` with its 95 % confidence interval, and tables. Appends the
+scores to eval/metrics.jsonl and writes event files for TensorBoard.
+
+Without --run_once or --step, the command follows a run until training ends: it
+scores each new checkpoint and prints one line for it. --keep_best keeps the
+checkpoints with the best scores. The run's directory names the model and the
+data set; your own model is imported from the current folder.
 """
 
 _Counts = Annotated[
     str,
     Form(
         r"[1-9]\d{0,11}(,[1-9]\d{0,11})*",
-        "a whole number from 1 on, or several, as in 3,10",
+        "a whole number from 1 on, or several such as 3,10",
     ),
 ]
 
@@ -39,21 +38,21 @@ class Options(run_options.RunOptions):
     """Which images and checkpoints to score and how.
 
     Attributes:
-        eval_dir: directory of event files (default: eval in the run's)
-        eval_data: images to score, without distortions: the test part, val where there
-            is one, or the training part
+        eval_dir: directory for event files and scores (default: eval in the run's)
+        eval_data: split to score, without distortions: test, val if there is one, or
+            train_eval for the training images
         data_dir: directory of the data set (default: the run's)
-        num_examples: number of images to score, the first ones (default: all)
-        batch_size: images scored at a time; it changes speed and memory, not the result
-        run_once: score the newest checkpoint and end
-        eval_interval_secs: seconds between two looks for a new checkpoint
+        num_examples: score only this many images, from the first on (default: all)
+        batch_size: images scored at a time; affects speed and memory, not the result
+        run_once: score the newest checkpoint and exit
+        eval_interval_secs: seconds between two checks for a new checkpoint
         use_averages: use the variables' moving averages, not their last values
-        test_time_augmentation: average over six views of each image, mirrored and moved
-            by a pixel
-        calibrate: fit a temperature on the val part, with which predict, serve and
-            export compute probabilities; scores one checkpoint and ends, as --run_once
-        top_k: K, or several as 3,10: also the part of the images whose class has one of
-            the K largest logits (default: 1 and 5)
+        test_time_augmentation: average over six views of each image, mirrored and
+            shifted by a pixel
+        calibrate: fit a temperature on the val split, with which predict, serve and
+            export compute probabilities; score one checkpoint and exit
+        top_k: K, or several such as 3,10: also report the fraction of images whose
+            class has one of the K largest logits (default: 1 and 5)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
         json: print JSON, one object per checkpoint
     """
@@ -74,30 +73,30 @@ class Options(run_options.RunOptions):
 
     @property
     def once(self) -> bool:
-        """Whether one checkpoint is scored, in place of each as it appears."""
+        """Whether to score a single checkpoint instead of following the run."""
         return self.run_once or self.calibrate or self.step is not None
 
     @property
     def split(self) -> Literal["test", "val", "train"]:
-        """The part of the data set that is scored."""
+        """The split of the data set to score."""
         return "train" if self.eval_data == "train_eval" else self.eval_data
 
     @property
     def ks(self) -> list[int]:
-        """The numbers that `--top_k` names."""
+        """The numbers K of `--top_k`."""
         return [int(name) for name in self.top_k.split(",")] if self.top_k else []
 
     @property
     def curve(self) -> str:
-        """The folder of the event files; each kind of evaluation has its own."""
+        """The folder for event files, a different one for each kind of evaluation."""
         name = layout.evaluation_events(self.split)
         name += "" if self.use_averages else "_raw"
         return name + ("_augmented" if self.test_time_augmentation else "")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
-    parser.usage = "%(prog)s [FLAGS]"  # All of them are too wide for a terminal.
+    """Runs the command with its command-line arguments; returns the exit code."""
+    parser.usage = "%(prog)s [FLAGS]"  # A list of all flags is too long.
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     if options.once:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 def score_checkpoints(options: Options) -> None:
-    """Scores each new checkpoint until the training has finished, or a single one."""
+    """Scores each new checkpoint until training ends, or only one checkpoint."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     try:
         for step in evaluator.follow(options.eval_interval_secs, once=options.once):
             evaluator.score(step)
-    finally:  # The training has ended, or a signal ends the program.
+    finally:  # Even if a signal ends the program.
         print(evaluator.report, end="", flush=True)
 
 
 class _Evaluator(FollowedRun):
-    """Follows a run, and scores its checkpoints on a set of images."""
+    """Follows a run and scores its checkpoints on a set of images."""
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class _Evaluator(FollowedRun):
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         self._trained = model
-        # The training must not delete it before its score shows whether it is the best.
+        # Keeps the checkpoint until its score shows whether it is the best.
         self._held.close()
         directory = checkpoint.path.parent
         self._held.enter_context(checkpoints.reading(directory, checkpoint.step))

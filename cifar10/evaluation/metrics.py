@@ -1,7 +1,7 @@
-"""Exact metrics from the outcomes of all images, and their tables as text.
+"""Exact metrics of a set of images, and their tables as text.
 
-Counts and sums over the whole set are divided once, by the number of images, so no
-metric depends on how the set was split into batches.
+Sums over the whole set are divided once by the number of images, so no metric depends
+on how the set is split into batches.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tensorflow as tf
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.run_directory import scores
 
-# A larger confusion matrix does not fit a screen; its most frequent mistakes do.
+# With more classes, a table of the most frequent mistakes replaces the matrix.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
-# Fills lines of a terminal, with an indent of four; a long path stays in one piece.
+# Wraps lines for a terminal, with an indent of four; does not break long paths.
 LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
@@ -28,19 +28,19 @@ _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
 
 
 class Outcomes(NamedTuple):
-    """The result of each image of a set, in order."""
+    """The result for each image of a set, in order."""
 
     labels: np.ndarray  # int32 [images]
     cross_entropy: np.ndarray  # floating [images]
     predictions: np.ndarray  # int64 [images], the class with the largest logit.
-    # int64 [images], how many logits are larger than that of the label; the number of
-    # classes if not all logits are finite.
+    # int64 [images], the number of logits above the label's logit; the number of
+    # classes if any logit is not finite.
     ranks: np.ndarray
     confidence: np.ndarray  # float32 [images], the probability of the prediction.
     logits: np.ndarray  # floating [images, classes]
 
     def at(self, temperature: float) -> Outcomes:
-        """Returns the outcomes with the confidence at a temperature."""
+        """Returns the outcomes with confidences at another temperature."""
         probabilities = tf.nn.softmax(self.logits / temperature).numpy()
         return self._replace(confidence=probabilities.max(axis=1))
 
@@ -50,19 +50,19 @@ class Sums:
     """Sums over the images of a set."""
 
     cross_entropy: float
-    ranks: np.ndarray  # int64 [classes]: images by rank, those that have one.
+    ranks: np.ndarray  # int64 [classes]: number of images with each finite rank.
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
-    # float64 [3, bins]: the numbers of images and of correct ones, and the sum of
-    # confidences, in bins of equal width by confidence.
+    # float64 [3, bins]: number of images, number of correct images and sum of
+    # confidences, in confidence bins of equal width.
     bins: np.ndarray
 
     @classmethod
     def of(cls, outcomes: Outcomes, classes: int) -> Sums:
-        """Sums up the outcomes of images whose labels are 0 to `classes - 1`."""
+        """Sums the outcomes of images whose labels are 0 to `classes - 1`."""
         places = outcomes.labels * np.int64(classes) + outcomes.predictions
         confusion = np.bincount(places, minlength=classes**2)
         is_right = outcomes.predictions == outcomes.labels
-        confidence = np.nan_to_num(outcomes.confidence)  # Where not finite: none.
+        confidence = np.nan_to_num(outcomes.confidence)  # 0 if not finite.
         bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
         of_each = np.ones(len(bins)), is_right, confidence
         return cls(
@@ -79,7 +79,7 @@ class Sums:
 
     @property
     def calibration_error(self) -> float:
-        """Mean distance of a bin's confidence from its accuracy, weighted by images."""
+        """Mean gap between confidence and accuracy of the bins, weighted by images."""
         _, right, confidence = self.bins
         return float(np.abs(right - confidence).sum() / self.count)
 
@@ -97,15 +97,15 @@ class Sums:
     def scalars(
         self, weight_decay: float, top_k: Iterable[int] = ()
     ) -> dict[str, float]:
-        """Returns the metrics, by the names that training uses.
+        """Returns the metrics under the names that training uses.
 
-        `macro F1` and `balanced accuracy` are the means of the F1 scores and of the
-        recalls over the classes that have images. There is a precision at 5, and at
-        each of `top_k`; that at 1 has its interval of 95 %.
+        `macro F1` and `balanced accuracy` average F1 and recall over the classes that
+        have images. `precision @ 1` comes with its 95 % interval; `precision @ K` is
+        given for 5 and each K in `top_k`.
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        # Equal logits at the limit all count, as in `tf.math.in_top_k`.
+        # Ties at rank k all count, as in `tf.math.in_top_k`.
         at_k = {k: self.ranks[:k].sum() / self.count for k in sorted({5, *top_k} - {1})}
         rows = [
             row for row in self.per_class(range(len(self.confusion))) if row["images"]
@@ -126,8 +126,8 @@ class Sums:
     def per_class(self, class_names: Sequence[Any]) -> list[dict[str, Any]]:
         """Returns one row per class: its name, number of images, recall, precision, F1.
 
-        Recall and precision are None where they would be divided by zero; F1, which is
-        2 TP / (2 TP + FP + FN), is None for a class without images.
+        Recall and precision are None if the divisor is zero. F1 is
+        2 TP / (2 TP + FP + FN), or None for a class without images.
         """
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
         hits, both = np.diag(self.confusion), true + predicted
@@ -143,7 +143,7 @@ class Sums:
         ]
 
     def commonest_mistakes(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns the most frequent pairs of true and predicted class, in order."""
+        """Returns the most frequent mistakes: true class, predicted class, images."""
         mistakes = self.confusion - np.diag(np.diag(self.confusion))
         largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
         places = zip(*np.unravel_index(largest, mistakes.shape), strict=True)
@@ -165,10 +165,10 @@ def report(
     scalars: Mapping[str, float],
     class_names: Sequence[str],
 ) -> str:
-    """Returns the result of one evaluation as text.
+    """Formats the result of one evaluation as text.
 
-    The title precedes the tutorial's `precision @ 1 = ...`; the subject says which
-    images and variables were used.
+    `title` precedes `precision @ 1 = ...`. `subject` says which images and variables
+    were scored.
     """
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
     shown = [
@@ -177,7 +177,7 @@ def report(
         if not name.endswith(PRECISION)
     ]
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
-        shown.append(f"means of the {scored} classes with images")
+        shown.append(f"means over the {scored} classes with images")
     figures = LINES.fill(", ".join(shown))
     return (
         f"{title}: {headline(scalars, sums.count, len(class_names))}\n"
@@ -195,9 +195,9 @@ def headline(
     earlier: Mapping[int, float] | None = None,
     best_by: str = PRECISION,
 ) -> str:
-    """Compares the deciding score with `earlier` ones, by step, or with chance.
+    """Formats the precision at 1 of `count` images, compared with earlier scores.
 
-    The precision at 1, of `count` images, comes first in any case.
+    `earlier` maps steps to the score `best_by`. If empty, chance is shown instead.
     """
     text = scores.shown(PRECISION, scalars[PRECISION], count)
     if not earlier:
@@ -209,12 +209,12 @@ def headline(
     rank = ", the best so far"
     if best in earlier:
         rank = f"; best {earlier[best]:.3f} at step {best}"
-    change = round(score, 3) - round(earlier[last], 3)  # As both are shown.
+    change = round(score, 3) - round(earlier[last], 3)  # Of the rounded values.
     return f"{text} ({change:+.3f}{rank})"
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:
-    """Returns the per-class rows as text."""
+    """Formats the metrics of each class as a table."""
     width = max(len(name) for name in (*class_names, "class"))
     lines = [f"{'class':{width}}  images  recall  precision      F1"]
     lines += [
@@ -226,9 +226,9 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
 
 
 def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
-    """Returns the confusion matrix as text, or with many classes its largest errors."""
+    """Formats the confusion matrix, or for many classes the commonest mistakes."""
     if len(class_names) > LARGEST_MATRIX:
-        lines = ["commonest mistakes (images: true class, taken for)"]
+        lines = ["commonest mistakes (images: true class, predicted class)"]
         for mistake in sums.commonest_mistakes(class_names):
             true, predicted = mistake["true"], mistake["predicted"]
             lines.append(f"{mistake['images']:6}: {true}, {predicted}")
@@ -236,7 +236,7 @@ def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
     width = max(len(name) for name in class_names)
     cell = max(6, len(str(int(sums.confusion.max()))) + 1)
     header = "".join(f"{name[: cell - 1]:>{cell}}" for name in class_names)
-    lines = ["confusion matrix (row: true class, column: taken for)"]
+    lines = ["confusion matrix (row: true class, column: predicted class)"]
     lines.append(" " * width + header)
     for name, row in zip(class_names, sums.confusion, strict=True):
         lines.append(f"{name:{width}}" + "".join(f"{number:>{cell}}" for number in row))

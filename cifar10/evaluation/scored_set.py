@@ -1,4 +1,4 @@
-"""Scores a model on a part of a data set, every image exactly once, and logs it."""
+"""Scores a model on a split of a data set, each image exactly once; logs scores."""
 
 import functools
 import itertools
@@ -28,14 +28,14 @@ from cifar10.towers.graphs import traced
 if TYPE_CHECKING:
     from cifar10.evaluation.eval_command import Options
 
-_FIX = "Make room there or make it writable, or name another place with --eval_dir."
+_FIX = "Free space or make the folder writable, or name another one with --eval_dir."
 
 
 class Scorer:
-    """Scores a model any number of times; it is traced once.
+    """Scores a model any number of times, but traces the model only once.
 
-    Its non-trainable variables are used as they are. With `test_time_augmentation` it
-    averages the logits of an image's six `views`.
+    The model's non-trainable variables keep their values. With
+    `test_time_augmentation`, averages the logits of the six `views` of an image.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Scorer:
     def score(
         self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
     ) -> tuple[Outcomes, float]:
-        """Scores the model on every image of some batches.
+        """Scores the model on all images of `batches`.
 
         Args:
-            trainable: Values for its trainable variables, such as their averages.
-            batches: (images, labels, mask) as `evaluation_batches` makes them.
+            trainable: Values for the model's trainable variables, such as averages.
+            batches: Yields (images, labels, mask), as `evaluation_batches` does.
             device: Device that computes.
 
         Returns:
-            The outcomes of all images that the masks select, in order, and the weight
+            The outcomes of the images that the masks select, in order, and the weight
             decay.
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
@@ -80,9 +80,9 @@ class Scorer:
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Computes the loss, prediction, rank, confidence and logits of each image.
+        """Computes the outcomes of a batch, without the labels, and the weight decay.
 
-        The first result has the values of `Outcomes`, the second is the weight decay.
+        The outcomes are in the order of the fields of `Outcomes`.
         """
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)
@@ -99,7 +99,7 @@ class Scorer:
     def _logits(
         self, values: list[tf.Tensor], images: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns logits, in float32 or better, and the model's penalties."""
+        """Returns float32 or float64 logits, and the model's penalties."""
         parts = []
         for view, weight in views(images) if self._augment else [(images, 1.0)]:
             logits, penalties = trained_model.evaluation_logits(
@@ -117,7 +117,7 @@ def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
     as the four shifted ones together.
 
     Args:
-        images: Of a floating type, [batch, height, width, channels].
+        images: Floating-point, [batch, height, width, channels].
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
@@ -139,27 +139,26 @@ class Result(NamedTuple):
     sums: metrics.Sums
     scalars: dict[str, float]  # By the names that training uses.
     outcomes: Outcomes
-    calibrated: metrics.Sums | None  # With the temperature, if there is one.
+    calibrated: metrics.Sums | None  # At the temperature; None if it is 1.
 
 
 class ScoredSet:
-    """Images on which a model is scored at several steps of its training.
+    """A set of images on which a model is scored at several steps of training.
 
-    Scores are recorded in the folder `events`, by the training itself and by `eval.py`
-    alike.
+    Scores are recorded in the folder `events`.
 
     Args:
         model: The model.
         settings: The content of the run's `config.json`.
         dataset: The data set.
         events: The folder of the event files and of `metrics.jsonl`.
-        options: Which images are scored and how, as `eval.py` takes it.
-        own_metrics: A program's own metrics, as `Config` has them.
+        options: The options of `eval.py`: which images to score, and how.
+        own_metrics: The metrics function of the user's `Config`.
 
     Attributes:
         count: Number of images.
-        part: The part of the data set that they belong to.
-        subject: Which images and which values of the variables are scored, in words.
+        part: The split of the data set that the images belong to.
+        subject: A description of the images and of the variables' values.
     """
 
     def __init__(
@@ -180,20 +179,20 @@ class ScoredSet:
         self._top_k = options.ks
         if (most := max(self._top_k, default=1)) > dataset.classes:
             raise UsageError(
-                f"--top_k {most}: there are {dataset.classes} classes. Give at most "
+                f"--top_k {most}: the data has {dataset.classes} classes. Give at most "
                 f"{dataset.classes}."
             )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
-                f"--eval_data val, --calibrate: {dataset.description} has no val part. "
-                "Train with --val_fraction 0.1, or on data with such a part."
+                f"--eval_data val, --calibrate: {dataset.description} has no split "
+                "val. Train with --val_fraction 0.1, or on data with this split."
             )
         self.part = options.split
         images, labels = dataset.read(options.split)
         self.count = options.num_examples or len(images)
         if self.count > len(images):
             raise UsageError(
-                f"--num_examples {self.count}: the set has {len(images):,} images."
+                f"--num_examples {self.count}: there are only {len(images):,} images."
             )
         self._batches = evaluation_batches(
             images,
@@ -208,8 +207,8 @@ class ScoredSet:
         views = ", six views each" if options.test_time_augmentation else ""
         note = " Trained on simulated towers." if settings["simulated"] else ""
         self._has_own_loss = settings.get("loss") is not None
-        if self._has_own_loss:  # Which only a program could compute.
-            note += " Without total_loss, which is the program's own."
+        if self._has_own_loss:  # Only the user's program can compute it.
+            note += " Without total_loss, which the user's program defines."
         self.subject = (
             f"{self.count:,} {kind} images of {dataset.description}; "
             f"{variables}{views}.{note}"
@@ -220,9 +219,9 @@ class ScoredSet:
     def score(
         self, trainable: Sequence[tf.Tensor], device: str, temperature: float = 1.0
     ) -> Result:
-        """Scores the model with values for its trainable variables, on a device.
+        """Scores the model on a device, with given values of the trainable variables.
 
-        A temperature other than 1 is added to the scores, with its calibration error.
+        A `temperature` other than 1 and its calibration error are added to the scores.
         """
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
@@ -230,7 +229,7 @@ class ScoredSet:
         if self._has_own_loss:
             del scalars["total_loss"]
         if self._own_metrics:
-            labels = tf.constant(outcomes.labels, tf.int64)  # As in a step.
+            labels = tf.constant(outcomes.labels, tf.int64)  # As in training.
             own = self._own_metrics(labels, tf.constant(outcomes.logits))
             scalars |= {name: float(np.mean(own[name])) for name in own}
         calibrated = None
@@ -251,13 +250,13 @@ class ScoredSet:
         self._writer = None
 
     def record(self, step: int, result: Result) -> str:
-        """Writes a result to event file and log; returns a line about it.
+        """Writes a result to the event file and the log; returns a line to print.
 
-        Results of steps earlier than the newest in the event file are left out of it,
-        since TensorBoard would no longer show those of later steps.
+        A result of an earlier step than the newest is not written to the event file,
+        because TensorBoard would then hide the later results.
 
         Raises:
-            DiskError: They cannot be written. The next call opens a new event file.
+            DiskError: A write failed. The next call opens a new event file.
         """
         if self._writer is None:
             self.open()
@@ -273,7 +272,7 @@ class ScoredSet:
         return self.line(step, result, {at: found[at] for at in found if at < step})
 
     def line(self, step: int, result: Result, earlier: Mapping[int, float]) -> str:
-        """Returns a line about a result, compared with scores of earlier steps."""
+        """Returns a line that compares a result with scores of earlier steps."""
         classes = len(self.dataset.class_names)
         scored = result.scalars, result.sums.count
         compared = metrics.headline(*scored, classes, earlier, self._best_by)
@@ -285,7 +284,7 @@ class ScoredSet:
     ) -> None:
         confusion, names = result.sums.confusion, self.dataset.class_names
         share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        # Dark means many; enlarged so that small matrices can be seen.
+        # Dark means many images. Small matrices are enlarged.
         scale = max(1, 320 // len(share))
         picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
         notes = f"{self.subject} Rows true, columns predicted: {names}."

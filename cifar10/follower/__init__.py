@@ -1,4 +1,4 @@
-"""The model of a run, filled from its checkpoints, once or as they are written."""
+"""Loads the model of a run from its checkpoints, once or as they are written."""
 
 from cifar10.follower.live_copy import Follower
 

@@ -14,7 +14,7 @@ from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 from cifar10.run_directory.early_stopping import why_ended
 
-# Errors for which a checkpoint is refused, and the run followed further.
+# Errors after which only the checkpoint is refused, and the run still followed.
 _REFUSED = (
     DamagedError,
     UsageError,
@@ -22,16 +22,16 @@ _REFUSED = (
     MemoryError,
     tf.errors.ResourceExhaustedError,
 )
-# A disk error may pass, and a copy may be completed; but large files are slow to read.
+# A refused checkpoint may become readable, but reading large files is slow.
 RETRY_SECONDS = 10.0
 
 
 class FollowedRun:
-    """The run in a directory, whose newest or `wanted` checkpoint is kept loaded.
+    """A run whose newest or `wanted` checkpoint is kept loaded.
 
-    The directory need not exist yet. A later session may continue the run with another
-    `config.json`, and another run may replace it, as with --fresh. Further arguments
-    are those of `TrainedModel`.
+    The directory need not exist yet. The run's `config.json` may change, and another
+    run may replace this one, for example with --fresh. The keyword arguments `reading`
+    are passed to `TrainedModel`.
 
     Attributes:
         directory: Directory of the run.
@@ -57,24 +57,24 @@ class FollowedRun:
         self._wanted = wanted
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
-        self._identity: tuple[int, int] | None = None  # Of that folder, on its disk.
-        self._problem = ""  # Of the last look, with the run as a whole.
+        self._identity: tuple[int, int] | None = None  # The folder's device and inode.
+        self._problem = ""  # Why the last look failed.
         self._manifest: dict[str, Any] = {}  # Of the checkpoint that was loaded last.
-        self._refused: dict[int, str] = {}  # Reasons by step.
-        self._retry_at = 0.0  # By `time.monotonic`: refused ones may be read again.
+        self._refused: dict[int, str] = {}  # Reasons for refusal, by step.
+        self._retry_at = 0.0  # When to retry refused ones.
 
     @property
     def has_finished(self) -> bool:
-        """Whether the loaded checkpoint is the last one of the training.
+        """Whether the run ended at the loaded checkpoint.
 
-        The training may be extended, and another run may replace this one.
+        The run may still be extended later, or replaced by another run.
         """
         if self.model is None or self.step is None:
             return False
         return why_ended(self.model.settings, self._manifest) is not None
 
     def look(self) -> bool:
-        """Loads the newest checkpoint, and returns whether it is new and can be used.
+        """Loads the newest checkpoint; returns whether a new one was loaded.
 
         Raises:
             UsageError: The directory cannot be read, or its model cannot be built.
@@ -90,7 +90,7 @@ class FollowedRun:
                 self.model = model
                 self._refused.clear()  # A checkpoint may fit the new model.
             return self._load_newest(self.model)
-        except FileNotFoundError:  # Not written yet, or just being moved aside.
+        except FileNotFoundError:  # Not written yet, or being moved.
             return False
         except UsageError as error:
             if isinstance(error.__cause__, FileNotFoundError):  # No config.json yet.
@@ -100,11 +100,11 @@ class FollowedRun:
             raise
 
     def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
-        """Yields the step of each checkpoint when it is loaded, until the last one.
+        """Yields the step of each newly loaded checkpoint until the run has finished.
 
-        Refusals and what it waits for are printed to stderr, once each. Two looks are
-        `interval` seconds apart. With `once` the newest checkpoint is also the last;
-        there has to be one that can be used.
+        Checks every `interval` seconds. Prints refusals and the reason for waiting to
+        stderr, once each. With `once`, yields only the newest checkpoint, and raises a
+        `UsageError` if no checkpoint can be used.
         """
         while True:
             if self.look() and self.step is not None:
@@ -112,20 +112,20 @@ class FollowedRun:
                 yield self.step
                 if once:
                     return
-                continue  # There may be news by now, such as a later end.
+                continue  # A newer one may exist by now.
             if once:
                 raise UsageError(self.why_no_weights())
             if self.has_finished:
-                self.say_news(f"The training has finished at step {self.step}.")
+                self.say_news(f"Training has finished at step {self.step}.")
                 return
             waiting = "Waiting for the next checkpoint."
             if self.step is None:
                 waiting = self.why_no_weights()
-            self.say_news(f"{waiting}\nLooking every {interval:g} s.")
+            self.say_news(f"{waiting}\nChecking every {interval:g} s.")
             time.sleep(interval)
 
     def say_news(self, *news: str) -> None:
-        """Prints what was refused, and other news, to stderr, once each."""
+        """Prints refusals and other news to stderr, each only once."""
         for line in (*self.refusals, *news):
             if line not in self._said:
                 say(line)
@@ -143,16 +143,16 @@ class FollowedRun:
             return str(error)
 
     def _prepare(self, model: TrainedModel) -> None:
-        """Called with the model of the run before any checkpoint is loaded into it."""
+        """Hook: prepares the run's model before any checkpoint is loaded into it."""
 
     def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
-        """Uses a loaded checkpoint; the checkpoint is refused if this raises."""
+        """Hook: uses a loaded checkpoint. An exception here refuses the checkpoint."""
 
     def _notice_replacement(self) -> None:
-        """Forgets the run if the folder of checkpoints is another one by now.
+        """Forgets the loaded model if another run has replaced the checkpoints folder.
 
-        A new folder may get the inode of a deleted one; then the lower steps of the new
-        run give it away.
+        A new folder may reuse the inode of a deleted one. Then the lower steps of the
+        new run reveal the replacement.
         """
         newest = max(checkpoints.steps(self._folder), default=0)
         found = self._folder.stat()
@@ -165,7 +165,7 @@ class FollowedRun:
     def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
-        newest_only = self._wanted is None  # The best may be older than the last best.
+        newest_only = self._wanted is None  # A new best may be an older step.
         done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
         is_early = time.monotonic() < self._retry_at
         self._refused = {

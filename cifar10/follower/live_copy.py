@@ -1,15 +1,15 @@
-"""A live copy of a run's model: it answers while its weights are replaced.
+"""A live copy of a run's model, which predicts while its weights are replaced.
 
     with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
 
-`Follower` loads each new checkpoint of a run, from any process. It refuses checkpoints
-that are damaged or of another run or model, and keeps answering with the last good one.
+`Follower` loads each new checkpoint of a run, in any process. It refuses checkpoints
+that are damaged or of another run or model, and predicts on with the last good one.
 
-The weights are tensors, not variables: they never change, and the traced function takes
-them as arguments. A new set is prepared beside the one in use, and replaces it by one
-assignment of a reference. So a prediction uses one set from beginning to end, nothing
-waits, and nothing is traced again.
+The weights are tensors that never change, not variables, and the traced function takes
+them as arguments. New weights are prepared while the old ones are in use, and then
+replace them by a single assignment. A prediction therefore uses the same weights from
+beginning to end. Nothing waits, and nothing is traced again.
 """
 
 import logging
@@ -34,27 +34,24 @@ logger = logging.getLogger(__name__)
 
 
 class Prediction(NamedTuple):
-    """The logits of some images."""
+    """The logits of a batch of images."""
 
-    step: int  # Of the weights.
+    step: int  # Step of the weights.
     # float32 or float64 [images, classes], divided by the temperature of the weights.
     logits: np.ndarray
     class_names: tuple[str, ...]
 
 
 class Snapshot(NamedTuple):
-    """A model and the values of all its variables after one step.
-
-    The values never change.
-    """
+    """A model and the values of its variables after one step, which never change."""
 
     model: TrainedModel
-    logits: Callable[..., tf.Tensor]  # As `traced_logits` returns them.
+    logits: Callable[..., tf.Tensor]  # The result of `traced_logits`.
     step: int
     trainable: list[tf.Tensor]  # Last values or moving averages.
     non_trainable: list[tf.Tensor]
-    since: float  # When the training had them, in seconds since 1970.
-    temperature: float  # That of the step, by `eval.py --calibrate`, or 1.
+    since: float  # When the checkpoint was written, in seconds since 1970.
+    temperature: float  # From `eval.py --calibrate`; 1 without it.
 
 
 def traced_logits(
@@ -62,8 +59,8 @@ def traced_logits(
 ) -> tf.types.experimental.ConcreteFunction:
     """Traces a model as a pure function of its variables' values and of images.
 
-    The images, uint8 [count, *image_shape], are prepared for a model that was trained
-    with `distortion`.
+    The function takes uint8 images [count, *image_shape], and prepares them for a model
+    that was trained with `distortion`.
     """
 
     @tf.function(autograph=False)
@@ -83,25 +80,25 @@ def traced_logits(
 
 
 class Follower(FollowedRun):
-    """A copy of a run's model that loads each new checkpoint, or a certain one.
+    """A copy of a run's model that keeps loading new checkpoints.
 
-    Nothing is read before `look` or `start`, so the training may begin later.
+    Nothing is read before `look` or `start`, so the run need not exist yet.
 
     Args:
         train_dir: Directory of the run.
-        device: Device where the copy lives and computes.
-        step: The step of the checkpoint to load, or `best` for the one with the best
-            score, and each better one as it appears; None for each newer one.
-        use_averages: Whether to use the variables' moving averages, as an evaluation
-            does, in place of their last values.
-        trust_model: `module:function` that the run may use as its model even if this
-            user did not train it here.
+        device: Device that holds the weights and computes.
+        step: The step to load; None for each newer step, or `best` for the step with
+            the best score and each better one as it appears.
+        use_averages: Whether to use the variables' moving averages, as evaluation does,
+            instead of their last values.
+        trust_model: A model to trust, as `module:function`, in a run that this user did
+            not train here.
 
     Attributes:
         closed: Set by `close()`.
         swaps: Number of times that the weights were replaced.
-        swap_seconds: Seconds that the last swap took, from the first read until the
-            weights answered; None before the first. Predictions continue meanwhile.
+        swap_seconds: Seconds from the start of the last check until the weights were
+            replaced; None before the first. Predictions continue meanwhile.
     """
 
     def __init__(
@@ -145,9 +142,9 @@ class Follower(FollowedRun):
 
     @property
     def age_seconds(self) -> float | None:
-        """Seconds since the training had these weights; None if there are none yet."""
+        """Seconds since the weights in use were saved; None if there are none yet."""
         snapshot = self._snapshot
-        # The clock of the machine that trains may be ahead.
+        # The training machine's clock may be ahead.
         return max(0.0, time.time() - snapshot.since) if snapshot else None
 
     @property
@@ -160,10 +157,10 @@ class Follower(FollowedRun):
         return self._require_snapshot().model.picture_shape
 
     def predict(self, images: np.ndarray) -> Prediction:
-        """Computes the logits of some images, as an evaluation of that step does.
+        """Computes the logits of images with the weights in use.
 
-        They are divided by the temperature that `eval.py --calibrate` gave the step.
-        Any number of threads may call it, at any time.
+        Logits are divided by the temperature that `eval.py --calibrate` has fitted.
+        Any number of threads may call this method at any time.
 
         Args:
             images: uint8 [count, height, width, channels], as in the data set.
@@ -175,8 +172,8 @@ class Follower(FollowedRun):
         images, shape = np.asarray(images), snapshot.model.picture_shape
         if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
             raise ValueError(
-                f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
-                f"[images, {', '.join(map(str, shape))}], at least one image."
+                f"images: {images.dtype} {list(images.shape)}; expected uint8 [images, "
+                f"{', '.join(map(str, shape))}] with at least one image."
             )
         with tf.device(self._device):
             logits = snapshot.logits(
@@ -188,7 +185,7 @@ class Follower(FollowedRun):
     def start(self, interval: float = 1.0) -> Self:
         """Checks for new weights now, then every `interval` seconds until `close()`.
 
-        It checks in a background thread.
+        Later checks run in a background thread.
         """
         self.look()
         self._thread = threading.Thread(
@@ -210,9 +207,9 @@ class Follower(FollowedRun):
         self.close()
 
     def look(self) -> bool:
-        """Loads the newest checkpoint, and returns whether the weights changed.
+        """Loads the newest checkpoint; returns whether the weights changed.
 
-        A directory or checkpoint that cannot be used is no error; `refusals` names it.
+        An unusable directory or checkpoint raises no error; `refusals` says why.
         """
         with self._looking:
             self._began = time.perf_counter()
@@ -227,25 +224,25 @@ class Follower(FollowedRun):
                 self.look()
             except Exception:
                 # A bug here or in the user's model. If the thread ended, the copy would
-                # silently be out of date.
-                logger.exception("The follower of %s failed to look.", self.directory)
+                # silently become outdated.
+                logger.exception("The follower of %s failed to check.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
         distortion = model.settings["distortions"]
         self._logits = traced_logits(
             model.model, model.picture_shape, distortion, self._device
         )
-        self._began = time.perf_counter()  # Building the model is no part of a swap.
+        self._began = time.perf_counter()  # A swap starts after the model is built.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
         with tf.device(self._device):
-            # A value that was read does not change when the variable is assigned.
+            # Copies, which later assignments to the variables do not change.
             trainable, non_trainable = (
                 [tf.identity(variable) for variable in variables]
                 for variables in (model.trainable, model.non_trainable)
             )
-        trainable[-1].numpy()  # Waits for a copy to a GPU that may be under way.
+        trainable[-1].numpy()  # Waits for a pending copy to the GPU.
         weights = trainable, non_trainable, written, model.temperature
         self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
         self.swap_seconds = time.perf_counter() - self._began

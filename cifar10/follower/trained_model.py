@@ -1,4 +1,4 @@
-"""The model of a run, built from its `config.json` and filled from its checkpoints."""
+"""Builds the model of a run from `config.json`, and loads its checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,24 +16,24 @@ from cifar10.models.registry import OPTIONS, build_model
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
 
-# Values that a run of another version may have, and this one cannot evaluate.
+# Values that this version can evaluate; other versions may have recorded others.
 _KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS, "best_by": SCORES}
 
 
 class TrainedModel:
-    """The model of a run; it has initial values until `load` or `restore`.
+    """The model of a run, with initial values until `load` or `restore`.
 
     Attributes:
         settings: The content of the run's `config.json`.
-        model: The Keras model. With `use_averages` its trainable variables keep their
-            initial values.
-        trainable: Values for its trainable variables, in their order: their moving
-            averages or their last values.
-        temperature: Divisor of its logits for probabilities; 1 without
+        model: The Keras model. With `use_averages`, the model's trainable variables
+            keep their initial values.
+        trainable: Values for the model's trainable variables, in the same order: moving
+            averages or last values.
+        temperature: Divisor of the logits before the softmax; 1 without
             `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
-        image_shape: The same of an image as the model takes it (`pipeline.prepare`).
+        image_shape: Shape of an image that the model takes, after `pipeline.prepare`.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class TrainedModel:
         for key, known in _KNOWN.items():
             if self.settings.get(key, known[0]) not in known:
                 raise UsageError(
-                    f"{directory}: {key} is {self.settings[key]!a}, and this version "
-                    f"knows {', '.join(known)}. Use the version that wrote it."
+                    f"{directory}: {key} is {self.settings[key]!a}, but this version "
+                    f"knows {', '.join(known)}. Use the version that wrote the run."
                 )
         self.picture_shape, self.class_names = datasets.describe(self.settings)
         self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
@@ -61,15 +61,15 @@ class TrainedModel:
             self.image_shape,
             len(self.class_names),
             precision=self.settings["precision"],
-            seed=None,  # The process around it may draw numbers of its own.
+            seed=None,  # Leaves the random state of the process alone.
             device=device,
             options=self.options,
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(
-                f"--model {name} has {self.model.count_params():,} parameters now and "
-                f"had {self.settings['parameters']:,} when it was trained; its code "
-                "has changed since."
+                f"--model {name} has {self.model.count_params():,} parameters now, but "
+                f"had {self.settings['parameters']:,} in training. Restore the code of "
+                "that time."
             )
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
@@ -81,9 +81,9 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
-        """Restores the newest intact checkpoint, or the one that is wanted.
+        """Restores the newest intact or the wanted checkpoint; returns its step.
 
-        Damaged checkpoints are skipped, and named on stderr. Returns the step.
+        Skips damaged checkpoints and names them on stderr.
         """
         folder = self._checkpoints
         newest, refused = restoring.restore_newest(
@@ -96,11 +96,11 @@ class TrainedModel:
         return newest.step
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Reads the values of an intact checkpoint; raises as `checkpoints.restore`."""
-        # Leaving out the model's own values saves two thirds of the time.
+        """Loads an intact checkpoint; raises the errors of `checkpoints.restore`."""
+        # Skipping the model's last values saves two thirds of the time.
         last_values = {} if self._use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        # It is compared with the step that the folder is named after.
+        # `restore` compares this step with the name of the folder.
         step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
         checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
         kind = "" if self._use_averages else "_raw"
@@ -110,10 +110,10 @@ class TrainedModel:
             say(f"Step {checkpoint.step} has the temperature {self.temperature:.3f}.")
 
     def calibrate(self, fitted: float) -> None:
-        """Uses a temperature, and writes it beside the checkpoint that was loaded."""
+        """Uses a fitted temperature, and writes it beside the loaded checkpoint."""
         files.write_output(self._file, "--calibrate:", f"{fitted}\n".encode())
         self.temperature = fitted
-        say(f"Temperature {fitted:.3f}, for predict, serve and export: {self._file}")
+        say(f"Temperature {fitted:.3f} for predict, serve and export: {self._file}")
 
 
 def evaluation_logits(
@@ -122,12 +122,12 @@ def evaluation_logits(
     non_trainable: Sequence[tf.Tensor],
     images: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes what an evaluation scores, as a pure function of the variables' values.
+    """Computes a model's logits for evaluation, as a pure function of the arguments.
 
     The arguments are those of `model.inference`.
 
     Returns:
-        Logits, in float32 or better, and the model's penalties.
+        Logits in float32 or float64, and the model's regularization penalties.
     """
     logits, _, penalties = models.inference(
         model, trainable, non_trainable, images, training=False

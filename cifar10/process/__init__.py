@@ -1,1 +1,1 @@
-"""The process: how it starts and ends, its signals, its streams and its files."""
+"""Starts and ends programs; handles their signals, output streams and files."""

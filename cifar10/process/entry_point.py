@@ -1,8 +1,8 @@
-"""How a program of this package starts, prints and ends.
+"""Starts and ends the programs of this package, and guards their output streams.
 
-It starts quietly, ends with sentences and exit codes in place of tracebacks, and prints
-to streams that may be full, closed or absent. Its output cannot control a terminal,
-whoever chose the words.
+An expected error ends a program with a sentence and an exit code, not a traceback. The
+output streams may be full, closed or absent. Control characters in the output are
+escaped, so that no text can control a terminal.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from cifar10.errors import (
 from cifar10.process import invocation, signals
 from cifar10.process.signals import CLEAR_LINE, StopSignals
 
-_CLEAR = "\x1b[K"  # The rest of the line, before or after `\r`.
+_CLEAR = "\x1b[K"  # Clears the rest of a line; comes before or after `\r`.
 
 
 def run_program(
@@ -40,17 +40,16 @@ def run_program(
     explain_missing_gpus: Callable[[], str] = str,
     output_is_log: bool = False,
 ) -> None:
-    """Runs a program's main function and ends the program with its exit code.
+    """Runs a program's main function and turns its errors into exit codes.
 
-    An exception from `errors.py` becomes one line on stderr and an exit code; any other
-    is a bug in this package and keeps its traceback. `explain_missing_gpus` returns
-    further lines on why TensorFlow finds fewer GPUs than requested, or nothing. If
-    `output_is_log`, as in a training, the program continues when its output cannot be
-    written.
+    An exception from `errors.py` becomes a message on stderr and an exit code. Any
+    other exception is a bug in this package and keeps its traceback.
+    `explain_missing_gpus` returns more lines for a `MissingGpuError`, or an empty
+    string. With `output_is_log`, the program continues if a write to stdout fails.
     """
     guard_streams(output_is_log=output_is_log)
-    for number in signals.stop_signals() - {signal.SIGINT}:  # Python has one for that.
-        with contextlib.suppress(ValueError):  # Not in the main thread.
+    for number in signals.stop_signals() - {signal.SIGINT}:  # Python handles SIGINT.
+        with contextlib.suppress(ValueError):  # Outside the main thread.
             signal.signal(number, _stop)
     try:
         with _unwrapped():
@@ -66,7 +65,7 @@ def run_program(
             # Skips Python's shutdown, where TensorFlow would wait for the lost worker.
             os._exit(EXIT_TRY_AGAIN)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # The reader of stdout has gone, as `| head` does.
+    except BrokenPipeError:  # The reader of stdout has ended, such as `| head`.
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         print(CLEAR_LINE if os.isatty(2) else "", end="", file=sys.stderr)
@@ -76,7 +75,7 @@ def run_program(
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Raises the exception that stops the program without Keras's wrapper."""
+    """Unwraps a `StoppedError` or `KeyboardInterrupt` that Keras has wrapped."""
     try:
         yield
     except RuntimeError as error:
@@ -89,25 +88,25 @@ def _unwrapped() -> Iterator[None]:
 
 
 def _stop(number: int, _frame: object) -> None:
-    """Ends a program with nothing to save, such as an evaluation."""
+    """Handles a signal by raising `StoppedError`, as there is nothing to save."""
     raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)
 
 
 def import_tensorflow(
     *, deterministic: bool = False, stop: StopSignals | None = None
 ) -> None:
-    """Imports TensorFlow with the settings that it reads only at its start.
+    """Imports TensorFlow with settings that TensorFlow reads only on import.
 
-    Its start-up messages are hidden, unless the user wants to see them and has set
-    TF_CPP_MIN_LOG_LEVEL below 3.
+    Hides TensorFlow's start-up messages unless the user has set TF_CPP_MIN_LOG_LEVEL
+    below 3.
 
-    With `deterministic` it computes without oneDNN, whose kernels sum in an order that
-    depends on the shapes: the rounding of a gradient then depends several times less on
-    how a batch is split among towers (lab notes). Otherwise, on GPUs, batch
-    norm uses cuDNN's kernels for TensorFlow's own order of dimensions; they may
-    overflow on activations far from 1, but the others need two transpositions each.
+    With `deterministic`, disables oneDNN, whose kernels sum in an order that depends on
+    the shapes. Without oneDNN, rounding depends several times less on how a batch is
+    split among towers (lab notes). Without `deterministic`, GPUs use cuDNN's
+    channels-last kernels for batch normalization. These may overflow on activations
+    far from 1, but other kernels need two transpositions.
 
-    A signal during the import ends the program at once, through `stop` if it is given.
+    A signal during the import ends the program at once, through `stop` if given.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -119,7 +118,7 @@ def import_tensorflow(
     if importlib.util.find_spec("tensorflow") is None:
         raise UsageError(
             f"{sys.executable} has no TensorFlow. `make train` installs it into .venv; "
-            "then, in each\nterminal: source .venv/bin/activate"
+            "then run\nin each terminal: source .venv/bin/activate"
         )
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     quiet = contextlib.nullcontext() if level in ("0", "1", "2") else _silent_stderr()
@@ -129,10 +128,10 @@ def import_tensorflow(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Hides the output of libraries to stderr, below Python.
+    """Discards what libraries write to file descriptor 2, bypassing `sys.stderr`.
 
-    The log level does not suffice: TensorFlow 2.21 writes lines before it reads it. If
-    an import fails, its exception says why.
+    The log level is not enough: TensorFlow 2.21 writes lines before reading the level.
+    A failed import still raises its exception.
     """
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     sys.stderr.flush()
@@ -147,36 +146,36 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def guard_streams(*, output_is_log: bool) -> None:
-    """Makes both output streams exist, and decides what happens when one fails.
+    """Replaces stdout and stderr by streams that handle failed writes.
 
-    A line that stderr cannot write is lost, and so is a log on stdout; other output
-    that fails ends the program. A closed stream becomes /dev/null: otherwise the next
-    file would get its descriptor, and libraries would print into that file.
+    A failed write to stderr loses the line, and so does one to stdout if
+    `output_is_log`; otherwise it ends the program. A closed stream becomes /dev/null.
+    Otherwise the next file would get its descriptor, and libraries would print into it.
     """
-    # Writing to a closed log then fails, and so does not go unnoticed.
+    # Read-only, so that writing to a closed log fails with a warning.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # It takes the lowest number.
-    # Python has no stream for a descriptor that was closed.
+            os.open(os.devnull, mode)  # Takes the lowest free number.
+    # Python creates no stream for a descriptor that was closed.
     stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    # Unbuffered, Python loses without an error the rest that a pipe does not take.
+    # An unbuffered stream silently drops what a full pipe does not accept.
     if isinstance(getattr(stdout, "buffer", None), io.RawIOBase):
         stdout = open(stdout.fileno(), "w", 1, stdout.encoding, closefd=False)  # noqa: SIM115
-    if isinstance(stdout, io.TextIOWrapper):  # Names of files need not be text.
+    if isinstance(stdout, io.TextIOWrapper):  # File names may be any bytes.
         stdout.reconfigure(errors="surrogateescape")
     sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
     sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
-    # Python 3.13 would colour tracebacks, by control sequences.
+    # Python 3.13 would color tracebacks with control sequences.
     os.environ.setdefault("PYTHON_COLORS", "0")
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Lets a library draw its progress bar, which moves the cursor."""
+    """Allows control characters while a library draws its progress bar."""
     _Output.is_inert = False
     try:
         yield
@@ -185,9 +184,9 @@ def drawing() -> Iterator[None]:
 
 
 class _Output:
-    """A stream that fails once: with an error or, if it is `lossy`, a warning.
+    """A stream that reports a failed write once: as a warning if `lossy`, or an error.
 
-    Control characters are escaped, except in output that other programs may read.
+    Escapes control characters, unless another program may read the output.
     """
 
     is_inert = True
@@ -220,19 +219,19 @@ class _Output:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        # ValueError: the file is closed, or its encoding lacks a letter.
+        # ValueError: the file is closed, or its encoding lacks a character.
         except (OSError, ValueError) as error:
             if self._failed:
                 return
             self._failed = True
             problem = f"the output cannot be written: {reason(error)}."
             if self._lossy:
-                loss = f"{problem}\nIt continues; these lines are lost."
+                loss = f"{problem}\nThe program continues without these lines."
                 print(
                     f"{invocation.program_name()}: {loss}", file=sys.stderr, flush=True
                 )
                 return
-            # Python 3.13 would report at its end what it cannot write then.
+            # Otherwise Python 3.13 would report another failed write at exit.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if isinstance(error, BrokenPipeError):

@@ -1,8 +1,8 @@
-"""Opens, replaces and renames files in places that others may write to.
+"""Opens, replaces and renames files in folders that other users may write to.
 
-In place of a file may be a link, to any of the user's files, or a pipe, which may take
-forever to open. So only regular files are opened. A file is replaced as a whole, and
-the error of a disk that fails says what to do.
+Another user could put a link to one of this user's files there, or a pipe that blocks
+when it is opened. Therefore only regular files are opened. Files are replaced
+atomically, and errors tell the user what to do.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from typing import cast
 
 from cifar10.errors import DiskError, UsageError, reason, say
 
-# Larger than any description, such as a `config.json` or a manifest.
+# More bytes than a `config.json` or a manifest ever has.
 DESCRIPTION_BYTES = 1_000_000
-# The mark of a file that a command may replace is within this many of its first bytes.
+# A file that a command may replace has a mark within this many first bytes.
 _MARK_BYTES = 256
 
 
@@ -31,9 +31,9 @@ def opened(
     buffering: int = -1,
     follow: bool = False,
 ) -> io.BufferedRandom:
-    """Opens a regular file, as `open` does; with `follow` it may be a link to one.
+    """Opens a regular file as `open` does; with `follow`, also through a link.
 
-    The folders on its path may be links. Anything else is an `OSError`.
+    Raises an `OSError` for anything else. The folders in `path` may be links.
     """
     further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
 
@@ -43,7 +43,7 @@ def opened(
         except OSError as error:
             if error.errno != errno.ELOOP or follow:
                 raise
-            said = "it is a link, which is not followed"
+            said = "it is a link, and links are not followed"
             raise OSError(errno.ELOOP, said, name) from error
 
     # `Path.open` takes no opener.
@@ -55,7 +55,7 @@ def opened(
 
 
 def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file; an `OSError` if it is more than `most`."""
+    """Returns the content of a regular file, at most `most` bytes or an `OSError`."""
     with opened(path, follow=follow) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -70,7 +70,7 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
+    """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -79,11 +79,11 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Replaces a file once its new content, given whole or in parts, is on the disk."""
+    """Replaces a file atomically, once the new content is on the disk."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # Not through a link of this name.
+        with temporary.open("xb") as file:  # Follows no link.
             file.writelines([content] if isinstance(content, bytes) else content)
         sync(temporary)
         temporary.replace(path)
@@ -93,9 +93,9 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
-    """Refuses to overwrite anything but a file of this kind, before any work is done.
+    """Raises a `UsageError` if an output path holds anything but a file of this kind.
 
-    Its `mark` distinguishes it from other files.
+    The first bytes of a file of this kind contain `mark`.
     """
     try:
         path.parent.stat()
@@ -107,13 +107,13 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
         raise unwritable(path, flag, error) from error
     if not is_ours:
         raise UsageError(
-            f"{flag} {path} exists already and is not a {kind}.\nName another place, "
-            "or move it away."
+            f"{flag} {path} exists already and is not a {kind}.\nName another path, "
+            "or move the file away."
         )
 
 
 def write_output(path: Path, flag: str, content: bytes) -> None:
-    """Writes the file; an earlier one is replaced once the new one is complete."""
+    """Writes an output file atomically; errors name the `flag` that chose the path."""
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -121,15 +121,15 @@ def write_output(path: Path, flag: str, content: bytes) -> None:
 
 
 def unwritable(path: Path, flag: str, error: OSError) -> UsageError:
-    """Returns the error to raise for a place that cannot be written."""
+    """Returns the error to raise for a path that cannot be written."""
     return UsageError(
-        f"{flag} {path} cannot be written: {reason(error)}.\nFree space there and make "
-        "it writable, or name another place."
+        f"{flag} {path} cannot be written: {reason(error)}.\nFree space and make the "
+        "path writable, or name another path."
     )
 
 
 def rename(path: Path, target: Path) -> Path:
-    """Renames a file or folder; raises a `DiskError` if that fails."""
+    """Renames a file or folder; raises a `DiskError` on failure."""
     try:
         return path.rename(target)
     except OSError as error:
@@ -140,9 +140,9 @@ def rename(path: Path, target: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """Returns the path with the first number appended at which nothing exists."""
+    """Appends the first number to a path that makes the path unused."""
     numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
-    # Not `Path.exists`, for which a link that leads nowhere is nothing.
+    # `Path.exists` would overlook a broken link.
     return next(name for name in numbers if not os.path.lexists(name))
 
 
@@ -156,10 +156,10 @@ def unreadable(path: Path, error: OSError) -> DiskError:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
-    """Keeps other processes out; says `waiting` if one of them has to end first.
+    """Holds an exclusive lock on a file; prints `waiting` while another process does.
 
-    The file and its folder are created, and stay: removing the file could let a third
-    process lock a new one while the second still holds the old one.
+    Creates the file and its folder, and leaves them. Deleting the file would let a
+    third process lock a new file while the second still holds the old one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with opened(path, "ab") as lock:

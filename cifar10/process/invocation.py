@@ -1,8 +1,8 @@
-"""How this program was started, and so how the commands that it suggests begin.
+"""Finds out how this program was started, to suggest commands that work there.
 
-It may be one of the three scripts, `python -m cifar10`, the command `cifar10` that pip
-installs, or the user's program or notebook. Its suggestions have to work where it was
-started: an installed package has no scripts, and a program has no flags.
+The program may be one of the three scripts, `python -m cifar10`, the command `cifar10`
+that pip installs, or a user's program or notebook. An installed package has no scripts,
+and a user's program has no flags.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from typing import Any
 from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON
 
-# As pyproject.toml calls them.
+# The names in pyproject.toml.
 DISTRIBUTION = "cifar10-multi-gpu"
 _COMMAND = "cifar10"
 _SCRIPTS = ("train.py", "train_multi_gpu.py")
 _PACKAGE = Path(__file__).parents[1]
-# The scripts lie beside the package in a checkout, and nowhere else.
+# Only a checkout has the scripts beside the package.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def package_version() -> str:
-    """Returns the version of the package, with a digest of its sources.
+    """Returns the version of the package, with a digest of the source files.
 
-    The digest tells apart two commits of one version, and uncommitted changes.
+    The digest distinguishes commits of the same version, and uncommitted changes.
     """
     try:
         number = metadata.version(DISTRIBUTION)
@@ -43,29 +43,29 @@ def package_version() -> str:
 
 
 def program_name() -> str:
-    """Returns the name of the running script, or how the package is run."""
+    """Returns the name of the running script, or the command of the package."""
     first = sys.argv[0]
     start = _start(first)
     return Path(first).name if first in start else " ".join(start)
 
 
 def to_paste(arguments: Sequence[str]) -> str:
-    """Returns the command with which a user starts a program with this `sys.argv`."""
+    """Returns the shell command that starts a program with this `sys.argv`."""
     return shlex.join([*_start(arguments[0]), *arguments[1:]])
 
 
 def to_spawn(arguments: Sequence[str]) -> list[str]:
-    """Returns the words that start a child process with this `sys.argv`."""
+    """Returns the argument list for a child process with this `sys.argv`."""
     start = _start(arguments[0])
-    # What pip installs as the command is a Python script too.
+    # The command that pip installs is a Python script too.
     words = start[1:] if "-m" in start else arguments[:1]
     return [sys.executable, *words, *arguments[1:]]
 
 
 def command(name: str) -> str:
-    """Returns how a command of this package is started from here, without its flags.
+    """Returns how the user starts a command of this package, without its flags.
 
-    For `train` and `eval` it is their script, if that lies beside the running one.
+    For `train` and `eval`, returns the script if it lies beside the running one.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"
@@ -78,10 +78,10 @@ def command(name: str) -> str:
 def to_resume(
     train_dir: Path, settings: Mapping[str, Any], **changes: int
 ) -> str | None:
-    """Returns how to continue a run with some changes, in the running program.
+    """Returns the command, or the changed call, that continues a run with `changes`.
 
-    `settings` are those of the run. Returns None if several machines have to continue
-    it, or if the same call of a user's program continues it.
+    `settings` is the configuration of the run. Returns None if several machines have to
+    continue the run, or if a user's program continues it by the same call.
     """
     if settings.get("workers", 1) > 1:
         return None
@@ -92,7 +92,7 @@ def to_resume(
 
 
 def as_given(**values: Any) -> str:
-    """Returns these values as flags, or as arguments in a program without flags."""
+    """Formats values as flags, or as keyword arguments in a program without flags."""
     if not takes_flags():
         return ", ".join(f"{name}={value!r}" for name, value in values.items())
     words = []
@@ -102,13 +102,13 @@ def as_given(**values: Any) -> str:
 
 
 def in_memory(model: str, data: str) -> str:
-    """Returns the arguments of a call for what of these only a program has."""
+    """Returns `model=...` and `data=...` for those that only a user's program has."""
     named = {"model": model, "data": data}
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns how to score a run: by a call if only a program has its model or data."""
+    """Returns a command to score a run, or a call if its model or data is in memory."""
     if given := in_memory(model, data):
         return f"cifar10.evaluate({train_dir!r}, step={step}, {given})"
     which = "--run_once" if step is None else f"--step {step}"
@@ -116,12 +116,12 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
 
 
 def option_name(name: str) -> str:
-    """Returns the name of a field of `Config` here: a flag, or an argument."""
+    """Returns the name of a field of `Config` as a flag, or else as an argument."""
     return f"--{name}" if takes_flags() else name
 
 
 def require_packages(extra: str, *names: str) -> None:
-    """Raises a `UsageError` if packages of an extra of `pyproject.toml` are missing."""
+    """Raises a `UsageError` if packages of an optional dependency are missing."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
     if missing:
         package = f"'{DISTRIBUTION}[{extra}]'"
@@ -129,22 +129,22 @@ def require_packages(extra: str, *names: str) -> None:
             package = f"-c constraints.txt -e '.[{extra}]'"
         raise UsageError(
             f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
-            f"Install with pip install {package}."
+            f"Install them with: pip install {package}"
         )
 
 
 def takes_flags() -> bool:
-    """Returns whether flags describe this training, not a user's program."""
+    """Returns whether this program trains by flags, unlike a user's program."""
     return is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 
 def is_the_package() -> bool:
-    """Returns whether this is `cifar10` or `python -m cifar10`, and not a script."""
+    """Returns whether this is `cifar10` or `python -m cifar10`, not a script."""
     return _start(sys.argv[0])[-1] == _COMMAND
 
 
 def _start(first: str) -> list[str]:
-    """Returns the words that start a program, from the first of its `sys.argv`."""
+    """Returns the words that start a program, given its `sys.argv[0]`."""
     folder, name = os.path.split(first)
     if name == "__main__.py":
         return ["python", "-m", os.path.basename(folder)]  # noqa: PTH119 - argv is text.

@@ -1,4 +1,4 @@
-"""Signals that end a program: at once, or a training after its step."""
+"""Handles signals that end a program at once, or a training run after its step."""
 
 import contextlib
 import os
@@ -15,28 +15,28 @@ from cifar10.process import invocation
 
 _AT_ONCE = "interrupted; there was nothing to save yet"
 
-# In a terminal there may be a progress bar in the line, or the ^C of Ctrl-C.
+# Erases a progress bar, or the ^C of Ctrl-C, from the terminal's line.
 CLEAR_LINE = "\r\x1b[K"
 
-# Some schedulers signal a process, and a parent that passes the signal on to it.
+# A scheduler's signal may come twice: directly, and through a parent process.
 _ONE_SIGNAL_SECONDS = 1.0
-_MOST_MILLISECONDS = 500  # To wait for a reader of stderr that has fallen behind.
+_MOST_MILLISECONDS = 500  # The longest wait for a full stderr.
 
 
 class StopSignals:
-    """Ends the program on a signal, or notes it so that a training can save its step.
+    """Ends the program on a signal, or records the signal so that training can save.
 
-    A signal ends the program at once until `defer` is called. Use it as a context
-    manager, in the main thread. Where it is not entered, as in a program that trains
-    without the scripts, signals keep their usual effect.
+    A signal ends the program at once until `defer` is called. Enter this context
+    manager in the main thread. Without it, for example in a user's program, signals
+    keep their usual effect.
 
-    Python runs its handlers between two bytecodes of the main thread, so a signal would
-    wait for a long TensorFlow call to return. Here a thread waits for signals, so a
-    second signal ends the program even during such a call.
+    Python runs signal handlers only between bytecodes of the main thread, so a handler
+    would wait for a long TensorFlow call to return. This class receives signals in a
+    separate thread, so a second signal ends the program even during such a call.
 
     Attributes:
-        clean_up: Called when the program is ended at once.
-        requested: The signal that requests the end; None if there was none.
+        clean_up: Called before the program ends at once.
+        requested: The signal that requested the end; None before any signal.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def defer(self) -> None:
-        """Only notes signals from now on, for a caller that looks at `requested`."""
+        """Only records signals from now on; the caller has to check `requested`."""
         self._at_once = False
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Ends the program on a signal, even an earlier one: nothing needs saving."""
+        """Ends the program on a new or recorded signal, while nothing needs saving."""
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:
@@ -62,15 +62,15 @@ class StopSignals:
             self._at_once = before
 
     def reinstall(self) -> None:
-        """Notes signals again after TensorFlow has connected several machines.
+        """Restores the handlers after TensorFlow has connected several machines.
 
-        TensorFlow 2.21 installs its own SIGTERM handler when it does so.
+        TensorFlow 2.21 replaces the SIGTERM handler when it connects machines.
         """
         for number in self._before:
             signal.signal(number, _ignore)
 
     def __enter__(self) -> Self:
-        # While TensorFlow is imported, descriptor 2 is another file.
+        # Descriptor 2 is /dev/null while TensorFlow is imported.
         self._stderr = os.dup(2)
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
@@ -85,7 +85,7 @@ class StopSignals:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._sending.close()  # The thread reads the end of the file and returns.
+        self._sending.close()  # The thread reads EOF and returns.
         os.close(self._stderr)
 
     def _wait(self) -> None:
@@ -109,26 +109,26 @@ class StopSignals:
         self._print(f"{number.name}: {how}")
         with contextlib.suppress(OSError):
             self.clean_up()
-        os._exit(128 + number)  # As shells count.
+        os._exit(128 + number)  # The exit code that shells use.
 
     def _print(self, text: str) -> None:
         write_line(f"{text}.", self._stderr)
 
 
 def stop_signals() -> set[signal.Signals]:
-    """Returns the signals to handle: not SIGHUP where nohup ignores it."""
+    """Returns the signals to handle, without SIGHUP if nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return {*STOP_SIGNALS} - ({signal.SIGHUP} if ignored else set())
 
 
 def _ignore(*unused: object) -> None:
-    """Does nothing: without a handler a signal would not reach `set_wakeup_fd`."""
+    """Does nothing, but lets a signal reach `set_wakeup_fd`."""
 
 
 def write_line(text: str, descriptor: int = 2) -> None:
-    """Writes a message from another thread than the main one, with program name."""
-    # Not through sys.stderr, whose lock the main thread may hold; and not into a
-    # full pipe, where a second signal would find this thread waiting.
+    """Writes a message with the program's name, from any thread but the main one."""
+    # Avoids sys.stderr, whose lock the main thread may hold, and a full pipe, which
+    # would block this thread and delay a second signal.
     writable = select.poll()
     writable.register(descriptor, select.POLLOUT)
     if not writable.poll(_MOST_MILLISECONDS):

@@ -1,1 +1,1 @@
-"""The directory of a run: its files, checkpoints and locks."""
+"""The directory of a run: its checkpoints, logs and lock."""

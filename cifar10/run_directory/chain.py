@@ -1,10 +1,10 @@
-"""The chain of a run's checkpoints: each records all that came before it.
+"""The chain of a run's checkpoint manifests, which reveals later changes to the run.
 
-`chain.jsonl` holds the manifest of every checkpoint that the run has written on its way
-to the newest one, even if it has been deleted. A manifest holds the SHA-256 of its
-files, what determines the result, and the SHA-256 that `chain.jsonl` and the log had
-when it was written. So whoever changes one of these has to rewrite all later manifests,
-which then differ from every copy made before.
+`chain.jsonl` holds the manifest of every checkpoint up to the newest one, including
+deleted checkpoints. A manifest records the SHA-256 of the checkpoint's files, the
+settings that determine the result, and the SHA-256 that `chain.jsonl` and
+`metrics.jsonl` had at that time. Whoever changes any of these has to rewrite all later
+manifests, which then differ from earlier copies of them.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from cifar10.run_directory import checkpoints, logs
 from cifar10.run_directory.checkpoints import Checkpoint
 
 FILE = "chain.jsonl"
-ENTRY = "chain"  # Of a manifest.
-_CODE = "versions"  # Another one may have continued the run.
-_GROWING = (FILE, layout.METRICS)  # What lines are only appended to.
+ENTRY = "chain"  # The key of this record in a manifest.
+_CODE = "versions"  # May change while a run continues.
+_GROWING = (FILE, layout.METRICS)  # Lines are only appended to these files.
 
 
 def read(run: Path) -> dict[int, dict[str, Any]]:
-    """Returns the manifests of a run's checkpoints by step; none for an older run."""
+    """Returns the manifests in `chain.jsonl` by step; empty without that file."""
     return {
         link["step"]: link
         for link in logs.read_steps(run / FILE)
@@ -35,36 +35,36 @@ def read(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def manifests(run: Path) -> dict[int, dict[str, Any]]:
-    """Returns those of `read`, and of checkpoints that have no line there, by step."""
+    """Returns a run's manifests by step, from `chain.jsonl` or the checkpoints."""
     found, directory = read(run), run / layout.CHECKPOINTS
-    for step in {*checkpoints.steps(directory)} - found.keys():  # Of an older run.
+    for step in {*checkpoints.steps(directory)} - found.keys():  # Not in `chain.jsonl`.
         with contextlib.suppress(checkpoints.DamagedError):
             found[step] = checkpoints.read_manifest(directory, step)
     return found
 
 
 def make_link(run: Path, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the manifest of a new checkpoint says of the chain.
+    """Returns the `chain` entry for the manifest of a new checkpoint.
 
-    `origin` are the entries of `config.json` from which the run is computed.
+    `origin` holds the entries of `config.json` that determine the result.
     """
     entry = dict(origin)
     for name in _GROWING:
-        with contextlib.suppress(OSError):  # It may be absent; no checkpoint is lost.
+        with contextlib.suppress(OSError):  # Saving must not fail here.
             entry[name] = files.sha256(run / name)
     return {ENTRY: entry}
 
 
 def append(run: Path, step: int) -> None:
-    """Adds the manifest of a checkpoint that is complete."""
+    """Appends the manifest of a complete checkpoint to `chain.jsonl`."""
     manifest = checkpoints.read_manifest(run / layout.CHECKPOINTS, step)
     logs.append_line(run / FILE, manifest)
 
 
 def go_back(run: Path, checkpoint: Checkpoint | None) -> None:
-    """Ends the chain with the checkpoint that a run resumes from.
+    """Cuts off the chain after the checkpoint that a run resumes from.
 
-    A process that was killed may not have added its last checkpoint.
+    Appends that checkpoint's manifest again, which a killed process may have omitted.
     """
     logs.drop_later_lines(run / FILE, checkpoint.step - 1 if checkpoint else -1)
     if checkpoint:
@@ -72,19 +72,19 @@ def go_back(run: Path, checkpoint: Checkpoint | None) -> None:
 
 
 def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what contradicts the chain of a run whose `config.json` is `recorded`."""
+    """Yields each contradiction between a run's chain, files and `recorded` config."""
     links, now = read(run), {**options.defaults(fields.ALL), **recorded}
     known = {name: _digests(run / name) for name in _GROWING}
-    # Before its first entry, the run was of a version that wrote none.
+    # Earlier checkpoints were written by a version without chains.
     begun = min((step for step in links if ENTRY in links[step]), default=math.inf)
     if (count := len(logs.read_lines(run / FILE))) != len(links):
-        yield f"{FILE}: {len(links)} of its {count} lines are the manifest of a step"
+        yield f"{FILE}: only {len(links)} of {count} lines are valid manifests"
     for step, link in links.items():
         for name, then in link.get(ENTRY, {}).items():
             if name in known and str(then) not in known[name]:
-                yield f"checkpoint of step {step}: {name} is not what was there then"
+                yield f"checkpoint of step {step}: earlier lines of {name} have changed"
             if name not in (*known, _CODE) and now.get(name, then) != then:
-                yield f"{layout.CONFIG}: {name} is {now[name]!r}, and was {then!r}"
+                yield f"{layout.CONFIG}: {name} is {now[name]!r}, but was {then!r}"
     directory = run / layout.CHECKPOINTS
     for step in checkpoints.steps(directory):
         try:
@@ -93,13 +93,13 @@ def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
             yield f"checkpoint of step {step}: {error}"
             continue
         if step not in links and (ENTRY in manifest or step > begun):
-            yield f"checkpoint of step {step}: {FILE} is missing, or its line there"
+            yield f"checkpoint of step {step}: {FILE} has no line for it"
         elif links.get(step, manifest) != manifest:
-            yield f"checkpoint of step {step}: its manifest is not the one in {FILE}"
+            yield f"checkpoint of step {step}: its manifest differs from {FILE}"
 
 
 def _digests(path: Path) -> set[str]:
-    """Returns the SHA-256 that a log had before its first line, and after each."""
+    """Returns the SHA-256 of the first 0, 1, 2, ... lines of a log."""
     content, digest = b"", hashlib.sha256()
     with contextlib.suppress(FileNotFoundError):
         content = files.read(path, logs.LARGEST_LOG)

@@ -1,11 +1,10 @@
-"""Checkpoints that are complete or absent.
+"""Saves, verifies, restores and deletes the checkpoints of a run.
 
-A checkpoint is a folder `step-00001000` with the variables, as `tf.train.Checkpoint`
-writes them, and a `manifest.json` with the step, the position in the input and the
-SHA-256 of every file. It is written under another name, synced to disk and published by
-renaming; so a folder of this name is complete, whenever the process or machine died.
-The sums reveal what a disk does to it later. Listing and comparing need no TensorFlow,
-which is imported where variables are read or written.
+A checkpoint is a folder such as `step-00001000`. It holds the variables, written by
+`tf.train.Checkpoint`, and a `manifest.json` with the step, the position in the input
+and the SHA-256 of every file. `save` writes a folder under a temporary name, syncs it
+to disk and renames it, so a crash leaves no incomplete checkpoint. The checksums reveal
+later disk damage. TensorFlow is imported only to read or write variables.
 """
 
 import contextlib
@@ -26,19 +25,19 @@ from cifar10.process import files
 
 MANIFEST = "manifest.json"
 _STATE = "state"
-# As `folder` writes it: two names of one step would hide one of its checkpoints.
+# Only the names that `folder` returns, so that each step has a single name.
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
-# Names of files that TensorFlow writes; none leads out of the checkpoint's folder.
+# Names of files that TensorFlow writes. Without a slash, none leaves the folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
-_LARGEST_COUNT = 10**12  # Of batches, steps, images or evaluations.
-# Begins the names of folders that are half-written or half-deleted; nothing reads them.
+_LARGEST_COUNT = 10**12  # For batches, steps, images and evaluations.
+# Prefix of folders that are half-written or half-deleted, and never read.
 INCOMPLETE = ".incomplete-"
 
-# Raised when a manifest has other content.
+# Raised while parsing a file that is not a manifest.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-# Errors that tell nothing about the file's content: permissions, resources that this
-# process has used up, a server that forgot the file.
+# Errors that do not mean damage: missing permissions, exhausted resources, or a file
+# handle that the server has dropped.
 _NO_DAMAGE = (
     errno.EACCES,
     errno.EPERM,
@@ -50,12 +49,12 @@ _NO_DAMAGE = (
 
 
 class DamagedError(Exception):
-    """A checkpoint differs from what was written; the message says how."""
+    """A file of a checkpoint is missing or differs from what was written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files have been compared with its manifest."""
+    """A verified checkpoint: its files match its manifest."""
 
     path: Path
     step: int
@@ -69,20 +68,20 @@ def save(
     step: int,
     facts: Mapping[str, Any],
 ) -> Path:
-    """Writes and publishes one checkpoint in the folder of all checkpoints of the run.
+    """Writes a checkpoint into the run's folder of checkpoints; returns its path.
 
-    `trackables` are variables, lists of variables, Keras models and optimizers by name;
-    `facts` are further entries of the manifest. If it cannot be written (`DiskError`),
-    earlier checkpoints are untouched.
+    `trackables` maps names to variables, lists of variables, Keras models or
+    optimizers. `facts` holds more entries for the manifest. A failure raises a
+    `DiskError` and leaves earlier checkpoints intact.
     """
     import tensorflow as tf
 
     published = folder(directory, step)
     incomplete = directory / f"{INCOMPLETE}{published.name}-{os.getpid()}"
     try:
-        # Without parents: a run directory that has vanished is not made again.
+        # Without parents, so that a vanished run directory is not recreated.
         directory.mkdir(exist_ok=True)
-        # A disk that failed may hold a half-written one, whose room is needed now.
+        # Frees the space of a checkpoint that a disk failure left half-written.
         delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
@@ -106,7 +105,7 @@ def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _sums(path: Path) -> dict[str, Any]:
-    """Returns what a manifest records of a file."""
+    """Returns the size and SHA-256 of a file, as a manifest records them."""
     return {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
 
 
@@ -115,24 +114,26 @@ def _not_saved(directory: Path, step: int, error: Exception) -> DiskError:
     what = f"The checkpoint of step {step} could not be written"
     if not directory.parent.exists():
         return DiskError(
-            f"{what}: {directory.parent} is gone, with what was saved there.",
-            "If it was moved, give its new place as --resume; if its disk is gone, "
-            "mount it, then give the same command again.",
+            f"{what}: {directory.parent} and its checkpoints are gone.",
+            "If the directory was moved, give its new path as --resume. If its disk is "
+            "unmounted, mount the disk and repeat the command.",
         )
     earlier = [other for other in steps(directory) if other != step]
     kept = (
-        f"That of step {earlier[-1]} is kept" if earlier else "There is no earlier one"
+        f"The checkpoint of step {earlier[-1]} is kept"
+        if earlier
+        else "There is no earlier one"
     )
     return DiskError(
         f"{what} to {directory}: {reason(error)}. {kept}.",
-        "Make room there or make it writable, then give the same command again, "
-        "without --fresh. Old ones are deleted once the new one is complete: there "
-        "must be room for one more than --keep_checkpoints.",
+        "Free space or make the folder writable, then repeat the command without "
+        "--fresh. Old checkpoints are deleted after the new one is complete, so leave "
+        "room for one more than --keep_checkpoints.",
     )
 
 
 def folder(directory: Path, step: int) -> Path:
-    """Returns where the checkpoint of a step is, or would be."""
+    """Returns the path of a step's checkpoint, whether or not it exists."""
     return directory / f"step-{step:08d}"
 
 
@@ -152,21 +153,21 @@ def steps(directory: Path) -> list[int]:
 def verify(directory: Path, step: int) -> Checkpoint:
     """Compares the files of one checkpoint with its manifest.
 
-    It may be deleted meanwhile, unless the caller is `reading` it.
+    The checkpoint may be deleted meanwhile, unless the caller is inside `reading`.
 
     Raises:
-        DamagedError: The files differ.
-        FileNotFoundError: There is no such checkpoint (any more).
-        UsageError: This user may not read the files.
+        DamagedError: A file is missing or differs.
+        FileNotFoundError: The checkpoint does not exist, or no longer does.
+        UsageError: The files cannot be read, for example without permission.
     """
     path = folder(directory, step)
     manifest = read_manifest(directory, step)
     file = path / MANIFEST
     try:
-        # TensorFlow reads whatever has such a name.
+        # TensorFlow would also read additional files with such names.
         found = {state.name for state in path.glob(f"{_STATE}*")}
         if not found <= manifest["files"].keys():
-            raise DamagedError(f"{file} is not the one that was written here")
+            raise DamagedError(f"{file} does not list all files of the checkpoint")
         for name, expected in manifest["files"].items():
             file = path / name
             if _sums(file) != expected:
@@ -177,7 +178,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
 
 
 def read_manifest(directory: Path, step: int) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint, whose files may differ from it.
+    """Returns the manifest of a checkpoint, without verifying the other files.
 
     Raises the same errors as `verify`.
     """
@@ -186,7 +187,7 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         manifest = json.loads(files.read(file).decode())
         is_ours = manifest.pop("sha256") == digest_of(manifest)
         if not (is_ours and manifest["step"] == step and is_plausible(manifest)):
-            raise DamagedError(f"{file} is not the one that was written here")
+            raise DamagedError(f"{file} is not the manifest that was written here")
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(file, error) from error
     return manifest
@@ -196,14 +197,14 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
 def reading(directory: Path, step: int) -> Iterator[None]:
     """Keeps the checkpoint of a step from being deleted while it is read.
 
-    A reader shares a lock on the manifest; `delete` wants that lock alone. It is on a
-    file, not the folder, because NFS grants an exclusive lock only on what is open for
-    writing. A lock ends with its process. On a file system without locks, a reader may
-    find that its checkpoint has vanished.
+    A reader holds a shared lock on the manifest, and `delete` needs an exclusive one.
+    The lock is on a file, not the folder, because NFS locks exclusively only what is
+    open for writing. The lock ends with the process. On a file system without locks,
+    the checkpoint may vanish while it is read.
     """
     with contextlib.ExitStack() as stack:
-        # A missing file is the reader's concern. A lock is refused only for a file that
-        # is being deleted, so waiting would be of no use.
+        # The caller handles a missing file. A refused lock means that the checkpoint is
+        # being deleted, so waiting would not help.
         with contextlib.suppress(OSError):
             manifest = files.opened(folder(directory, step) / MANIFEST)
             fcntl.flock(stack.enter_context(manifest), fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -211,7 +212,7 @@ def reading(directory: Path, step: int) -> Iterator[None]:
 
 
 def delete(directory: Path, step: int) -> None:
-    """Deletes the checkpoint of a step as a whole, unless it is being read."""
+    """Deletes the checkpoint of a step, unless it is being read."""
     path = folder(directory, step)
     doomed = path.with_name(f"{INCOMPLETE}{path.name}-old")
     with contextlib.ExitStack() as stack:
@@ -222,13 +223,13 @@ def delete(directory: Path, step: int) -> None:
             return
         except OSError:  # There is no such file, or the file system has no locks.
             pass
-        if path.exists():  # The user may delete some, too.
+        if path.exists():  # The user may have deleted it.
             files.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
-    """Prefixes a checkpoint's name with `why`: it is kept, but never read again."""
+    """Keeps a checkpoint from use: prefixes its name with `why`; returns the path."""
     path = folder(directory, step)
     return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 
@@ -236,24 +237,24 @@ def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
 def restore(
     checkpoint: Checkpoint, trackables: Mapping[str, Any], *, partly: bool = False
 ) -> None:
-    """Reads an intact checkpoint's values into variables, all of them or an error.
+    """Restores all `trackables` from a verified checkpoint, or raises an error.
 
-    With `partly` a checkpoint may hold further entries, but lists must be as long.
+    With `partly`, the checkpoint may hold more entries, but no longer or shorter lists.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
-        DamagedError: It was changed meanwhile.
-        FileNotFoundError: It was deleted meanwhile.
+        DamagedError: The checkpoint was changed after verification.
+        FileNotFoundError: The checkpoint was deleted after verification.
     """
     import tensorflow as tf
 
     reader = tf.train.Checkpoint()
     try:
-        # Called before anything is read, or else TensorFlow lists the values that were
-        # not restored, even after an error.
+        # Called first, because TensorFlow otherwise logs each value that was not
+        # restored, even after an error.
         status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
         for name, value in trackables.items():
-            setattr(reader, name, value)  # This restores it.
+            setattr(reader, name, value)  # Assignment restores the values.
         if partly:
             status.assert_existing_objects_matched()
             _check_lengths(checkpoint, trackables)
@@ -262,8 +263,8 @@ def restore(
     except OSError as error:
         raise files.unreadable(checkpoint.path, error) from error
     except (AssertionError, ValueError, LookupError, tf.errors.OpError) as error:
-        verify(checkpoint.path.parent, checkpoint.step)  # It may have changed since.
-        if isinstance(error, LookupError):  # The data is shorter than the index says.
+        verify(checkpoint.path.parent, checkpoint.step)  # The files may have changed.
+        if isinstance(error, LookupError):  # The data file is truncated.
             raise DamagedError(f"{checkpoint.path}: {reason(error)}") from error
         raise UsageError(
             f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
@@ -271,13 +272,13 @@ def restore(
     step = int(trackables.get("global_step", checkpoint.step))
     if step != checkpoint.step:
         raise UsageError(
-            f"{checkpoint.path} holds global_step {step}, not {checkpoint.step} as its "
-            "name says. Move it away."
+            f"{checkpoint.path} is named after step {checkpoint.step}, but holds "
+            f"global_step {step}. Move the folder away."
         )
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint whose model has the same layers and more."""
+    """Refuses a checkpoint whose lists of variables have other lengths."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
@@ -287,12 +288,12 @@ def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> Non
             saved = {key.split("/")[1] for key in keys if key.startswith(f"{name}/")}
             if len(saved) != len(value):
                 raise ValueError(
-                    f"{name}: {len(saved)} variables there, {len(value)} in the model"
+                    f"{name}: {len(saved)} saved variables, {len(value)} in the model"
                 )
 
 
 def delete_incomplete(directory: Path) -> list[str]:
-    """Deletes what killed processes left half-written; returns the folders' names."""
+    """Deletes folders that killed processes left half-written; returns their names."""
     left = sorted(directory.glob(f"{INCOMPLETE}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
@@ -300,7 +301,7 @@ def delete_incomplete(directory: Path) -> list[str]:
 
 
 def _trouble(file: Path, error: Exception) -> Exception:
-    """Returns the error for a file that is damaged, unreadable for now, or deleted."""
+    """Returns the error to raise for a damaged, unreadable or deleted file."""
     if isinstance(error, OSError) and error.errno in _NO_DAMAGE:
         return files.unreadable(file, error)
     if not file.parent.is_dir():
@@ -309,7 +310,7 @@ def _trouble(file: Path, error: Exception) -> Exception:
 
 
 def is_plausible(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a manifest's entries are of the types that `save` takes."""
+    """Returns whether a manifest's entries have the types and ranges of `save`."""
     try:
         averages = manifest.get("loss_averages", {})
         counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
@@ -326,6 +327,6 @@ def is_plausible(manifest: Mapping[str, Any]) -> bool:
 
 
 def digest_of(value: Any) -> str:
-    """Returns the SHA-256 of a value of JSON."""
+    """Returns the SHA-256 of a JSON value."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

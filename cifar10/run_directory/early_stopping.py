@@ -1,9 +1,9 @@
-"""Early stopping: the best score of a run, and when to end without a better one.
+"""Early stopping: tracks the best score of a run and decides when the run ends.
 
-The manifest of a checkpoint holds the best score of the training's own evaluations, and
-the number of evaluations since. So a run that is resumed or rolled back decides as if
-it had not been interrupted, whatever has become of the logs, and whoever follows it
-knows from its newest checkpoint whether it has ended.
+The manifest of a checkpoint holds the best score of the evaluations by `--eval_steps`,
+and the number of evaluations since then. A run that is resumed or rolled back therefore
+ends where an uninterrupted run would, even if its logs are lost. A program that follows
+the run can tell from the newest manifest whether the run has ended.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ from cifar10.errors import DiskError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
 
-_ENTRY = "validation"  # Of a manifest.
+_ENTRY = "validation"  # The key of this record in a manifest.
 
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
-    """The best evaluation so far, and how many have come since without a gain."""
+    """The best evaluation so far, and the number of evaluations since then."""
 
-    images: int = 0  # Without an evaluation there are none.
+    images: int = 0  # 0 before the first evaluation.
     step: int = 0
     without_gain: int = 0
     score: float = 0.0
-    best_by: str = PRECISION  # The name of that score.
+    best_by: str = PRECISION  # The name of the score.
 
     @classmethod
     def from_manifest(
         cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns what a checkpoint's manifest records, if it is of the same score.
+        """Returns the record in a manifest; an empty one if `best_by` has changed.
 
-        The `settings` are the content of the run's `config.json`.
+        `settings` is the content of the run's `config.json`.
         """
         found, by = manifest.get(_ENTRY, {}), settings.get("best_by", PRECISION)
         return cls(**found) if found.get("best_by") == by else cls(best_by=by)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Returns the entries of a checkpoint's manifest; none before an evaluation."""
+        """Returns a manifest entry with this record; empty before an evaluation."""
         return {_ENTRY: dataclasses.asdict(self)} if self.images else {}
 
     @property
     def scores(self) -> dict[int, float]:
-        """The best score by its step; empty before an evaluation."""
+        """The best score, keyed by step; empty before the first evaluation."""
         return {self.step: self.score} if self.images else {}
 
     def updated(self, step: int, score: float, images: int) -> EarlyStopping:
-        """Returns the record after one more evaluation; a gain is a better score."""
+        """Returns the record after one more evaluation."""
         if scores.ranked({**self.scores, step: score}, self.best_by)[0] == step:
             return EarlyStopping(images, step, 0, score, self.best_by)
         return dataclasses.replace(self, without_gain=self.without_gain + 1)
 
     def should_stop(self, evaluations: int | None) -> bool:
-        """Returns whether there was no gain in that many evaluations in a row."""
+        """Returns whether `evaluations` in a row have brought no better score."""
         return evaluations is not None and self.without_gain >= evaluations
 
 
 def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
-    """Returns what ended a run at a checkpoint; None if it goes on from there.
+    """Returns which limit ended a run at a checkpoint; None if the run continues.
 
     Args:
-        settings: The content of its `config.json`.
+        settings: The content of the run's `config.json`.
         manifest: The manifest of the checkpoint.
 
     Returns:
-        `max_steps`, `max_epochs` or `max_hours`; or `no_gain` by `stop_after_no_gain`.
+        `max_steps`, `max_epochs`, `max_hours`, or `no_gain` for `stop_after_no_gain`.
     """
     if manifest["step"] >= settings["max_steps"]:
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
@@ -86,7 +86,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
 
 
 def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns how to score a run at its best step, or else at its last one."""
+    """Returns a command that scores a run's best kept checkpoint, or the newest."""
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
     kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
     named = config.network.model, config.dataset.data
@@ -94,9 +94,9 @@ def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) ->
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns the best score of a run, how to export it, and whether it ended the run.
+    """Returns lines about a run's best score, with commands to export or train longer.
 
-    It is empty if there are no scores. Scores by `eval.py` count too.
+    The text is empty without scores. Scores by `eval.py` count too.
     """
     run = layout.locate_run(config.run.train_dir)
     found = _all_scores(run, record)
@@ -106,7 +106,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     score = scores.shown(record.best_by, found[best], record.images)
     lines = [f"Best:   {score} at step {best} on {scores.deciding_part(run)}"]
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
-        lines[0] += "; not kept (--keep_best)"
+        lines[0] += "; its checkpoint was not kept (--keep_best)"
     elif invocation.takes_flags():
         export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
@@ -121,7 +121,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
 
 
 def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
-    """Returns all scores of a run that are known, by step."""
+    """Returns all known scores of a run, by step."""
     with contextlib.suppress(DiskError):
         return {**record.scores, **scores.deciding(run)}
     return record.scores

@@ -1,4 +1,4 @@
-"""The lock of a run's directory: one training at a time may write there."""
+"""The lock of a run's directory, which only one training run may hold."""
 
 import contextlib
 import errno
@@ -17,15 +17,14 @@ _LOCK = ".lock"
 
 
 class RunLock:
-    """Keeps other trainings out of a run directory, which is made if there is none.
+    """Locks a run directory against other training runs, and creates it if absent.
 
-    The lock is on a file in the directory, and so is the same for every path and user;
-    it is not on the directory itself, which NFS locks on one machine only. The
-    system releases it when the process ends, however it ends; a file that is left
-    behind locks nothing.
+    The lock is on the file `.lock`, not on the directory, which NFS would lock on one
+    machine only. Every path to the directory leads to the same lock. The system
+    releases the lock whenever the process ends; a leftover file locks nothing.
 
-    Entered as a context manager, it raises a `UsageError` if another training holds the
-    lock, or if the directory cannot hold a run.
+    Entering this context manager raises a `UsageError` if another training run holds
+    the lock, or if the directory cannot hold a run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +39,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Lets other trainings in; removes the lock's file where no run has begun."""
+        """Releases the lock; deletes what it created if no run has begun."""
         with contextlib.suppress(OSError):
             if not (self._path / layout.CONFIG).exists():
                 (self._path / _LOCK).unlink()
@@ -49,7 +48,7 @@ class RunLock:
         self._held.close()
 
     def move_aside(self, target: Path) -> None:
-        """Renames the directory, and locks a new one in its place."""
+        """Renames the directory, then creates and locks a new one at the old path."""
         self._path.rename(target)
         with self._held.pop_all():
             self._acquire()
@@ -57,14 +56,14 @@ class RunLock:
     def _acquire(self) -> None:
         path = self._path
         with contextlib.ExitStack() as held, explaining_errors(path):
-            holds_run(path)  # Nothing is written where another thing than a run is.
+            holds_run(path)  # Refuses other content before writing anything.
             self._is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = files.opened(path / _LOCK, "a+b", buffering=0)
             _lock(held.enter_context(lock).fileno(), path)
-            if os.fstat(lock.fileno()).st_nlink > 1:  # It is truncated below.
-                raise OSError(errno.EMLINK, f"its {_LOCK} is a link")
-            with contextlib.suppress(PermissionError):  # It is another user's.
+            if os.fstat(lock.fileno()).st_nlink > 1:  # Truncated below.
+                raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
+            with contextlib.suppress(PermissionError):  # Another user owns it.
                 os.fchmod(lock.fileno(), 0o666)  # Who may write here may lock it.
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -72,9 +71,9 @@ class RunLock:
 
 
 def holds_run(path: Path) -> bool:
-    """Returns whether a run is in a directory, which may be absent or empty.
+    """Returns whether a directory holds a run; False if it is absent or empty.
 
-    Refuses a path where a run cannot be: a file, or a directory with other files.
+    Raises a `UsageError` for a file, and for a directory with other content.
     """
     if not path.exists():
         return False
@@ -92,7 +91,7 @@ def holds_run(path: Path) -> bool:
 
 @contextlib.contextmanager
 def explaining_errors(path: Path) -> Iterator[None]:
-    """Reports a disk error as a `UsageError` that names the run's directory."""
+    """Turns an `OSError` into a `UsageError` that names the run's directory."""
     try:
         yield
     except OSError as error:
@@ -103,37 +102,37 @@ def explaining_errors(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a training holds the lock of a directory; True if unknown.
+    """Returns whether a training run holds a directory's lock; True if unknown.
 
-    This shares the lock for a moment, in which a training that begins is refused.
+    The check locks the file for a moment. A training run that starts then is refused.
     """
     try:
         with files.opened(path / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:  # Such as a lock that this user may not read.
+    except OSError:  # For example, this user may not read the file.
         return True
     return False
 
 
 class DirectoryGuard:
-    """Notices when the directory that a run writes to, or its lock, was replaced."""
+    """Detects that the directory of a run, or its lock file, was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._paths = (path, path / _LOCK)
         self._before = [*map(_identity, self._paths)]
 
     def problem(self) -> str:
-        """Returns why the directory must no longer be written to; empty if it may.
+        """Returns why the run must not write to the directory; empty if it may.
 
-        A directory that has vanished is noticed when it is written to.
+        A deleted directory is not reported here, because writing to it fails anyway.
         """
         (directory, lock), (now, lock_now) = self._before, map(_identity, self._paths)
         if directory and now and directory != now:
-            return "the run's directory was moved, and another is in its place"
+            return "another directory has replaced the run's directory"
         if now and lock and lock != lock_now:
-            return f"its {_LOCK}, which keeps other trainings out, was deleted"
+            return f"its {_LOCK} was deleted, so another training run may write there"
         return ""
 
 
@@ -149,6 +148,7 @@ def _lock(file: int, path: Path) -> None:
     except BlockingIOError as error:
         holder = os.pread(file, 300, 0).decode(errors="replace")
         raise UsageError(
-            f"--train_dir {path} is in use by another training: {printable(holder)}. "
-            "Wait for its end, stop it, or choose another --train_dir."
+            f"--train_dir {path} is in use by another training run: "
+            f"{printable(holder)}. Wait until that run ends, stop that run, or choose "
+            "another --train_dir."
         ) from error

@@ -1,7 +1,7 @@
-"""The logs of a run: `metrics.jsonl`, with one JSON object a line, and event files.
+"""The logs of a run: `metrics.jsonl`, with one JSON object per line, and event files.
 
-Their disk may fail, and a run may take steps back. A line that a killed process left
-incomplete, or a disk damaged, costs that line and nothing else.
+The disk may fail during a write, and a run may go back to an earlier step. Readers skip
+lines that a killed process left incomplete or that a disk has damaged.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ from cifar10.errors import DiskError, reason, say
 from cifar10.process import files
 from cifar10.run_directory.lock import DirectoryGuard
 
-LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
-_PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.
+LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
+_PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
 _GO_ON = (
-    "Make room there or make it writable, then give the same command again, without "
+    "Free space or make the directory writable, then repeat the command without "
     "--fresh."
 )
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
-    """Appends an entry to a log, as one line of JSON: all of it, or an `OSError`."""
+    """Appends one JSON line to a log; after an `OSError` the log is unchanged."""
     line = f"{json.dumps(entry)}\n".encode()
-    # Unbuffered, so that a full disk is noticed when writing.
+    # Unbuffered, so that `write` fails on a full disk.
     with files.opened(path, "a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            line = b"\n" + line  # Keeps an incomplete line before from joining.
+            line = b"\n" + line  # Ends an incomplete last line.
         try:
-            # A disk with room for a part of it takes that part without an error.
+            # A disk that is almost full accepts part of the line without an error.
             while line:
                 line = line[file.write(line) :]
         except OSError:
@@ -45,7 +45,7 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Returns the JSON values of a log, one per line; None for a damaged line."""
+    """Returns the JSON value of each line of a log; None for a damaged line."""
     try:
         lines = files.read(path, LARGEST_LOG).splitlines()
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a log that belong to a step, in the order of steps."""
+    """Returns the entries of a log that have a step, ordered by step."""
     lines = [line for line in read_lines(path) if isinstance(line, dict)]
     of_steps = [line for line in lines if type(line.get("step")) is int]
     return sorted(of_steps, key=operator.itemgetter("step"))
@@ -70,7 +70,7 @@ def _value(line: bytes) -> Any:
 
 @contextlib.contextmanager
 def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
-    """Raises a `DiskError` where event files or logs cannot be written."""
+    """Turns a failed write to event files or logs into a `DiskError`."""
     import tensorflow as tf
 
     try:
@@ -84,10 +84,10 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 
 
 class LogWriter:
-    """Writes to the logs of a run; a failing disk costs what is logged meanwhile.
+    """Writes to the logs of a run, and loses entries while their disk fails.
 
-    It reports the failure once, and the recovery once. Nothing is written where the
-    directory has vanished, or belongs to another training.
+    Prints one message for the failure and one for the recovery. Does not write if the
+    run's directory has vanished or was replaced.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -96,29 +96,29 @@ class LogWriter:
         self._failed = False
 
     def attempt(self, write: Callable[[], object]) -> bool:
-        """Calls a function that writes; returns whether it could."""
+        """Calls `write`; returns whether it succeeded."""
         try:
             with writing(self._directory):
                 if problem := self._guard.problem():
                     raise OSError(errno.ESTALE, problem)
-                self._directory.stat()  # One that has vanished is not created again.
+                self._directory.stat()  # Fails if the directory has vanished.
                 write()
         except DiskError as error:
             if not self._failed:
-                loss = "The training continues; what it logs meanwhile is lost."
+                loss = "Training continues, but log entries are lost meanwhile."
                 say(f"{error.what} {loss}")
             self._failed = True
             return False
         if self._failed:
             self._failed = False
-            say(f"The event files and logs in {self._directory} are written again.")
+            say(f"The event files and logs in {self._directory} can be written again.")
         return True
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Drops what event files and a log, if there are any, record beyond a step.
+    """Discards what existing event files and a log recorded after a step.
 
-    A run that resumes from this step, or is rolled back to it, repeats what came later.
+    A run that resumes from this step, or is rolled back to it, repeats later steps.
     """
     if events.exists():
         _mark_resume(events, step)
@@ -126,19 +126,19 @@ def forget_later(events: Path, log: Path, step: int) -> None:
 
 
 def wait_for_later_second(events: Path) -> None:
-    """Waits until the clock has passed the second of the newest event file."""
+    """Waits until no event file is named after the current second."""
     while any(events.glob(f"{_PREFIX}{int(time.time()):010d}.*")):
         time.sleep(0.05)
 
 
 def _mark_resume(events: Path, resumed_step: int) -> None:
-    """Tells TensorBoard to forget what was written beyond `resumed_step`.
+    """Tells TensorBoard to discard the events after `resumed_step`.
 
-    The mark is written twice, because TensorBoard takes a directory's first one for the
-    beginning of the run and only later ones for a restart. It has its own file, made
-    before the run's next event file. TensorBoard reads files in the order of their
-    names, which have the second and the machine; in the mark's name a hyphen, which
-    sorts first, is the machine. So the mark waits for a second without event files.
+    TensorBoard takes the first start event of a directory for the beginning of the run
+    and only later ones for a restart, so this function writes the event twice. It uses
+    a separate file, which TensorBoard must read before the run's next one. TensorBoard
+    reads files in the order of their names, which contain the second and the host. The
+    separate file has a hyphen, which sorts first, in place of the host.
     """
     import tensorflow as tf
     from tensorboard.compat.proto import event_pb2
@@ -153,7 +153,7 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
 
 
 def drop_later_lines(log: Path, resumed_step: int) -> None:
-    """Drops the lines of later steps, and incomplete ones of a killed process."""
+    """Removes lines after `resumed_step`, and damaged lines, from a log."""
     if not log.exists():
         return
     before = files.read(log, LARGEST_LOG)

@@ -1,7 +1,7 @@
-"""Restores a run's newest usable checkpoint, that of a given step, or the best.
+"""Restores a run's newest usable checkpoint, its best one, or that of a given step.
 
-Training, evaluation, followers and exports all restore here, so they refuse the same
-checkpoints: damaged ones, those of another run, and those of another step or model.
+Training, evaluation, followers and exports all use this module, so all of them refuse
+the same checkpoints: damaged ones, and those of another run, step or model.
 """
 
 import shlex
@@ -17,18 +17,18 @@ from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
-# Which checkpoint to use: that of a step, `BEST`, or the newest.
+# Which checkpoint to use: a step, `BEST`, or None for the newest.
 Wanted = int | str | None
 
-# Entries of both a checkpoint's manifest and its run's configuration.
+# Entries that a checkpoint's manifest shares with its run's `config.json`.
 _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
 def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
-    """Refuses a directory whose run a command cannot use.
+    """Raises a `UsageError` if a command cannot use the run in a directory.
 
-    Reasons: there is no run, its model is not trusted or not found, or the wanted
-    checkpoint is missing.
+    The run or its model may be missing, the model may be untrusted, or the wanted
+    checkpoint may be missing.
     """
     run = layout.locate_run(name)
     settings = run_config.read_run_config(run)
@@ -40,9 +40,9 @@ def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
-    """Returns the steps of the checkpoints that may be used, ascending.
+    """Returns the steps of the checkpoints that match `wanted`, ascending.
 
-    The best is the one with the best score among the checkpoints that are there.
+    `BEST` matches the checkpoint with the best score among those that still exist.
     """
     steps = checkpoints.steps(directory)
     if wanted == BEST:
@@ -55,31 +55,31 @@ def why_none(
 ) -> str:
     """Returns why no checkpoint can be used, and what to do.
 
-    `refused` are the reasons why checkpoints cannot be used, by their steps.
+    `refused` maps the steps of refused checkpoints to the reasons.
     """
     steps = checkpoints.steps(directory)
-    others = "Without --step the newest intact one is used. There are: "
+    others = "Without --step, the newest intact checkpoint is used. Available: "
     others += f"{', '.join(map(str, steps))}."
     reasons = "; ".join(f"step {step}: {why}" for step, why in (refused or {}).items())
     if reasons and wanted is not None:
         return f"--step {wanted}: the checkpoint cannot be used: {reasons}. {others}"
     if reasons:
         return (
-            f"No checkpoint in {directory} can be used: {reasons}. Bring one back from "
-            "a copy, or start over with another --train_dir."
+            f"No checkpoint in {directory} can be used: {reasons}. Restore one "
+            "from a backup, or start over with another --train_dir."
         )
     if wanted is None or not steps:
         run = run_config.read_run_config(directory.parent)
         period = run.get("checkpoint_steps")
         when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
         return (
-            f"There is no checkpoint in {directory.parent} yet;\nthe training writes "
-            f"the first{when}."
+            f"There is no checkpoint in {directory.parent} yet.\nTraining writes the "
+            f"first one{when}."
         )
     if wanted != BEST:
         return f"--step {wanted}: the checkpoint does not exist. {others}"
     return (
-        f"--step {BEST}: no checkpoint has a score. {others} Score one:\n"
+        f"--step {BEST}: no checkpoint has a score. {others} Score one with:\n"
         f"    {invocation.command('eval')} --step {steps[-1]} --train_dir "
         f"{shlex.quote(str(directory.parent))} "
         f"--eval_data {scores.deciding_part(directory.parent)}"
@@ -87,7 +87,7 @@ def why_none(
 
 
 def _say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
-    """Reports a step that scored better than the best one with a checkpoint."""
+    """Prints that the best-scored checkpoint was not kept, if the best was wanted."""
     found = scores.deciding(run := directory.parent)
     best = next(iter(scores.ranked(found, scores.deciding_score(run))), step)
     if wanted == BEST and best != step and step in found:
@@ -107,25 +107,25 @@ def restore_newest(
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
-    """Returns the newest checkpoint that can be used, and why newer ones were refused.
+    """Loads the newest usable checkpoint; returns it and the errors of refused ones.
 
     Args:
         directory: Folder of the run's checkpoints.
-        load: Reads the values of a checkpoint that is intact and of this run; while it
-            is called, the checkpoint is not deleted.
-        settings: The run's settings; a checkpoint of another run is refused.
+        load: Reads the values of an intact checkpoint of this run. The checkpoint is
+            not deleted during the call.
+        settings: The run's settings, which expose a checkpoint of another run.
         wanted: Which checkpoint to use.
-        skip: Steps whose checkpoints are not looked at.
-        tolerate: Errors for which a checkpoint is refused, and an older one is tried;
-            others are raised.
+        skip: Steps whose checkpoints are ignored.
+        tolerate: Errors after which an older checkpoint is tried. Other errors are
+            raised.
 
     Raises:
-        DamagedError: A checkpoint is not what was written.
-        UsageError: It is of another run or model, or cannot be read.
+        DamagedError: A checkpoint is damaged.
+        UsageError: A checkpoint is of another run or model, or cannot be read.
     """
     refused: dict[int, Exception] = {}
     seen = set(skip)
-    # Listed anew each time: where one was deleted, the training has written another.
+    # Listed anew each time, because training may delete and write checkpoints.
     while steps := [step for step in candidates(directory, wanted) if step not in seen]:
         seen.add(step := steps[-1])
         try:
@@ -149,6 +149,6 @@ def _check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None
         recorded, expected = checkpoint.manifest.get(name), settings.get(name)
         if recorded != expected:
             raise UsageError(
-                f"{checkpoint.path} is of another run: its {name} is {recorded!r}, and "
-                f"this run's is {expected!r}. Move it away."
+                f"{checkpoint.path} is of another run: its {name} is {recorded!r}, but "
+                f"this run's is {expected!r}. Move the checkpoint away."
             )

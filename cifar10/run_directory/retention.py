@@ -1,7 +1,7 @@
-"""Deletes the checkpoints that no rule keeps.
+"""Deletes old checkpoints.
 
-The rules keep the newest ones, those with the best scores, and those whose folder holds
-an empty file `keep`, which a user makes by hand.
+The newest checkpoints are kept, those with the best scores, and those in whose folder
+the user has created an empty file `keep`.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ KEEP = "keep"
 
 
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
-    """Deletes the checkpoints of a run that no rule keeps.
+    """Deletes all but the newest, the best and the user's kept checkpoints of a run.
 
-    One that is being read stays until the next call. Those of steps after `step`, the
-    run's newest, belong to another run: they are not deleted, and do not count. If the
-    disk fails (`DiskError`), no checkpoint that is to be kept is lost.
+    A checkpoint that is being read stays until the next call. Checkpoints after `step`,
+    the run's newest, belong to another run and are neither deleted nor counted. A
+    `DiskError` never costs a checkpoint that should be kept.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

@@ -1,7 +1,7 @@
-"""The scores of checkpoints, and which of them is the best.
+"""The scores of a run's checkpoints, and which checkpoint is the best.
 
-`eval.py` and `--eval_steps` write the scores. Those on the part `val` decide, or those
-on the test part if the run has no `val`.
+`eval.py` and `--eval_steps` write the scores. The best checkpoint is the one with the
+best score on the split `val`, or on the test split if the run has no `val`.
 """
 
 import contextlib
@@ -18,39 +18,39 @@ from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
 _COUNT = "num_examples"
-_Z = 1.959964  # Of the normal distribution, 95 % lies within so many deviations.
+_Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
 
 
 def deciding_part(run: Path) -> str:
-    """Returns the part of a run's data whose scores decide: `val` or `test`."""
+    """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
     return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
 
 
 def deciding_score(run: Path) -> str:
-    """Returns the name of the score that decides which checkpoint is the best."""
+    """Returns the name of the score that determines the best checkpoint."""
     return _recorded(run, "best_by", PRECISION)
 
 
 def _recorded(run: Path, name: str, default: Any) -> Any:
-    with contextlib.suppress(UsageError):  # The run goes on if its file is damaged.
+    with contextlib.suppress(UsageError):  # A damaged `config.json` stops no run.
         return run_config.read_run_config(run, complete=False).get(name, default)
     return default
 
 
 def deciding_folder(run: Path) -> Path:
-    """Returns the folder of the scores of a run that decide."""
+    """Returns the folder of the scores that determine the best checkpoint."""
     return run / layout.evaluation_events(deciding_part(run))
 
 
 def deciding(run: Path) -> dict[int, float]:
-    """Returns the scores of a run that decide, by step."""
+    """Returns the scores that determine the best checkpoint, by step."""
     return read(deciding_folder(run), by=deciding_score(run))
 
 
 def append(
     directory: Path, step: int, scores: Mapping[str, Any], num_examples: int
 ) -> None:
-    """Appends the scores of one checkpoint to `metrics.jsonl` in a folder."""
+    """Appends the scores of a checkpoint to `metrics.jsonl` in `directory`."""
     entry = {"step": step, **scores, _COUNT: num_examples}
     logs.append_line(directory / layout.METRICS, entry)
 
@@ -58,32 +58,32 @@ def append(
 def read(
     directory: Path, num_examples: int | None = None, by: str = PRECISION
 ) -> dict[int, float]:
-    """Returns a score by step, of the entries that `comparable` selects."""
+    """Returns the score `by` of each step, from the entries that are `comparable`."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
-    """Returns the steps of scores, the best first; of equal scores the earlier step.
+    """Returns the steps in `found`, best score first; equal scores in order of steps.
 
-    All code that names, keeps or waits for a best score asks here: a run has one best.
+    All code that picks a best checkpoint calls this function, so that picks agree.
     """
     sign = 1 if by in LOWER_IS_BETTER else -1
     return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
 
 
 def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
-    """Returns those of `steps` with the best scores of a run, the best first."""
+    """Returns the `count` best-scored of the given `steps` of a run, best first."""
     found = ranked(deciding(run), deciding_score(run))
     return [step for step in found if step in steps][:count]
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
-    """Returns the interval that holds the true fraction with a confidence of 95 %.
+    """Returns the 95 % confidence interval for a fraction `part` of `count` images.
 
-    It is the score interval of E. B. Wilson, Probable Inference, the Law of Succession,
-    and Statistical Inference, 1927 (https://doi.org/10.1080/01621459.1927.10502953),
-    for a fraction `part` of `count` images. It holds for new images like these.
+    This is the score interval of E. B. Wilson, Probable Inference, the Law of
+    Succession, and Statistical Inference, 1927
+    (https://doi.org/10.1080/01621459.1927.10502953).
     """
     square = _Z**2 / count
     centre = part + square / 2
@@ -92,7 +92,7 @@ def interval(part: float, count: int) -> tuple[float, float]:
 
 
 def shown(by: str, value: float, count: int) -> str:
-    """Returns a score by its name; a precision of `count` images has its interval."""
+    """Formats a score with its name; a precision also with its 95 % interval."""
     if by != PRECISION or not count:
         return f"{by} = {value:.3f}"
     low, high = interval(value, count)
@@ -102,8 +102,8 @@ def shown(by: str, value: float, count: int) -> str:
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
     """Returns the entries for evaluations on `num_examples` images, by step.
 
-    The default is the largest number: scores on a few images are not comparable with
-    scores on the whole set. Of several entries of a step the last one counts.
+    The default is the largest number in `entries`, because scores on few images do not
+    compare with scores on the whole set. The last entry of a step counts.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)

@@ -1,7 +1,7 @@
-"""The start of a run in its directory: new, resumed, or with the earlier one aside.
+"""Starts a run in a directory: a new run, a resumed one, or a fresh one.
 
-Nothing in the directory is deleted here. A run resumes if its configuration agrees in
-everything that determines the result; `find_differences` returns where it does not.
+Nothing is deleted: a fresh run moves the earlier run aside. A run can be resumed if all
+settings that determine the result are unchanged; `find_differences` compares them.
 """
 
 import json
@@ -13,7 +13,7 @@ from cifar10.config import fields, layout, options, run_config
 from cifar10.process import files
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
-# What a training writes to in its directory.
+# Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 _ABSENT = "not recorded"
 
@@ -29,11 +29,11 @@ def find_run(path: Path) -> dict[str, Any] | None:
 def find_differences(
     path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns the values of a run and of a training where they differ, by name.
+    """Returns the settings that differ from a recorded run, as (old, new) by name.
 
-    Only the training's `determining` entries are compared: the run can be resumed if
-    none of them differs. An entry that an older run did not record counts as its
-    default. Folders that lead out of the run's directory are refused.
+    Only `determining` settings are compared; the run can be resumed if none differs. A
+    setting that an older run did not record counts as the default. Folders of the run
+    that are links are refused.
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)
@@ -53,10 +53,10 @@ def start_run(
     *,
     fresh: bool,
 ) -> str | None:
-    """Starts a run, or takes over the `recorded` one, and writes `config.json`.
+    """Starts a new run or resumes the `recorded` one, and writes `config.json`.
 
-    With `fresh` the earlier run is moved aside, and the `lock` is then on the new
-    directory. Returns messages for the user.
+    With `fresh`, moves the earlier run aside and the `lock` to a new directory. Returns
+    messages for the user.
     """
     note = ""
     with explaining_errors(path):
@@ -68,21 +68,21 @@ def start_run(
             note = version_note(recorded, settings)
             settings = _with_history(settings, recorded)
         content = (json.dumps(settings, indent=2) + "\n").encode()
-        # The note comes first: whatever follows the run reads the file at once.
+        # Marked first, because a follower may read the file as soon as it exists.
         unmarked = run_config.mark_as_own(content)
         files.write_atomically(path / layout.CONFIG, content)
     return "\n".join(filter(None, (note, unmarked))) or None
 
 
 def unused_sibling(path: Path) -> Path:
-    """Returns a directory beside that of a run at which nothing exists: `run.1`."""
+    """Returns an unused path beside the directory of a run, such as `run.1`."""
     return files.unused(path.with_name(f"{path.name}."))
 
 
 def _with_history(
     settings: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Adds devices and versions of earlier sessions, and whether one was simulated."""
+    """Adds the devices and versions of earlier sessions, and their `simulated` mark."""
     kept = ("devices", "versions")
     before = {name: recorded.get(name) for name in kept}
     sessions = list(recorded.get("earlier_sessions", []))
@@ -95,9 +95,9 @@ def _with_history(
 
 
 def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Returns the versions that wrote a run and that continue it, where they differ.
+    """Returns which versions changed since a run was recorded; empty if none did.
 
-    A run that does not record which code wrote it does so from now on.
+    A run that records no version of this package counts as changed.
     """
     now = settings.get("versions", {})
     before = {"cifar10": "of unknown version", **recorded.get("versions", {})}

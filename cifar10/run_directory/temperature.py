@@ -1,9 +1,8 @@
-"""The temperature of a checkpoint, by which its logits are divided for probabilities.
+"""Temperature scaling: divides logits so that confidence agrees with accuracy.
 
-With it confidence agrees with accuracy; no prediction changes. From C. Guo et al., On
-Calibration of Modern Neural Networks, 2017 (https://arxiv.org/abs/1706.04599).
-`eval.py --calibrate` writes it into the checkpoint's folder, where it is kept, copied
-and deleted with the weights that it was fitted for.
+No prediction changes. See C. Guo et al., On Calibration of Modern Neural Networks, 2017
+(https://arxiv.org/abs/1706.04599). `eval.py --calibrate` writes the temperature into
+the checkpoint's folder, so that it is copied and deleted together with the weights.
 """
 
 import math
@@ -15,14 +14,14 @@ import tensorflow as tf
 from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
-_LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model is of no use or knows every image.
+_LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model knows all images or none.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the temperature with the least cross entropy, by golden-section search.
 
-    There is a single minimum. Raises a `UsageError` if the images determine none.
+    Raises a `UsageError` if the single minimum is out of range.
     """
     logits = logits.astype(np.float64)
 
@@ -39,13 +38,13 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     if not _LOWEST < low < high < _HIGHEST:
         raise UsageError(
             f"No temperature from {_LOWEST:g} to {_HIGHEST:g} fits the {len(labels):,} "
-            "val images: the model knows all of them, or none. Use more, or train on."
+            "val images: the model knows all or none. Use more, or train longer."
         )
     return low
 
 
 def read(path: Path) -> float:
-    """Returns the temperature in a file, 1 without one; refuses a damaged file."""
+    """Returns the temperature in a file, or 1 without the file; refuses damage."""
     try:
         if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
             return found
@@ -54,4 +53,4 @@ def read(path: Path) -> float:
         return 1.0
     except (OSError, ValueError) as error:
         why = reason(error)
-    raise UsageError(f"{path} cannot be used: {why}. Delete it, and calibrate again.")
+    raise UsageError(f"{path} cannot be used: {why}. Delete it and calibrate again.")

@@ -429,7 +429,7 @@ def test_a_chain_that_is_gone_or_cut_short_is_named(copied, capsys, lines):
     edit(copied / chain.FILE, lambda links: links[:lines])
     said = called(audit, capsys, copied, "--segments", 1)[1]
     assert said.startswith(f"Chain:    {lines} checkpoints\n")
-    assert said.count("chain.jsonl is missing, or its line there") == 5 - lines
+    assert said.count("chain.jsonl has no line for it") == 5 - lines
 
 
 @pytest.mark.parametrize("line", ["{", "null", '{"step": 3}', '{"step": 20}'])
@@ -437,7 +437,7 @@ def test_a_line_of_the_chain_that_is_no_manifest_is_a_break(copied, line):
     with (copied / chain.FILE).open("a") as file:
         file.write(f"{line}\n")
     breaks = [*chain.find_breaks(copied, run_config.read_run_config(copied))]
-    assert breaks == ["chain.jsonl: 5 of its 6 lines are the manifest of a step"]
+    assert breaks == ["chain.jsonl: only 5 of 6 lines are valid manifests"]
 
 
 @pytest.mark.parametrize("trusts", [True, False])
@@ -447,7 +447,7 @@ def test_an_edited_configuration_is_found_by_the_chain(copied, capsys, trusts):
     trusted = ["--trust_model", runs.SMALL] if trusts else []
     code, said = called(audit, capsys, copied, *trusted)
     assert code == 1
-    assert "BROKEN: config.json: seed is 1, and was 0" in said
+    assert "BROKEN: config.json: seed is 1, but was 0" in said
     assert "no step can be recomputed" in said
 
 
