@@ -1,1 +1,1 @@
-"""Trains: puts data, model, towers and the loop together."""
+"""Training runs: assembly of data, model and towers, the loop, and its hooks."""

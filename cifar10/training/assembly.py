@@ -1,4 +1,4 @@
-"""Assembles a training: devices, data, model, towers and batches, by name.
+"""Assembles a training run: devices, data, model, towers and batches.
 
 training = assemble(Config(...))
 with training.open_batches(0, 0) as batches:
@@ -42,27 +42,27 @@ from cifar10.towers.verification import BOUNDS, verify_step
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
-# Limits of `default_steps_per_call`: a signal waits for the end of a call, and the
-# batches of a call are held in a GPU's memory twice.
+# Limits of `default_steps_per_call`. A signal takes effect only after a call, and a
+# GPU's memory holds the batches of two calls.
 _MOST_STEPS_OF_CALL = 10
 _MOST_BYTES_OF_CALL = 2**27
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The parts of a training, ready to run its first step.
+    """The parts of a training run, ready for its first step.
 
     Attributes:
-        config: The configuration, with the values that depend on the machine.
-        train_dir: The run's directory, of which nothing is written yet.
+        config: The configuration, including the values that depend on the machine.
+        train_dir: The run's directory; `assemble` writes nothing to it.
         workers: The processes that train together.
         placement: The devices of this process's towers.
         dataset: The data set.
-        images: The training set, uint8 [count, height, width, channels].
-        labels: Its labels, int32 [count].
-        towers: The synchronous step.
+        images: The training images, uint8 [count, height, width, channels].
+        labels: The labels of `images`, int32 [count].
+        towers: Runs the synchronous step on all towers.
         planner: Plans the memory of a step.
-        sections: Describes the towers' sections; None if there are none.
+        sections: A description of the towers' sections; None without sections.
         settings: The content of `config.json`.
     """
 
@@ -79,9 +79,9 @@ class Training:
     settings: dict[str, Any]
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the input, on the towers' GPUs or on the CPU, at a batch (from 0).
+        """Opens the queues of training batches, from batch number `batch` (from 0) on.
 
-        Images have the size of the stage that follows step `step`.
+        Images have the size that the stage of step `step + 1` requires.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
@@ -105,7 +105,7 @@ class Training:
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
-        """Runs the step with this number, and verifies it if `verify_steps` says so."""
+        """Runs step number `step`, and verifies every `verify_steps`-th step."""
         config = self.config
         if step % (config.checkpoints.verify_steps or math.inf):
             return self.towers.step(batches)
@@ -114,14 +114,14 @@ class Training:
 
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
-        # Batch statistics and dropout make a tower's batch part of the result.
+        # With batch norm or dropout, the result depends on the batch size of a tower.
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         entries = {**self.settings, "stateful_model": is_stateful}
         names = [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns the entries of `settings` that checkpoints record as their origin."""
+        """Returns `determining()` and the versions, which each checkpoint records."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 
@@ -132,27 +132,27 @@ def assemble(
     workers: Workers | None = None,
     stop: StopSignals | None = None,
 ) -> Training:
-    """Puts a training together; nothing is trained and nothing written.
+    """Assembles a training run, without training or writing to its directory.
 
-    It has to run before anything else uses TensorFlow's devices.
+    Call it before anything else uses TensorFlow's devices.
 
     Args:
         requested: The configuration.
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None if this one trains alone.
-        stop: Ends the program on a signal while nothing needs saving.
+        stop: Ends the program on a signal while workers connect and data are prepared.
 
     Raises:
-        UsageError: The training is not possible; the message says what to change.
+        UsageError: The run is not possible; the message says what to change.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
-    # It affects only graphs that are built after it is set.
+    # TensorFlow applies this only to graphs that are built afterwards.
     if requested.output.log_device_placement:
         tf.debugging.set_log_device_placement(True)
     batch = requested.batch
     placement = devices.place_towers(batch.num_gpus, batch.split_gpu)
     count = len(placement.devices)
-    # A deterministic run rounds alike wherever and beside whatever it continues.
+    # Rounding depends on the number of threads: a deterministic run keeps all cores.
     if count > 1 and not placement.on_gpus and not requested.speed.deterministic:
         devices.divide_cores(count)
     strategy, replicas = workers.connect(batch.variable_update, placement, stop)
@@ -165,10 +165,10 @@ def assemble(
         check_initial_weights(
             config.fine_tuning, config.network.model, config.images.distortions
         )
-        # Before a download, which takes long, also with several workers.
+        # Refuses a wrong --model before a download, which may take long.
         find_architecture(config.network.model)
         train_dir = layout.locate_run(config.run.train_dir)
-        # A resumed run keeps its division into parts.
+        # A resumed run keeps its division of the images into splits.
         run = None if config.run.fresh else starting.find_run(train_dir)
         known = {**config.values, "data_division": run and run["data_division"]}
         with stop.at_once():
@@ -176,13 +176,13 @@ def assemble(
         images, labels = dataset.read("train")
         if epochs := config.run.max_epochs:
             steps = epochs * len(images) / config.global_batch_size
-            # Rounded because 1.1 * 10 is more than 11.
+            # Rounded because 1.1 * 10 is more than 11 in floating point.
             config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
         states = build_states(config, placement, replicas, dataset, images)
         settings = describe_training(config, placement, dataset, states)
-        # Not recorded: a resumed run may have other periods, hooks and devices.
+        # Not in `settings`: a resumed run may have other periods, hooks and devices.
         if config.speed.steps_per_call is None:
             count = default_steps_per_call(config, placement, images.shape[1:])
             config = config.replace(steps_per_call=count)
@@ -245,7 +245,7 @@ def resolve_config(
 
 
 def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Refuses a configuration that does not fit the size of the training set."""
+    """Checks the batch size and the warm-up against the size of the training set."""
     images, update, steps = (
         config.global_batch_size,
         config.update,
@@ -260,24 +260,24 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"{examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
-    # With the staircase, the warm-up may last beyond --max_steps, which can be raised.
+    # The staircase has no end: a resumed run may raise --max_steps and finish warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}: the {steps} steps "
-            f"are {epochs:.2f} epochs, and with --schedule {update.schedule} the "
-            f"learning rate is zero then. Recipe {config.run.recipe} has its own "
-            "values. Give more --max_steps or --max_epochs, or fewer --warmup_epochs."
+            f"--warmup_epochs {update.warmup_epochs}: with --schedule "
+            f"{update.schedule}, the warm-up must end before the run, whose {steps} "
+            f"steps are {epochs:.2f} epochs. Give more --max_steps or --max_epochs, or "
+            f"fewer --warmup_epochs; the defaults are recipe {config.run.recipe}'s."
         )
 
 
 def default_steps_per_call(
     config: ResolvedConfig, placement: devices.Placement, shape: tuple[int, int, int]
 ) -> int:
-    """Returns how many steps run in one call by default.
+    """Returns the default number of steps that one call to TensorFlow runs.
 
-    At the end of a call Python waits for the GPU, and then the GPU waits for Python;
-    several steps per call hide that. A large batch hides it too, and could not be held
-    in memory several times.
+    Between two calls the GPU waits for Python; several steps per call make these waits
+    rarer. With large batches, the waits matter less and the batches of several steps
+    would not fit into memory, so a call runs fewer steps.
     """
     if (
         not placement.on_gpus
@@ -302,7 +302,7 @@ def build_states(
     dataset: datasets.Dataset,
     images: Images,
 ) -> list[TrainState]:
-    """Builds the state of the training, once for each replica."""
+    """Builds the `TrainState` of each replica."""
     device = config.speed.variable_device
     if replicas == 1:
         much = computes_much(config.update.optimizer)
@@ -310,7 +310,7 @@ def build_states(
     elif device != "auto":
         raise UsageError(
             f"--variable_device {device}: mirrored variables are on every tower's "
-            "device.\nLeave it out, or give --variable_update towers."
+            "device.\nLeave --variable_device out, or give --variable_update towers."
         )
     else:
         homes = list(placement.devices)
@@ -328,7 +328,7 @@ def build_states(
 def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
-    """Builds the model with its initial values, and its optimizer, on a device."""
+    """Builds an initialized model and its optimizer on the device `home`."""
     image_shape = pipeline.image_shape(config.images.distortions, shape)
     model = build_model(
         config.network.model,
@@ -369,11 +369,11 @@ def build_towers(
     *,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
-    """Builds the towers and their update.
+    """Builds the towers, the planner of their memory and a description of sections.
 
-    `strategy` reduces over several sets of variables; it is None if there is only one.
-    `class_weights` are those of the loss. Returns the towers, the planner of their
-    memory, and a description of their sections if there are any.
+    `strategy` reduces gradients across replicas; it is None for a single replica.
+    `class_weights` weigh the loss of each class. The description is None without
+    sections.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     if config.loss.loss or config.loss.metrics:
@@ -399,9 +399,9 @@ def build_towers(
     if strategy is not None:
         if period := config.checkpoints.verify_steps:
             raise UsageError(
-                f"--verify_steps {period}: only towers that share their variables are "
-                "verified.\nLeave it out with several machines and --variable_update "
-                "mirrored."
+                f"--verify_steps {period}: only towers that share one set of variables "
+                "can be verified.\nLeave --verify_steps out with several workers or "
+                "with --variable_update mirrored."
             )
         first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(
@@ -413,7 +413,7 @@ def build_towers(
 def build_tower(
     loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
 ) -> Tower:
-    """Builds the computation of a tower."""
+    """Builds the `Tower`, which computes the loss and its gradients."""
     compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
     if class_weights is not None:
         compute = functools.partial(compute, class_weights=class_weights)
@@ -421,9 +421,9 @@ def build_tower(
 
 
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
-    """Builds the rule of the update."""
+    """Builds the `Update`: learning rate, moving averages and gradient clipping."""
     update, images = config.update, config.global_batch_size
-    # The staircase falls again and again, the others once in the whole training.
+    # The staircase falls once per period, the other schedules once in the whole run.
     examples = update.epochs_per_decay * examples_per_epoch
     if update.schedule_ends:
         examples = config.run.max_steps * images
@@ -447,7 +447,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
 
 def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
-    """Builds the `BatchMaker` for training images, which does not resize them."""
+    """Builds the `BatchMaker` that distorts training images and keeps their size."""
     images, seed = config.images, config.run.seed
     augmentation = None
     if images.augmentation:
@@ -486,7 +486,7 @@ def describe_training(
         "versions": {
             "cifar10": invocation.package_version(),
             "python": platform.python_version(),
-            # Not of the distribution: a candidate of TensorFlow brings Keras's nightly.
+            # From the modules: release candidates of TensorFlow install keras-nightly.
             **{package.__name__: package.__version__ for package in (tf, keras, np)},
         },
     }

@@ -1,7 +1,7 @@
-"""Hooks: objects that are called when something happens in a training.
+"""Hooks: objects whose methods are called at the events of a training run.
 
-The console, TensorBoard's files, evaluations and checkpoints are hooks of a training
-(`periodic.py` lists them), and those that a user gives to `train` get the same calls.
+Printing, TensorBoard, evaluation and checkpointing are built-in hooks, which
+`periodic.py` lists. Hooks that a user passes to `train` get the same calls.
 """
 
 import contextlib
@@ -17,67 +17,67 @@ from cifar10.towers.update import TrainState
 
 
 class Run(NamedTuple):
-    """The run that a training begins or continues."""
+    """The run that is started or resumed, as hooks get it in `on_start`."""
 
-    step: int  # Steps that are done: 0 in a new run.
+    step: int  # The number of steps done so far; 0 in a new run.
     train_dir: Path
-    settings: Mapping[str, Any]  # The content of its `config.json`.
-    state: TrainState  # What the steps update.
+    settings: Mapping[str, Any]  # The content of `config.json`.
+    state: TrainState  # The variables that each step updates.
 
 
 class Summary(NamedTuple):
-    """The tensors that `--summary_steps` shows, from the newest batches.
+    """The tensors that `--summary_steps` writes, from the newest batches.
 
-    Activations and gradients are computed from the variables as the step has left them,
-    by the towers of the process that writes.
+    The chief's towers compute the activations and gradients, from the values that the
+    variables have after the step.
     """
 
-    images: tf.Tensor  # The first tower's, distorted and standardized.
+    images: tf.Tensor  # The first tower's images, distorted and standardized.
     activations: Mapping[str, Any]  # Samples of each layer's output.
     tensors: Mapping[str, tf.Tensor]  # variables/NAME and gradients/NAME.
     weight_losses: Mapping[str, tf.Tensor]  # weight_loss/NAME of regularized variables.
 
 
 class Hook:
-    """All events of a training. A hook has a method for each event that it handles.
+    """The events of a training run; a hook has a method for each that it handles.
 
-    It need not inherit from this class. Methods run in the training's thread, between
-    two steps; with several workers, only on the chief. An exception in a method ends
-    the training; a note on it says how to resume.
+    A hook need not inherit from this class. Its methods run between two steps, in the
+    thread that trains; with several workers, only on the chief. An exception in a
+    method ends the run; a note added to the exception says how to resume.
     """
 
     def on_start(self, run: Run) -> None:
-        """Called before the first step, and after a rollback, with the step reached."""
+        """Called before the first step, and again after each rollback."""
 
     def on_graph(self, graph: tf.Graph) -> None:
-        """Called before step 1, with the graph of a step."""
+        """Called before step 1, with the TensorFlow graph of a step."""
 
     def on_step(self, step: int) -> None:
-        """Called after each step, or after each call of several (--steps_per_call)."""
+        """Called after each step, or after each call of --steps_per_call steps."""
 
     def on_summary(self, step: int, summary: Summary) -> None:
-        """Called every --summary_steps, unless that would take too long."""
+        """Called every --summary_steps steps, or less often if that takes too long."""
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called every --log_frequency steps, with the numbers of `metrics.jsonl`."""
+        """Called every --log_frequency steps, with the metrics for `metrics.jsonl`."""
 
     def on_message(self, text: str) -> None:
         """Called with a message for the user, such as a forecast or a warning."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called after each evaluation by the training itself (--eval_steps)."""
+        """Called after each evaluation during training (--eval_steps)."""
 
     def on_save(self, step: int) -> None:
-        """Called before a checkpoint is written; its step is not run again later."""
+        """Called before a checkpoint is written, for example to flush files."""
 
     def on_checkpoint(self, step: int, path: Path) -> None:
-        """Called when a checkpoint is complete, with its folder."""
+        """Called when a checkpoint is complete; `path` is its folder."""
 
     def on_end(self, step: int, why: str) -> None:
         """Called after the last step.
 
-        `why` is `finished`, `stopped` by a signal, or `failed`. A hook whose `on_start`
-        was not called, or failed, does not get this call.
+        `why` is `finished`, `stopped` (by a signal) or `failed`. Only hooks whose
+        `on_start` has succeeded get this call.
         """
 
 
@@ -85,12 +85,12 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
 
 class Hooks:
-    """Calls hooks in their order, and at the end in reverse order.
+    """Calls hooks in their order, and `on_end` in reverse order.
 
-    The training's own hooks may also have a method `on_interruption(step)`, called when
-    a signal ends the training, and a text `waits_for` if they wait for anything but
-    devices. An error in one of the `users`' hooks names the hook, and says what
-    `how_to_resume` returns.
+    Built-in hooks may also have a method `on_interruption(step)`, called when a signal
+    ends the run, and a string `waits_for`, which names what may block them. An
+    exception in one of the `users` hooks gets a note with the hook's name and the text
+    that `how_to_resume` returns.
     """
 
     def __init__(
@@ -104,29 +104,29 @@ class Hooks:
         self._users = users
         self._how_to_resume = how_to_resume
         self._started = 0
-        self._called: list[object] = []  # A hook may notify others.
+        self._called: list[object] = []  # Nested, if a hook notifies others.
 
     @property
     def waits_for(self) -> str:
-        """What the hook that is being called waits for; empty if it does not say."""
+        """What the hook that is being called may wait for; empty if unknown."""
         hook = self._called[-1] if self._called else None
         if hook in self._users:
             return f"the hook {type(hook).__name__}"
         return getattr(hook, "waits_for", "")
 
     def notify(self, event: str, *arguments: Any) -> None:
-        """Calls the method of this name on each hook that has one."""
+        """Calls the method named `event` on each hook that has this method."""
         for hook in self._hooks:
             self._call(hook, event, *arguments)
 
     def start(self, run: Run) -> None:
-        """Reports a start or a rollback to the hooks."""
+        """Calls `on_start` on each hook."""
         for count, hook in enumerate(self._hooks, 1):
             self._call(hook, "on_start", run)
             self._started = max(self._started, count)
 
     def end(self, step: int, why: str) -> None:
-        """Reports the end to every hook that has started, even if one of them fails."""
+        """Calls `on_end` on every hook that has started, even if another hook fails."""
         with contextlib.ExitStack() as stack:
             for hook in self._hooks[: self._started]:
                 stack.callback(self._call, hook, "on_end", step, why)
@@ -140,7 +140,7 @@ class Hooks:
             method(*arguments)
         except Exception as error:
             if hook in self._users:
-                # A note, as the caller may catch this exception by its type.
+                # A note keeps the exception's type, by which a caller may catch it.
                 error.add_note(
                     f"Raised by the hook {type(hook).__name__}, in {event}. "
                     f"{self._how_to_resume()}"
@@ -151,13 +151,13 @@ class Hooks:
 
 
 def handle_each_step(hooks: Sequence[object]) -> bool:
-    """Returns whether any hook does something after each step."""
+    """Returns whether any hook implements `on_step`."""
     methods = [hook.on_step for hook in hooks if hasattr(hook, "on_step")]
     return any(getattr(one, "__func__", one) is not Hook.on_step for one in methods)
 
 
 def check_hooks(hooks: Sequence[object]) -> None:
-    """Refuses hooks with no event, an unknown event, or the wrong parameters."""
+    """Refuses a hook without events, with an unknown event, or wrong parameters."""
     for hook in hooks:
         name = type(hook).__name__
         if isinstance(hook, type):

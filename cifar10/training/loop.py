@@ -1,7 +1,7 @@
-"""The loop of a training: fetch batches, run their steps, notify the hooks.
+"""The training loop: fetches batches, runs steps and notifies the hooks.
 
-Whatever else happens in a training, such as logging, scoring and saving, is a hook
-(`periodic.py` lists them in their order).
+Logging, evaluation, saving and everything else is done by hooks, which `periodic.py`
+lists in their order.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from cifar10.training.timing import Goodput, Throughput
 
 
 class Loop:
-    """One training in progress.
+    """A training run in progress.
 
     Attributes:
-        training: Its parts.
-        progress: The step reached, and its checkpoints.
-        results: The results of steps whose numbers were not read yet.
-        goodput: Counts each moment to a part of the run.
-        throughput: Measures the steps alone.
+        training: The parts of the run.
+        progress: The step reached, and the run's checkpoints.
+        results: The results of steps that were not read from the devices yet.
+        goodput: Divides the wall time of the run into parts.
+        throughput: Measures the speed of the steps alone.
         newest_batches: The batches of the last step.
-        hooks: Those that it notifies.
+        hooks: The hooks that the loop notifies.
     """
 
     def __init__(self, training: Training, stop: StopSignals, goodput: Goodput) -> None:
@@ -54,7 +54,7 @@ class Loop:
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
-        self._traced: set[int] = set()  # Of calls with these numbers of steps.
+        self._traced: set[int] = set()  # The numbers of steps per call.
         self._stage = Stage(0)
 
     @property
@@ -89,20 +89,20 @@ class Loop:
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Waits for all steps, then counts the block to a part of the run."""
+        """Waits for all steps, then counts the time of the block to `part`."""
         with self.goodput.during("training"):
             self.results.wait()
         with self.goodput.during(part):
             yield
 
     def read_results(self) -> Mapping[str, float]:
-        """Returns the metrics of the newest step; raises if one is not finite."""
+        """Returns the newest step's metrics; raises if a new result is not finite."""
         with self.goodput.during("training"):
             return self.results.read()
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Reports the end of the block to the hooks."""
+        """Calls `on_end` on the hooks when the block ends."""
         why = "failed"
         try:
             yield
@@ -114,7 +114,7 @@ class Loop:
             self.hooks.end(self.step, why)
 
     def _begin_stage(self) -> None:
-        """Traces the step anew if a stage begins."""
+        """If a stage begins, freezes its layers and has the step traced anew."""
         training = self.training
         stage = training.config.stage(self.step)
         if self._stage != stage:
@@ -145,7 +145,7 @@ class Loop:
                 self.hooks.notify("on_step", self.step)
 
     def _call(self, batches: list[Sequence[Batch]]) -> None:
-        """Runs one step or several; their results are kept until they are read."""
+        """Runs one step for each of `batches`, and keeps the results unread."""
         count = len(batches)
         if count in self._traced:
             result = self._run_steps(batches)
@@ -154,7 +154,7 @@ class Loop:
             with self.apart("start"):
                 result = self._run_steps(batches)
                 result.tower_losses.numpy()
-        if not self._traced:  # Filling the queues is no part of the first step.
+        if not self._traced:  # Excludes the time to fill the queues.
             self.throughput.restart()
         self._traced.add(count)
         self.progress.step += count
@@ -167,8 +167,8 @@ class Loop:
         return self.training.run_step(batches[0], self.step + 1)
 
     def _end_early(self, signal: Signals) -> None:
-        """Saves the step that was reached, and ends the run."""
-        # On every process, so that all roll back together if a number is not finite.
+        """Saves a checkpoint of the step reached, and raises `StoppedError`."""
+        # Every process reads, so that all roll back together if a loss is not finite.
         self.read_results()
         self.hooks.notify("on_interruption", self.step)
         how = self.progress.how_to_resume()

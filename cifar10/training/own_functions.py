@@ -1,4 +1,4 @@
-"""The loss and metrics of a program, added to what a tower computes."""
+"""Adds a user's own loss and metrics to what a tower computes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,16 @@ import tensorflow as tf
 from cifar10.config import fields
 from cifar10.errors import UsageError
 
-_IMAGES, _TOLERANCE = 64, 1e-4  # The latter of float32.
+_IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
 
 
 def with_own(
     compute: Callable, own: fields.Loss, logits: tf.TensorSpec, mixed: bool
 ) -> Callable:
-    """Returns `compute`, which is `model.loss`, with a program's own loss and metrics.
+    """Returns `compute`, a form of `model.loss`, with the user's loss and metrics.
 
-    If images are `mixed`, the loss gets the fractions of their classes. Refuses
-    functions with which N towers would not compute the same as one.
+    If images are `mixed`, labels are the fractions of the classes. Refuses functions
+    whose result would depend on the number of towers.
     """
 
     def loss(logits: tf.Tensor, labels: tf.Tensor, penalties: Any) -> dict:
@@ -46,16 +46,16 @@ def with_own(
         is_mean = np.isclose(value, of_halves, _TOLERANCE, _TOLERANCE)
         if not is_mean or tape.watched_variables():
             raise UsageError(
-                f"{name}: towers divide a batch, so a loss or metric has to be a mean "
-                "over images, or a value\nfor each, from the image's own label and "
-                "logits, without random numbers and variables. For random\nimages it "
-                f"is {value:.6g}, and the mean over two halves is {of_halves:.6g}."
+                f"{name}: a loss or metric has to be one value per image or the mean "
+                "of such values, because\ntowers divide a batch. It may not use random "
+                f"numbers or variables. Its value for random images\nis {value:.6g}; "
+                f"the mean of its values for two halves of them is {of_halves:.6g}."
             )
     return loss
 
 
 def _expected(loss: Any, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns labels as a loss expects: one-hot for Keras's, but not Sparse ones."""
+    """Returns one-hot labels for a Keras loss that is not sparse, or else `labels`."""
     is_sparse = type(loss).__name__.startswith("Sparse")
     if hasattr(loss, "get_config") and not is_sparse and labels.dtype.is_integer:
         return tf.one_hot(labels, logits.shape[-1])
