@@ -1,15 +1,13 @@
-"""`--initial_weights`: the values that a training begins with, from elsewhere.
+"""Loads the weights that `--initial_weights` names into a new run.
 
 The flag names `imagenet`, a file that Keras has written, the directory of a run, or the
-folder of one of its checkpoints. Only a training that has no checkpoint yet takes these
-values; a resumed one has its own, and does not need the file any more. Layers are
-matched by their names and the shapes of their variables. Checks that need no TensorFlow
-do not import it.
+folder of a run's checkpoint. Layers are matched by their names and the shapes of their
+variables. A run that has a checkpoint of its own resumes from that checkpoint instead.
 
-A `.keras` file is a ZIP archive with a description of the model, which may name code to
-run, and with `model.weights.h5`. Only the latter is opened: an HDF5 file with a group
-for each layer. Only arrays that have the shapes of variables are read, and none in
-chunks, which may be compressed: this limits the memory that a file can take.
+A `.keras` file is a ZIP archive of a description of the model, which may name code to
+run, and `model.weights.h5`, an HDF5 file with a group for each layer. The description
+is never opened. To limit the memory that a file can take, an array is read only if its
+shape is that of a variable and it is not stored in chunks, which may be compressed.
 """
 
 import contextlib
@@ -38,12 +36,12 @@ if TYPE_CHECKING:
 
 _IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
-# The distortions that scale all images alike; the others scale each one by itself.
+# These distortions scale all images alike; the others standardize each image.
 _OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 _SHOWN_NAMES = 4
 
 _WEIGHTS = "model.weights.h5"
-# A network of a thousand layers has about 3,000. Each takes half a millisecond.
+# The most entries of an HDF5 file. A thousand layers have 3,000, which take 1.5 s.
 _MOST_ENTRIES = 10_000
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
@@ -51,59 +49,59 @@ Layers: TypeAlias = "Mapping[str, list[np.ndarray] | None]"
 
 
 class Found(NamedTuple):
-    """The weights that a source has for a model."""
+    """The weights that a source has for the layers of a model."""
 
-    source: str  # What to call it.
-    layers: "dict[str, list[np.ndarray]]"  # The values of each layer that fits.
+    source: str  # The name of the source in messages.
+    layers: "dict[str, list[np.ndarray]]"  # The values for each layer that matches.
     new: dict[str, str]  # Why each other layer of the model keeps its values.
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses weights that a model cannot begin with, and a rate without weights.
+    """Refuses `imagenet` for models or distortions that it does not suit.
 
-    `requested` is a section of `Config`; `model` and `distortions` are of others.
+    Also refuses `pretrained_rate` without initial weights.
     """
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(
             f"pretrained_rate of the recipe: {rate} applies to "
-            "layers with initial weights, and there are none.\nAdd --initial_weights, "
-            "or remove it from a copy of the recipe."
+            "layers with initial weights, but no layer has any.\nAdd "
+            "--initial_weights, or remove pretrained_rate from a copy of the recipe."
         )
     if name != _IMAGENET:
         return
     _imagenet_features(model)
     if distortions not in _OF_ONE_SCALE:
         raise UsageError(
-            f"--initial_weights imagenet: --distortions {distortions} scales each "
-            "image by its own mean and deviation,\nfrom which the pixels that the "
-            "network was trained on cannot be restored.\nGive --distortions "
+            "--initial_weights imagenet: the network was trained on images of one "
+            f"scale, but\n--distortions {distortions} scales each image by its own "
+            "mean and deviation.\nGive --distortions "
             f"{' or '.join(_OF_ONE_SCALE)}."
         )
 
 
 def _imagenet_features(model: str) -> Callable[..., Any]:
-    """Returns the function that builds a model's network with published weights."""
+    """Returns the function that builds a model's layers with ImageNet weights."""
     features = None if is_code(model) else find_architecture(model).imagenet_features
     if features is None:
         raise UsageError(
             f"--initial_weights imagenet: {model} has no published weights. Give "
-            "--model applications:NAME,\nas applications:MobileNetV2, or name a file "
-            "or the directory of a run."
+            "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
+            "--initial_weights name a file or the directory of a run."
         )
     return features
 
 
 def check_source(requested: FineTuning) -> None:
-    """Refuses a file, a directory or a rate that a training cannot begin with.
+    """Refuses initial weights that do not exist, and a `pretrained_rate` of zero.
 
-    `requested` names initial weights. A run that has a checkpoint needs no check.
+    Call it for a run with initial weights that has no checkpoint yet.
     """
     name = requested.initial_weights or ""
     if requested.pretrained_rate == 0.0:
         raise UsageError(
             "pretrained_rate of the recipe: 0 would train no layer with initial "
-            "weights. Give a rate above 0,\nor freeze these layers instead, as with "
+            "weights. Give a rate above 0,\nor freeze these layers, for example with "
             "--freeze all-but-head."
         )
     if name == _IMAGENET:
@@ -112,14 +110,14 @@ def check_source(requested: FineTuning) -> None:
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
-            f"--initial_weights {printable(name)} does not exist or is of another "
-            "kind.\nGive a .keras or .weights.h5 file, the directory of a run or of "
-            "one of its checkpoints, or\nimagenet."
+            f"--initial_weights {printable(name)} does not exist or holds no weights.\n"
+            "Give imagenet, a .keras or .weights.h5 file, or the directory of a run or "
+            "of a checkpoint."
         )
 
 
 def _locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns the path of a file or a run, and the step if `name` is a checkpoint."""
+    """Returns the path of a file or a run, and the step if a checkpoint is named."""
     path = layout.absolute_path(name)
     if path.parent.name == layout.CHECKPOINTS:
         for step in checkpoints.steps(path.parent):
@@ -134,19 +132,19 @@ def take_initial_weights(
     settings: Mapping[str, Any],
     earlier: Mapping[str, Any] | None,
 ) -> str:
-    """Gives a newly built model the initial weights that `config` names.
+    """Assigns the initial weights that `config` names to a newly built model.
 
-    `settings` are the content of `config.json`, and `earlier` that of a run without a
-    checkpoint, if there is one. Returns messages for the user.
+    `settings` is the content of the new `config.json`, and `earlier` the content of the
+    one that is already in the directory, if any. Returns a line for the user.
 
     Raises:
-        UsageError: The weights cannot be read, or fit no layer.
+        UsageError: The weights cannot be read, or match no layer.
     """
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
             "--initial_weights: the run has no checkpoint yet, and its config.json, "
-            "which names them,\nwas not written by you on this machine, or was edited. "
-            "Start over with --fresh."
+            "which names the weights,\nwas not written by you on this machine, or was "
+            "edited. Start over with --fresh."
         )
     found = find_weights(config, state.model, settings)
     variables, taken = layer_tree.by_name(state.model), set()
@@ -166,7 +164,7 @@ def take_initial_weights(
 def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
-    """Reads the source's weights for a model of a run with these `settings`."""
+    """Reads the weights that `config` names, and matches them with `model`'s layers."""
     from cifar10.input.pictures.arrays import numbered_class_names
 
     name = config.fine_tuning.initial_weights or ""
@@ -178,7 +176,7 @@ def find_weights(
     elif path.is_dir():
         step, described, there = _of_run(path, wanted_step, config.network.model)
         source = f"{printable(str(path))} at step {step:,}"
-        # Classes without names are the same where the pictures are.
+        # Classes that are only numbered are compared by their data.
         names = settings["class_names"]
         is_nameless = tuple(names) == numbered_class_names(len(names))
         key = "data_fingerprint" if is_nameless else "class_names"
@@ -191,44 +189,43 @@ def find_weights(
     for layer, of_layer in variables.items():
         values = there.get(layer)
         if values is None or _shapes(values) != _shapes(of_layer):
-            found.new[layer] = "of another shape" if layer in there else "not in it"
+            found.new[layer] = "shapes differ" if layer in there else "not in source"
         elif of_other_classes and id(of_layer[0]) in of_head:
-            found.new[layer] = "for other classes"
+            found.new[layer] = "classes differ"
         else:
             found.layers[layer] = values
     if not found.layers:
         raise UsageError(
-            f"--initial_weights {printable(name)}: it fits no layer of "
+            f"--initial_weights {printable(name)}: its weights match no layer of "
             f"{config.network.model}, which has "
-            f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model that it "
-            "belongs to; layers are matched by their names and shapes."
+            f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model of these "
+            "weights; layers are matched by their names and shapes."
         )
     return found
 
 
 def describe_found(found: Found) -> str:
-    """Returns a line on which layers got weights, and which are new."""
+    """Returns a line that names the layers with initial weights and the new ones."""
     taken, new = [*found.layers], found.new
     lines = (
-        f"Starts: from {len(taken)} of {len(taken) + len(new)} layers of "
+        f"Starts: with {len(taken)} of {len(taken) + len(new)} layers from "
         f"{found.source}: {first_few(taken, _SHOWN_NAMES)}."
     )
     by_reason: dict[str, list[str]] = {}
     for name, why in new.items():
         by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
-        lines += f" New, {why}: {first_few(names, _SHOWN_NAMES)}."
+        lines += f" New layers ({why}): {first_few(names, _SHOWN_NAMES)}."
     return lines
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
-    """Returns all but the head of Keras's network, by the names of the model's layers.
+    """Returns the ImageNet weights of all layers but the head, by the model's names.
 
-    Both have their layers in the same order, but names do not match, because Keras has
-    made up some of them.
+    Layers are matched by their order, because Keras generates some of their names.
     """
     build_features = _imagenet_features(name)
-    with entry_point.drawing():  # Keras shows its download.
+    with entry_point.drawing():  # Shows Keras's download.
         features = build_features(model.input_shape[1:])
     head = layer_tree.head(model).name
     others = [layer for layer in layer_tree.by_name(model) if layer != head]
@@ -242,9 +239,9 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 def _of_run(
     path: Path, wanted_step: int | None, name: str
 ) -> tuple[int, Mapping[str, Any], Layers]:
-    """Returns a checkpoint's step, its run's settings and its averages.
+    """Returns the step, the run's settings and the averaged weights of a checkpoint.
 
-    Without a wanted step the newest checkpoint is read.
+    If `wanted_step` is None, reads the newest checkpoint.
     """
     import numpy as np
 
@@ -268,14 +265,14 @@ def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Layers:
-    """Reads the layers of a `.keras` or `.weights.h5` file that have wanted shapes.
+    """Reads the wanted layers of a `.keras` or `.weights.h5` file.
 
-    `wanted` has the shapes of the floating variables of each layer, by its name as in
-    `layer_tree.by_name`. Returns the values of each layer with variables, by its name;
-    None for one that is not wanted, or has other shapes.
+    `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
+    its floating-point variables. Returns a map from the name of each layer in the file
+    to its values, or to None if the layer is not wanted or its shapes differ.
 
     Raises:
-        UsageError: The file cannot be read, or is of another kind.
+        UsageError: The file cannot be read as a Keras file.
     """
     import h5py
 
@@ -293,31 +290,31 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
         ) from error
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
-            f"--initial_weights {printable(str(path))}: it cannot be read as a Keras "
-            f"file: {printable(reason(error))}.\nIt may be damaged; write or fetch it "
+            f"--initial_weights {printable(str(path))} cannot be read as a Keras file: "
+            f"{printable(reason(error))}.\nIf the file is damaged, save or download it "
             "again."
         ) from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens an HDF5 file, or the one inside a `.keras` file."""
+    """Opens an HDF5 file, or the HDF5 file inside a `.keras` file."""
     with files.opened(path, follow=True) as file:
         if path.suffix != ".keras":
             yield file
             return
         with zipfile.ZipFile(file) as archive:
             entry = archive.getinfo(_WEIGHTS)
-            # Keras does not compress it; so it takes no more memory than the file.
+            # Uncompressed, as Keras writes it, it takes no more memory than the file.
             if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"its {_WEIGHTS} is compressed")
+                raise ValueError(f"{_WEIGHTS} in the file is compressed")
             yield io.BytesIO(archive.read(entry))
 
 
 def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
-    """Returns the floating variables of each layer, in their order, by its name.
+    """Maps the name of each layer to its floating-point arrays, in their order.
 
-    Each object is visited once, and links to other places or files are not followed.
+    Each object is visited once. Links to other paths or files are not followed.
     """
     import h5py
 
@@ -327,7 +324,7 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
     def visit(path: str, item: h5py.Group | h5py.Dataset) -> None:
         visited.add(path)
         if len(visited) > _MOST_ENTRIES:
-            raise ValueError(f"it has more than {_MOST_ENTRIES:,} entries")
+            raise ValueError(f"the file has more than {_MOST_ENTRIES:,} entries")
         group, _, key = path.rpartition("/")
         if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
             return
@@ -346,11 +343,11 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
 
 
 def _layer_name(file: "h5py.File", variables: str) -> str:
-    """Returns the names of a layer and of those it is in, from its variables' path.
+    """Returns the name of the layer whose variables are at the path `variables`.
 
-    A name that Keras made up is the class's and a number, which another process counts
-    anew. So the name of the group is used, whose number is the layer's place in the
-    model. A group that has no group of variables is a container of layers.
+    The name is preceded by those of the layers around the layer. Keras generates
+    default names from a counter, which differs between processes. Such a name is
+    replaced by that of the HDF5 group, whose number is the layer's place in the model.
     """
     import h5py
 
@@ -369,11 +366,11 @@ def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
     import numpy as np
 
     for array in arrays:
-        if array.chunks:  # A part may unpack to far more than the array's size.
-            raise ValueError(f"{array.name} is compressed or in parts")
+        if array.chunks:  # A chunk may decompress to more than the array's size.
+            raise ValueError(f"{array.name} is stored in chunks or compressed")
     values = [array[()] for array in arrays]
     with np.errstate(over="ignore"):
         in_float32 = [value.astype(np.float32) for value in values]
     if not all(np.isfinite(value).all() for value in in_float32):
-        raise ValueError(f"{arrays[0].name} holds numbers too large for float32")
+        raise ValueError(f"{arrays[0].name} holds values not finite in float32")
     return values
