@@ -1,4 +1,4 @@
-"""What a training prints: its first and last lines, and one every few steps."""
+"""Prints a training run: first lines, a line every few steps, and last lines."""
 
 import contextlib
 import math
@@ -29,16 +29,16 @@ from cifar10.training.results import loss_text
 from cifar10.training.timing import HOUR, format_duration, format_number
 
 _SHOWN_CLASSES = 8
-_WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
+_WORTH_SAYING = 10.0  # Seconds; a shorter remaining time needs no forecast.
 
 
 class Console:
-    """A hook that prints lines, and below them a progress bar in a terminal.
+    """A hook that prints log lines and, in a terminal, a progress bar below them.
 
-    `batch_size` is the number of images in one batch of a tower.
+    `batch_size` is the number of images in a tower's batch.
     """
 
-    waits_for = "the reader of its output"
+    waits_for = "the terminal or pipe that takes the output"
 
     def __init__(self, max_steps: int, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -46,7 +46,7 @@ class Console:
         of_all = "" if max_steps == fields.OPEN_STEPS else " of {task.total}"
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed}" + of_all),
-            rich.progress.BarColumn(bar_width=None),  # What the numbers leave.
+            rich.progress.BarColumn(bar_width=None),  # The rest of the line.
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("left"),
@@ -58,35 +58,35 @@ class Console:
         self._task = self._progress.add_task("train", total=max_steps)
 
     def on_start(self, run: Run) -> None:
-        """Shows the bar, starting from the step that a run has reached."""
+        """Shows the progress bar at the step that the run has reached."""
         self._progress.reset(self._task, completed=run.step)
         self._progress.start()
 
     def on_step(self, step: int) -> None:
-        """Moves the bar."""
+        """Moves the progress bar to `step`."""
         self._progress.update(self._task, completed=step)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the step's line."""
+        """Prints the metrics of the step."""
         self.on_message(step_line(step, metrics, self._batch_size))
 
     def on_message(self, text: str) -> None:
-        """Prints a message, above the bar if there is one."""
+        """Prints a message, above the progress bar if there is one."""
         if self._console.is_terminal:
             self._console.print(text, markup=False)
         else:
-            # Not through rich, which ends the program itself when a pipe is closed.
+            # Without rich, which would end the program when a pipe is closed.
             print(f"{text}\n", end="", flush=True)
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Removes the bar."""
+        """Removes the progress bar."""
         self._progress.stop()
 
 
 def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
-    """Returns the line to print for a step, without a rate if no step was timed.
+    """Returns the log line of a step; "not timed" replaces a rate of NaN.
 
-    As in the tutorial, s/batch is the time of a step divided by the number of towers.
+    As in the tutorial, s/batch is the time of a step divided by its number of batches.
     """
     rate = metrics["examples_per_sec"]
     speed = "not timed"
@@ -102,30 +102,30 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 
 def forecast_line(steps: int, seconds: float) -> str:
-    """Returns a forecast for the steps left, with advice if a CPU is too slow."""
+    """Returns a forecast of the time left, with advice if a CPU is too slow."""
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {format_duration(seconds)} for the {steps:,} steps left."
-    line = f"{about} Ctrl-C saves; restarting continues."
+    line = f"{about} Ctrl-C saves; the same command resumes."
     if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
         native = hardware.has_bfloat16(["/cpu:0"])
-        slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
+        slow = "" if native else ", and this CPU lacks bfloat16; float32 is slower"
         line += (
             f"\nNo GPU is used{slow}.\n"
             f"An hour is enough for {format_number(steps * HOUR / seconds, 2)} steps; "
-            f"{invocation.option_name('max_steps')} sets their number."
+            f"{invocation.option_name('max_steps')} sets the number of steps."
         )
     return line
 
 
 def first_lines(training: Training) -> list[str]:
-    """Returns lines on the parts of a training, and notes on possible surprises."""
+    """Returns lines that describe a training run, and notes on possible surprises."""
     model, config = training.towers.state.model, training.config
     compiled = ""
     if model.compiled:
         compiled = (
-            "NOTE: the model's compile() is not used; --optimizer and --learning_rate "
-            f"are.\nIt named {type(model.optimizer).__name__}."
+            f"NOTE: {type(model.optimizer).__name__}, the optimizer of the model's "
+            "compile(), is not used.\n--optimizer and --learning_rate apply instead."
         )
     return [
         wrap(_parts(training.settings, len(training.images))),
@@ -140,7 +140,7 @@ def first_lines(training: Training) -> list[str]:
 
 
 def _unseen(labels: np.ndarray, class_names: Sequence[str]) -> str:
-    """Returns a note if classes have no training image."""
+    """Returns a note on classes without training images; empty if there are none."""
     unseen = np.setdiff1d(np.arange(len(class_names)), labels)
     if not unseen.size:
         return ""
@@ -149,15 +149,15 @@ def _unseen(labels: np.ndarray, class_names: Sequence[str]) -> str:
 
 
 def _parts(settings: Mapping[str, Any], examples: int) -> str:
-    """Returns the lines on a training's towers, data and so on, from `config.json`."""
+    """Returns lines on a run's towers, data and so on, from `config.json`."""
     global_batch_size = settings["global_batch_size"]
     epoch = examples / global_batch_size
     steps, hours = settings["max_steps"], settings["max_hours"]
     total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
-    total = f"{hours:g} hours, in epochs of" if hours else total
+    total = f"{hours:g} hours; each epoch is" if hours else total
     workers = settings["workers"]
     batches = settings["accumulate"]
-    accumulated = f" x {batches} before an update" if batches > 1 else ""
+    accumulated = f" x {batches} accumulated" if batches > 1 else ""
     is_weighted = settings.get("class_weights")
     of_loss = "Loss:   weighted by class\n" if is_weighted else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
@@ -175,16 +175,16 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
 
 
 def _recipe_line(settings: Mapping[str, Any]) -> str:
-    """Returns a line on the recipe, which the user may not have chosen.
+    """Returns a line on the recipe; empty for the recipe `tutorial`.
 
-    It names the values of the recipe that determine the result, unless a flag overrides
-    them or another line shows them.
+    The line names the recipe's values that determine the result, except those that a
+    flag overrides or another line shows.
     """
     recipe = settings["recipe"]
     if recipe == "tutorial":
         return ""
     values: dict[str, Any] = {}
-    with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
+    with contextlib.suppress(UsageError):  # On a resume, its file may be gone.
         values = read_recipe(recipe)
     on_other_lines = {"model", *fields.LENGTHS, "batch_size", "global_batch_size"}
     before = defaults(fields.ALL)
@@ -195,15 +195,15 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
         if name in shown and settings.get(name) == value != before[name]
     ]
     effect = f", which sets {', '.join(sets)}" if sets else ""
-    return f"Recipe: {recipe}{effect}; what you set overrides it\n"
+    return f"Recipe: {recipe}{effect}; your own settings override it\n"
 
 
 def last_lines(loop: Loop) -> list[str]:
-    """Returns lines on the bottleneck, where the time went, and the next commands."""
+    """Returns lines on the bottleneck, the time spent, and the next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     shown = training.train_dir
-    with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
+    with contextlib.suppress(OSError, ValueError):  # A shorter path.
         shown = shown.relative_to(Path.cwd())
     score = early_stopping.how_to_score(shown, config, loop.step, record)
     return [

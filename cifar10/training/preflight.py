@@ -1,6 +1,6 @@
-"""What a training refuses before TensorFlow starts, which takes seconds.
+"""Checks a training run before TensorFlow starts, which takes seconds.
 
-Messages on a run that cannot be continued, or need not be, name the commands to use
+If the run cannot be resumed, or is already over, the message names the commands to use
 instead.
 """
 
@@ -20,23 +20,23 @@ from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
 from cifar10.training.initial_weights import check_initial_weights, check_source
 
-# What the machine and the data decide if the flags do not.
+# The machine and the data decide these values if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
-# What decides where a run ends.
+# These settings decide where a run ends.
 _END = (*fields.LENGTHS, "stop_after_no_gain", "best_by", "corrections")
 _DATA = "data_fingerprint"
 
 
 @contextlib.contextmanager
 def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
-    """Keeps other trainings out of the run's directory, and checks the configuration.
+    """Locks the run's directory against other runs, and checks the configuration.
 
-    The training compares everything once more when it knows devices, data and model,
-    and takes over the lock that this yields.
+    `train` takes over the lock that this yields. It checks the configuration again when
+    it knows devices, data and model.
 
     Raises:
-        StoppedError: The run has reached --max_steps already, or ended because its
-            score no longer rose.
+        StoppedError: The run has already ended, for example at --max_steps or because
+            its score no longer improved.
     """
     check_name(config.network.model)
     check_initial_weights(
@@ -50,7 +50,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
             check_source(config.fine_tuning)
-        # With another end, config.json has to be written again.
+        # With a new end, `train` goes on, at least to write that end to config.json.
         values = config.values
         end = [name for name in _END if values[name] != fields.OPEN_STEPS]
         if recorded and not fresh and all(recorded.get(n) == values[n] for n in end):
@@ -61,10 +61,10 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
 def check_run(
     path: Path, determining: Mapping[str, Any], *, fresh: bool
 ) -> dict[str, Any] | None:
-    """Returns the configuration of the run in a directory; None if there is none.
+    """Returns the configuration of the run in a directory; None if there is no run.
 
-    It is refused if its entries differ from the `determining` ones, unless a `fresh`
-    run is to replace it. Nothing is written.
+    Refuses a run whose entries differ from `determining`, unless a `fresh` run is to
+    replace it. Writes nothing.
     """
     recorded = starting.find_run(path)
     if recorded is not None and not fresh:
@@ -75,7 +75,7 @@ def check_run(
 
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
-    """Says that a run has already ended at a step, and what can be done next."""
+    """Returns a message that a run has ended at `step`, with the next commands."""
     train_dir = layout.locate_run(config.run.train_dir)
     values = config.values
     name = next(name for name in reversed(fields.LENGTHS) if values[name])
@@ -86,24 +86,24 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         config.checkpoints.stop_after_no_gain
     ):
         lines[0] = "Nothing to do."
-    elif config.update.schedule_ends:  # It would have fallen otherwise.
+    elif config.update.schedule_ends:  # The rate depends on the end.
         schedule = f"{invocation.option_name('schedule')} {config.update.schedule}"
         weights = invocation.as_given(initial_weights=str(train_dir))
         lines.append(
-            f"  train longer:  not with {schedule}, which has ended; in another "
-            f"directory\n                 with {weights}"
+            f"  train longer:  {schedule} has ended; start a run in another directory\n"
+            f"                 with {weights}"
         )
     elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
     fresh, resume = invocation.as_given(fresh=True), invocation.option_name("resume")
-    lines.append(f"  start over:    the same with {fresh}, without {resume}")
+    lines.append(f"  start over:    the same command with {fresh}, without {resume}")
     score = early_stopping.how_to_score(train_dir, config, step, record)
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))
 
 
 def _determined(config: Config) -> dict[str, Any]:
-    """Returns what determines the result, as far as the flags alone decide it."""
+    """Returns the settings that determine the result and that flags alone decide."""
     values, before = config.values, options.defaults(fields.ALL)
     batch = config.batch
     if batch.num_gpus and not batch.global_batch_size:
@@ -112,7 +112,7 @@ def _determined(config: Config) -> dict[str, Any]:
     return {
         name: values[name]
         for name in options.result_determining(fields.ALL, values)
-        if values[name] != fields.OPEN_STEPS  # Until data are known.
+        if values[name] != fields.OPEN_STEPS  # Not known before the data.
         if values[name] != before[name] or name not in _LATER
     }
 
@@ -130,18 +130,18 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
 def _explained(
     path: Path, differences: dict[str, tuple[Any, Any]], recorded: Mapping[str, Any]
 ) -> str:
-    """Returns where a run has another configuration, and which flags to use then."""
+    """Returns a message on how a run's configuration differs, and what to do."""
     lines = [f"{path} holds a run with another configuration:"]
-    ends = f"; --schedule {recorded.get('schedule')} ends there, so it stays"
+    ends = f"; --schedule {recorded.get('schedule')} fixes this length"
     lines += [
         f"    {name}: {there} there, {now} now{ends if name in fields.LENGTHS else ''}"
         for name, (there, now) in differences.items()
         if name != _DATA
     ]
     if _DATA in differences:
-        lines.append("    data: pictures have changed since it began, or their labels")
-    lines.append("Continue or keep that run with one of these:")
-    # --resume refuses another version's run, and changed pictures.
+        lines.append("    data: images or labels have changed since the run began")
+    lines.append("Resume that run or start another, with one of these:")
+    # --resume would refuse a run of another version, or changed images.
     with contextlib.suppress(UsageError):
         run_config.read_run_config(path)
         if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
@@ -149,9 +149,9 @@ def _explained(
             lines.append(f"    {call}    in Python, continues it as it is")
         elif _DATA not in differences:
             given = invocation.as_given(resume=str(path))
-            lines.append(f"    {given}    alone, continues it as it is")
+            lines.append(f"    {given}    alone, resumes that run as it is")
     given = invocation.as_given(train_dir=str(starting.unused_sibling(path)))
     lines.append(f"    {given}    without resume, trains in another directory")
     given = invocation.as_given(fresh=True)
-    lines.append(f"    {given}    without resume, moves it aside and starts over")
+    lines.append(f"    {given}    without resume, moves that run aside and starts over")
     return "\n".join(lines)
