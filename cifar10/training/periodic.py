@@ -1,4 +1,4 @@
-"""The hooks of a training in their order: profile, log, score, save and the others."""
+"""The built-in hooks of a training run, and the order in which hooks are called."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from cifar10.training.loop import Loop
 from cifar10.training.tensorboard import Summaries, TensorBoard
 from cifar10.training.watchdog import Watchdog
 
-# Seconds; a forecast needs one slow step, or many fast ones, which differ.
+# Seconds of timed steps before the forecast, because fast steps vary.
 FORECAST_AFTER = 2.0
 
 
@@ -41,7 +41,7 @@ class StepProfile:
         self.on_step(run.step)
 
     def on_step(self, step: int) -> None:
-        """Stops the profiler after the last step, and starts it before the first."""
+        """Starts profiling before the first profiled step, and stops after the last."""
         if self._running and step >= self._last:
             with self._loop.apart("summaries"):
                 self._stop()
@@ -51,12 +51,12 @@ class StepProfile:
                 self._running = self._begun = True
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Writes the steps profiled so far; warns if no step was profiled."""
+        """Writes the profile so far; warns if no step was profiled."""
         self._stop()
         if why == "finished" and self._first and not self._begun:
             self._loop.say(
-                f"No profile was written: step {self._first} was not among the steps "
-                "of this run."
+                f"No profile was written: step {self._first} was done before this "
+                "start, or comes after the last step."
             )
 
     def _stop(self) -> None:
@@ -66,16 +66,16 @@ class StepProfile:
 
 
 class Log:
-    """Reports the results of the steps, and a forecast of the time left."""
+    """Reports the metrics of steps, and a forecast of the time left."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
-        # Of an open number of steps none is left.
+        # With --max_hours, the number of steps left is unknown.
         self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
-        """Reports every `--log_frequency` steps; forecasts once the time left."""
+        """Reports metrics every `--log_frequency` steps, and one forecast."""
         loop = self._loop
         if step % self._config.output.log_frequency == 0:
             metrics = {
@@ -95,14 +95,13 @@ class Log:
 
 
 class Validation:
-    """Scores the model between two steps, as `eval.py` does (`--eval_steps`).
+    """Evaluates the model every `--eval_steps` steps, as `eval.py` does.
 
-    It computes with the averaged variables where they are, on the first tower's device
-    and in batches of a tower's size, which fit there because a step does. It reads the
-    state of the training and draws no random number, so the steps are those of a
-    training without it. The scores are in the run's folder `eval`; a disk that fails
-    costs these records, with a warning, and nothing else. Of several workers the chief
-    scores, and the others wait for it.
+    The first tower's device evaluates the averaged variables, in batches no larger than
+    a tower's, which fit into its memory. Evaluation changes no variable and draws no
+    random number, so it does not change the following steps. The scores are written to
+    the run's folder `eval` or `eval_val`; a failing disk causes only a warning. With
+    several workers, the chief evaluates while the others wait.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -116,29 +115,30 @@ class Validation:
 
     @property
     def first_line(self) -> str:
-        """A line on the scores and what they decide; empty without `--eval_steps`."""
+        """A line on evaluations and what they decide; empty without `--eval_steps`."""
         if not self._scored:
             return ""
         line = f"Scores: every {self._period:,} steps, {self._scored.subject}"
         keep = self._loop.training.config.checkpoints
         if self._scored.part == "test" and (keep.stop_after_no_gain or keep.keep_best):
             line += (
-                " They decide the stop or the best, so the last score is a little too "
-                "good; --val_fraction 0.1 holds out a part for that."
+                " Their scores decide the stop or the best checkpoint, so the last "
+                "score is a little too good; with --val_fraction 0.1, a validation "
+                "split decides instead."
             )
         return line
 
     def on_start(self, run: Run) -> None:
-        """Drops the scores of later steps, which are computed again."""
+        """Drops the scores of steps after `run.step`, which will be run again."""
         if self._scored:
             self._logs = LogWriter(self._directory)
             events = self._scored.events
             log = events / layout.METRICS
-            self._scored.close()  # TensorBoard reads no more of the earlier file.
+            self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
 
     def on_step(self, step: int) -> None:
-        """Scores the step, records it, and notifies the hooks."""
+        """If due, evaluates the model, records the scores and notifies the hooks."""
         if not self._period or step % self._period:
             return
         loop = self._loop
@@ -152,7 +152,7 @@ class Validation:
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:
-        """Scores the last step on the test part if it was `val` that decided."""
+        """Evaluates the last step on `test` if earlier evaluations were on `val`."""
         of_val = self._scored and self._scored.part == "val"
         if why == "finished" and of_val and "test" in self._loop.training.dataset.parts:
             with self._loop.apart("evaluation"):
@@ -175,7 +175,7 @@ class Validation:
 def scored_set(
     training: Training, part: Literal["val", "test"], count: int | None = None
 ) -> ScoredSet:
-    """Returns the `ScoredSet` of a part of a training's data, or of `count` images."""
+    """Returns the `ScoredSet` of a split of the data, or of `count` of its images."""
     events = training.train_dir / layout.evaluation_events(part)
     layout.refuse_link(events)
     return ScoredSet(
@@ -195,7 +195,7 @@ def scored_set(
 class Saving:
     """Saves checkpoints when they are due, at the end, and when a signal ends the run.
 
-    A checkpoint contains the score of its step.
+    A checkpoint contains the score of its step, because evaluation comes first.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -203,7 +203,7 @@ class Saving:
         self._config = loop.training.config
 
     def on_start(self, run: Run) -> None:  # noqa: ARG002
-        """Saves the initial values if a rollback may need them."""
+        """Saves the initial values if `--on_nan rollback` may need them."""
         progress = self._loop.progress
         if (
             self._config.checkpoints.on_nan == "rollback"
@@ -212,7 +212,7 @@ class Saving:
             progress.save(last=True)
 
     def on_step(self, step: int) -> None:
-        """Saves a checkpoint if one is due; with --keep_best, also after each score."""
+        """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
         scored = (
             self._config.checkpoints.keep_best and self._config.checkpoints.eval_steps
         )
@@ -222,14 +222,14 @@ class Saving:
             self._save(step, last=is_over)
 
     def on_interruption(self, step: int) -> None:
-        """Saves the step that was reached, unless it is saved."""
+        """Saves a checkpoint of the step reached, unless there is one."""
         if step and not self._loop.progress.is_saved():
             self._save(step, last=True)
 
     def _save(self, step: int, *, last: bool) -> None:
         loop = self._loop
         with loop.apart("saving"):
-            # A state computed from numbers that are not finite is never saved.
+            # Raises if a result is not finite, so that its state is never saved.
             loop.read_results()
             # Before saving, so that hooks' files are complete up to the checkpoint.
             loop.hooks.notify("on_save", step)
@@ -240,10 +240,10 @@ class Saving:
 def hooks_in_order(
     loop: Loop, validation: Validation, users: Sequence[object]
 ) -> Hooks:
-    """Returns the hooks of a training in the order in which they are called.
+    """Returns the hooks of a training run in the order in which they are called.
 
-    Users' hooks are called before a step is logged, scored and saved. Only the chief
-    prints and writes.
+    The hooks of `users` are called before a step is logged, evaluated and saved. Only
+    the chief prints and writes.
     """
     training, of_chief = loop.training, []
     if training.workers.is_chief:

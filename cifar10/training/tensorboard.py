@@ -1,7 +1,7 @@
-"""TensorBoard's event files and `metrics.jsonl`, and the summaries in them.
+"""Writes TensorBoard's event files and `metrics.jsonl`, and computes summaries.
 
-Both show one curve after a resume: lines and events beyond the checkpoint that a run
-resumes from are dropped, because their steps run again.
+When a run resumes from a checkpoint, lines and events of later steps are dropped,
+because these steps run again. So each metric has one curve.
 """
 
 import math
@@ -28,9 +28,9 @@ from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
 from cifar10.training.timing import Goodput
 
-# Distorted images shown in TensorBoard: enough to see how they vary.
+# The number of distorted images in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
-# A fast GPU may take less time for a hundred steps than Python for one set of these.
+# The largest share of the time for summaries. A set may take as long as many steps.
 MOST_SHARE = 0.05
 # This many values show a tensor's distribution as well as all of them.
 _MOST_VALUES = 2**16
@@ -39,9 +39,9 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 class TensorBoard:
-    """The hook that writes the events of a training to TensorBoard's files and the log.
+    """A hook that writes TensorBoard's event files and `metrics.jsonl`.
 
-    A failing disk causes a warning, and loses what is logged until it works again.
+    A failing disk causes a warning; what is logged until it works again is lost.
     """
 
     waits_for = "the disk of the summaries"
@@ -51,17 +51,17 @@ class TensorBoard:
         self._log = train_dir / layout.METRICS
         self._goodput = goodput
         self._logs = LogWriter(train_dir)
-        self._resumed_step: int | None = None  # None once the files end there.
+        self._resumed_step: int | None = None  # None once later events are dropped.
         self._writer: tf.summary.SummaryWriter | None = None
 
     def on_start(self, run: Run) -> None:
-        """Opens the files, and describes a new run in them."""
+        """Opens the files, and writes the configuration of a new run."""
         self.on_end(run.step, "")
         self._writer, self._resumed_step = None, run.step
         self._write(run.step, lambda: _describe_new_run(run))
 
     def on_graph(self, graph: tf.Graph) -> None:
-        """Writes the graph of a step."""
+        """Writes the TensorFlow graph of a step."""
         self._write(0, lambda: tf.summary.graph(graph))
 
     def on_summary(self, step: int, summary: Summary) -> None:
@@ -89,16 +89,16 @@ class TensorBoard:
         self._write(step, write)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one point of each curve, and a line of `metrics.jsonl`.
+        """Writes metrics to the event file and to `metrics.jsonl`.
 
-        JSON has only null for numbers that are not finite; event files leave them out.
+        Values that are not finite are null in `metrics.jsonl`; event files omit them.
         """
         finite = {name: of for name, of in metrics.items() if math.isfinite(of)}
         times = {"time": time.time(), "seconds": self._goodput.seconds()}
         line = {"step": step, **times, **dict.fromkeys(metrics), **finite}
         written = summary_pb2.Summary()
         for name, value in finite.items():
-            if abs(value) <= float(tf.float32.max):  # All that an event file can hold.
+            if abs(value) <= float(tf.float32.max):  # Event files hold float32.
                 written.MergeFrom(scalar_pb(name, value))
 
         def write() -> None:
@@ -113,17 +113,17 @@ class TensorBoard:
             self._write(step, self._writer.close)
 
     def _write(self, step: int, write: Callable[[], object]) -> None:
-        """Calls a function that writes, and flushes the event file after it."""
+        """Calls `write` with the event file open, and then flushes this file."""
 
         def write_and_flush() -> None:
             with self._open().as_default(step):
                 write()
 
         if not self._logs.attempt(write_and_flush):
-            self._writer = None  # The next event file is another: this may be torn.
+            self._writer = None  # This file may be damaged: open another next.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Opens an event file unless one is open; drops what a resumed run repeats."""
+        """Returns the open writer or a new one, after dropping repeated steps."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
@@ -136,7 +136,7 @@ class TensorBoard:
 
 
 def _describe_new_run(run: Run) -> None:
-    """Writes the configuration."""
+    """Writes the configuration of a run as a table, unless the run is resumed."""
     if run.step:
         return
     rows = [f"| {name} | {value} |" for name, value in run.settings.items()]
@@ -145,15 +145,15 @@ def _describe_new_run(run: Run) -> None:
 
 
 def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
-    """Writes summaries in one operation, where one for each would take longer."""
+    """Writes all summaries in one operation, which is faster than one for each."""
     tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
 
 
 class Summaries:
-    """The hook that computes summaries, and notifies the other hooks of them.
+    """A hook that computes summaries, and notifies the other hooks of them.
 
-    They take at most 5 % of the time: a step has none if the time since the last ones
-    is less than 20 times what these took.
+    Summaries take at most 5 % of the time: after a set of summaries, none is computed
+    for 20 times as long as that set took.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -161,12 +161,12 @@ class Summaries:
         self._loop = loop
         self._period = training.config.output.summary_steps
         self._towers = training.towers
-        # A sectioned tower has no room for the activations of the whole model.
+        # With sections, the activations of the whole model do not fit into memory.
         self._activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
         if training.sections is None:
             model, device = self._towers.state.model, self._towers.devices[0]
             self._activations = activations_of(model, device)
-        self._next = -math.inf  # When others may follow, by `time.perf_counter`.
+        self._next = -math.inf  # When the next may begin, by `time.perf_counter`.
         self._has_told = False
 
     def on_step(self, step: int) -> None:
@@ -182,7 +182,7 @@ class Summaries:
                     "They are written less often."
                 )
             return
-        # The first ones trace functions, which belongs to the start.
+        # The first summaries trace functions, which counts as part of the start.
         is_first = self._next == -math.inf
         with self._loop.apart("start" if is_first else "summaries"):
             began = time.perf_counter()
@@ -192,7 +192,7 @@ class Summaries:
         self._next = now if is_first else now + (now - began) / MOST_SHARE
 
     def _summarize(self, batches: Sequence[Batch]) -> Summary | None:
-        """Returns the summaries; None if a gradient is not finite."""
+        """Computes the summaries; returns None if a gradient is not finite."""
         gradients = self._towers.gradients(batches)
         if not np.isfinite(tf.linalg.global_norm([*gradients.values()])):
             return None
@@ -217,7 +217,7 @@ class Summaries:
 def sample(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's values, or an evenly spaced sample of a large one."""
     stride = math.ceil(tensor.shape.num_elements() / _MOST_VALUES)
-    # A stride that shared a factor with the channels would always meet the same ones.
+    # A stride that shares a factor with the channels would skip some of the channels.
     while stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
         stride += 1
     return tf.reshape(tensor, [-1])[:: max(stride, 1)]
@@ -226,11 +226,11 @@ def sample(tensor: tf.Tensor) -> tf.Tensor:
 def activations_of(
     model: keras.Model, device: str
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Returns a function from images, as the model takes them, to its activations.
+    """Returns a function that takes a batch of images and samples activations.
 
-    The function computes with the present variables and returns samples by layer. A
-    training step of the first tower computes the same activations, dropout masks
-    included; no variable changes.
+    The function maps layer names to samples of the layers' outputs. It computes them as
+    the first tower's training step does, including dropout masks, from the present
+    values of the variables. It changes no variable.
     """
     viewed = with_activations(model)
 
@@ -253,20 +253,20 @@ def activations_of(
 
 
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
-    """Returns a view of a model that also returns its layers' activations.
+    """Returns a view of a model that also outputs activations, and the layers' names.
 
-    Its outputs are the logits and then those of the layers that have weights or are
-    activations; their names come with it. As in the tutorial, a convolution before max
-    pooling and ReLU is shown after ReLU and before the pooling. A layer that another
-    model called first is left out, since Keras gives its output in that model. None for
-    a model that is not a graph of layers: Keras does not know its inner tensors.
+    The view's outputs are the logits, and then the output of each layer that has
+    weights or is an activation. As in the tutorial, a convolution before max pooling
+    and ReLU is shown after ReLU and before the pooling. A layer that another model
+    called first is left out, because Keras returns its output in that model. Returns
+    None for a model that is not a graph of layers, whose inner tensors are unknown.
     """
     if not is_graph(model):
         return None
     layers = [
         layer
         for layer in model.layers
-        if not isinstance(layer, keras.Model)  # Its output belongs to its own inputs.
+        if not isinstance(layer, keras.Model)  # Its output depends on its own inputs.
         and (layer.weights or isinstance(layer, _ACTIVATION_LAYERS))
     ]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
@@ -274,12 +274,12 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         layers = [layer for layer in layers if _are_connected(inputs, [layer])]
     outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
     view = keras.Model(inputs, outputs)
-    view.input_spec = model.input_spec  # The sizes of images that it takes.
+    view.input_spec = model.input_spec  # The image sizes that the model accepts.
     return view, [layer.name for layer in layers]
 
 
 def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether Keras finds a way from a model's inputs to layers' outputs."""
+    """Returns whether Keras can compute the layers' outputs from these inputs."""
     try:
         keras.Model(inputs, [layer.output for layer in layers])
     except ValueError:
@@ -288,11 +288,11 @@ def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
-    """Returns a layer's output; applies a ReLU that comes after the next pooling."""
+    """Returns a layer's output, after ReLU if max pooling and ReLU follow."""
     following = {id(layer.input): layer for layer in model.layers}
     pooling = following.get(id(layer.output))
     if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(
         following.get(id(pooling.output)), keras.layers.ReLU
     ):
-        return keras.ops.relu(layer.output)  # The maximum of both orders is the same.
+        return keras.ops.relu(layer.output)  # Max pooling and ReLU commute.
     return layer.output

@@ -1,4 +1,4 @@
-"""Reports a step that hangs and what it waits for; on request, ends the run."""
+"""Reports a step that hangs, and can end the run then (`--hang_timeout`)."""
 
 import math
 import os
@@ -14,45 +14,45 @@ from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.process.signals import write_line
 from cifar10.training.loop import Loop
 
-# A step is reported if it takes this many times the median one, and at least so long.
+# A step is reported if it takes this many times the median, and at least this long.
 _TIMES_MEDIAN = 20
 _LEAST_SECONDS = 60.0
-_TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
-_SLOW = ("start", "evaluation")  # An evaluation is of many batches.
+_TIMES_COMPILED = 10  # For evaluations, and steps that are compiled.
+_SLOW = ("start", "evaluation")  # Parts that take longer.
 _STEPS_OF_MEDIAN = 101
-# A step that takes so long may wait for a machine that is gone.
+# A step that takes this long may be waiting for a machine that is gone.
 _SECONDS_TO_LIMIT_SILENCE = 5.0
-# Writing the report may hang as well, as on the disk that a step waits for.
+# Writing the report may hang as well, for example on the same disk as the step.
 _SECONDS_TO_WRITE = 10.0
-# At the end of a run. Asking the other workers takes a while longer.
+# The wait for the thread at the end of a run. Asking other workers may take longer.
 _SECONDS_TO_STOP = 1.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 _PACKAGE = Path(__file__).parents[1]
-# What a step waits for, by the part of the run's time; in parts that are not here it
-# waits for its devices or the other workers.
-_WAITS = {"input": "its input", "saving": "the disk of the checkpoints"}
+# What a step waits for in these parts of the run's time. In other parts a step waits
+# for its devices or the other workers.
+_WAITS = {"input": "input batches", "saving": "the disk of the checkpoints"}
 
 
 class Watchdog:
-    """A hook that watches the duration of each step from a thread.
+    """A hook that watches the duration of each step from another thread.
 
     A step lasts from one call of `on_step` to the next. Steps that are compiled, or
     followed by an evaluation, may take longer. Time during which the whole process is
-    stopped does not count.
+    suspended does not count.
 
     If a step hangs for `--hang_timeout` seconds, `end` ends the program with exit code
-    75, on which a scheduler starts it again.
+    75, so that a scheduler restarts the program.
 
-    Warnings name what the step waits for: the hook that is being called, or else the
-    part of the run's time, which mostly means the devices and the other workers.
+    Warnings name what the step waits for: the hook that is being called, the input, a
+    disk, or else the devices and the other workers.
     """
 
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
         training = loop.training
         config, workers = training.config, training.workers
         devices = ", ".join(training.towers.devices)
-        # It is notified only after each call of several steps.
+        # `on_step` is called once per call of several steps.
         steps = config.steps_per_call
         self._hang_timeout = steps * (config.checkpoints.hang_timeout or math.inf)
         self._devices = devices if workers.count == 1 else f"{devices} or the network"
@@ -60,20 +60,20 @@ class Watchdog:
         self._workers = workers
         self._end = end
         self._step = 0
-        self._ended: float | None = None  # When the last step did.
+        self._ended: float | None = None  # When the last step ended.
         self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def on_step(self, step: int) -> None:
-        """Notes that a step has ended, or a call of several: the next one begins."""
+        """Records that a step, or a call of several steps, has ended."""
         now = time.monotonic()
         if self._ended is not None:
             self._durations.append(now - self._ended)
         self._step, self._ended = step, now
 
     def on_start(self, run: object) -> None:  # noqa: ARG002
-        """Starts watching this thread, unless it already does after a rollback."""
+        """Starts watching the calling thread, unless it is watched already."""
         if self._thread is None:
             self._watched = threading.get_ident()
             self._thread = threading.Thread(
@@ -82,7 +82,7 @@ class Watchdog:
             self._thread.start()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Stops watching; does not wait for the other workers' answers."""
+        """Stops watching, without waiting for answers of the other workers."""
         self._over.set()
         if self._thread:
             self._thread.join(_SECONDS_TO_STOP)
@@ -119,7 +119,7 @@ class Watchdog:
         waits, place = self._waits_for()
         others = self._workers.ask_who_hangs(self._step, waits)
         if self._doing() != doing or self._over.is_set():
-            return  # It has ended while the others were asked.
+            return  # The step has ended while other workers were asked.
         _, evaluates = doing
         what = f"step {self._step + 1}"
         if evaluates:
@@ -136,7 +136,7 @@ class Watchdog:
             self._end(EXIT_TRY_AGAIN)
 
     def _waits_for(self) -> tuple[str, str]:
-        """Returns what the watched thread waits for, empty for devices, and where."""
+        """Returns what the watched thread waits for (empty: devices), and where."""
         loop = self._loop
         waits = loop.hooks.waits_for or _WAITS.get(loop.goodput.part, "")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.

@@ -251,7 +251,7 @@ def test_an_input_that_blocks_is_named(capfd):
     said = capfd.readouterr().err
     assert "step 42 " in said
     assert "cifar10/input/pipeline.py" in said
-    assert "its input" in said
+    assert "input batches" in said
 
 
 @pytest.mark.parametrize(("is_own", "cause"), [(False, "Uploader"), (True, "the disk")])
