@@ -1,4 +1,4 @@
-"""The step that a run has reached, kept in its checkpoints."""
+"""The progress of a run: the step reached, and the checkpoints that keep it."""
 
 import contextlib
 import dataclasses
@@ -19,18 +19,18 @@ from cifar10.training.timing import HOUR, Goodput
 
 
 class Progress:
-    """The step of a run, kept in its checkpoints.
+    """The step that a run has reached, saved to and restored from checkpoints.
 
-    Of several workers only the chief `writes` checkpoints and reads them; the others
-    learn from it where the run is (`share`).
+    With several workers, only the chief `writes` and reads checkpoints; `share` gives
+    its state to the others.
 
     Attributes:
-        step: Synchronous updates applied so far.
-        left_out: Batches of the input that rollbacks have left out before this step.
-        skipped_steps: The number of these updates that were skipped.
-        early_stopping: The best of the training's own evaluations, if there were any.
+        step: The number of steps done so far.
+        left_out: The number of input batches that rollbacks have left out so far.
+        skipped_steps: The number of steps whose update was skipped (--on_nan skip).
+        early_stopping: The best evaluation during training so far.
         metric_averages: Moving averages of metrics, by name.
-        is_time_up: Whether `max_hours` are over, which makes this step the last one.
+        is_time_up: Whether the run ends at this step because of `max_hours`.
     """
 
     def __init__(
@@ -65,33 +65,34 @@ class Progress:
 
     @property
     def batch(self) -> int:
-        """The number, from 0, of the next batch of the input."""
+        """The number of the next input batch, counted from 0."""
         return self.step + self.left_out
 
     @property
     def is_over(self) -> bool:
-        """Whether no steps are left, or the score has stopped rising."""
+        """Whether the run has ended: by steps, by hours or by early stopping."""
         patience = self._config.checkpoints.stop_after_no_gain
         ended = self.is_time_up or self.early_stopping.should_stop(patience)
         return ended or self.step >= self._config.run.max_steps
 
     @property
     def hours(self) -> float:
-        """Hours that the run has taken, in earlier processes too, without lost work."""
+        """Hours spent on the run, including earlier processes but not lost work."""
         seconds = self._goodput.seconds()
         return (sum(seconds.values()) - seconds["work lost"]) / HOUR
 
     @property
     def has_no_time(self) -> bool:
-        """Whether the next step has to be the last one; the chief knows."""
+        """Whether `max_hours` are over; always False on workers but the chief."""
         limit = self._config.run.max_hours
         return self._writes and limit is not None and self.hours >= limit
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
 
-        Returns what was deleted or passed over on the way. Raises a `UsageError` if the
-        checkpoint is of another run or model, or if none is intact.
+        Returns messages on checkpoints that were deleted or passed over. Raises a
+        `UsageError` if the checkpoint belongs to another run or model, or if all
+        checkpoints are damaged.
         """
         if not self._writes:
             return []
@@ -142,7 +143,7 @@ class Progress:
         return f"New run in {run}"
 
     def share(self, towers: TowerBuilder) -> None:
-        """Gives the chief's state to all replicas; every process calls it."""
+        """Copies the chief's state to all replicas; every process has to call it."""
         numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
         numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
@@ -152,10 +153,10 @@ class Progress:
         )
 
     def save(self, *, last: bool) -> Path | None:
-        """Writes a checkpoint, and deletes those that need not be kept.
+        """Writes a checkpoint, and deletes older ones that need not be kept.
 
-        A failing disk causes a warning with --on_save_error continue, except at the
-        `last` checkpoint of a run. Returns the checkpoint's folder; None without one.
+        With --on_save_error continue, a failing disk causes only a warning, except for
+        the `last` checkpoint of a run. Returns the checkpoint's folder, or None.
         """
         if not self._writes:
             return None
@@ -176,7 +177,7 @@ class Progress:
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":
                 raise
-            retry = "The training continues and tries again at the next checkpoint."
+            retry = "Training continues, and saves again at the next checkpoint."
             say(f"{error.what} {retry}")
         return path
 
@@ -185,16 +186,16 @@ class Progress:
         retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
-        """Returns whether the step reached has a checkpoint, or needs none."""
+        """Returns whether this step has a checkpoint; True on workers but the chief."""
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
         self, directory: Path, facts: Mapping[str, Any]
     ) -> Path | None:
-        """Writes a checkpoint that no run resumes from and nothing deletes.
+        """Writes a debug checkpoint, which is never resumed from and never deleted.
 
-        An earlier one of this step is kept under another name. `facts` go into its
-        manifest. Returns its folder; None if the chief writes it.
+        The manifest also gets `facts`. An earlier debug checkpoint of the same step is
+        renamed. Returns the folder; None on workers but the chief, which write nothing.
         """
         if not self._writes:
             return None
@@ -208,11 +209,11 @@ class Progress:
         )
 
     def last_saved(self) -> int | None:
-        """Returns the step of the last checkpoint, if there is one."""
+        """Returns the step of the last checkpoint; None if there is none."""
         return max(checkpoints.steps(self._directory), default=None)
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a checkpoint to go back to; only the chief knows."""
+        """Returns whether there is a checkpoint; True on workers but the chief."""
         return not self._writes or self.last_saved() is not None
 
     def how_to_resume(self) -> str:
@@ -222,24 +223,24 @@ class Progress:
         kept = checkpoints.steps(self._directory)
         if not kept:
             return "No checkpoint was written yet; the run will start over."
-        how = f"the same without {invocation.as_given(fresh=True)} resumes from it."
+        how = f"the same command without {invocation.as_given(fresh=True)} resumes."
         run = self._directory.parent
         if command := invocation.to_resume(run, self._config.values):
-            how = f"resume it with:\n    {command}"
+            how = f"resume the run with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _check_directory(self) -> None:
-        """Raises a `UsageError` if the directory is now another training's."""
+        """Raises a `UsageError` if another run has taken over the directory."""
         self._guard = self._guard or DirectoryGuard(self._directory.parent)
         if problem := self._guard.problem():
             raise UsageError(
                 f"Nothing is written to {self._directory.parent}: {problem}.\nStep "
-                f"{self.step} is not saved. Resume the run where it is, once no other "
-                "training is there."
+                f"{self.step} is not saved. Resume the run where its directory is now, "
+                "when no other run uses that directory."
             )
 
     def _facts(self) -> dict[str, Any]:
-        """Returns the facts about this step for the manifest of its checkpoint."""
+        """Returns what the manifest of a checkpoint records about this step."""
         epoch, position = self._epoch_and_position()
         return {
             **self._identity,
@@ -253,6 +254,6 @@ class Progress:
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:
-        """Returns the epoch, from 0, and the number of its images already used."""
+        """Returns the epoch, from 0, and how many of its images have been used."""
         used = self.batch * self._identity["global_batch_size"]
         return divmod(used, self._examples_per_epoch)

@@ -1,8 +1,8 @@
-"""Recomputes steps of a run outside of its directory, and compares them with it.
+"""Recomputes steps of a run, and compares them with the run's records.
 
-The order of the images, their distortions and the masks of dropout are functions of
-seed and step, and the number of towers changes nothing but rounding. So every step
-follows again from the checkpoint before it.
+The order of the images, the distortions and the dropout masks depend only on seed and
+step, and the number of towers affects only rounding. So every step can be recomputed
+from the checkpoint before it. Nothing is written to the run's directory.
 """
 
 import functools
@@ -28,17 +28,17 @@ from cifar10.towers.verification import BOUNDS, proportion
 from cifar10.training.assembly import Training, assemble
 from cifar10.training.periodic import scored_set
 
-# The values that are compared in a line of the log, and in scores. Not a step's
-# precision: one prediction that changes moves it by far more than rounding does.
+# The metrics to compare in lines of the log and in scores. A step's precision is left
+# out: one prediction that changes moves it by far more than rounding does.
 _LOGGED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
 _SCORES = ("precision @ 1", "cross_entropy")
 _PARTS: tuple[Literal["val", "test"], ...] = ("val", "test")
-# Another processor rounds otherwise: a few images may change their class.
+# Another processor rounds differently, which may change the class of a few images.
 _BOUND_OF_SCORES = 1e-3
-# Where sums are added in another order, rounding errors grow: from this many steps
-# after a checkpoint on, only gross differences are detected (docs/auditing.md).
+# Rounding errors grow with each step: more than this many steps after a checkpoint,
+# only large differences are detected (docs/auditing.md).
 _STEPS_OF_BOUND = 20
-_BOUNDS = BOUNDS | {"float16": 0.1, "bfloat16": 0.1}  # Those of one step are 0.05.
+_BOUNDS = BOUNDS | {"float16": 0.1, "bfloat16": 0.1}  # For one step: 0.05.
 _LATER_BOUND = 0.5
 # A gradient's norm this many times the median of the steps before it is a jump.
 _JUMP = 5.0
@@ -46,32 +46,32 @@ _STEPS_OF_MEDIAN = 50
 
 
 class Difference(NamedTuple):
-    """How far a recomputed step is from the run's records of it."""
+    """How far a recomputed step is from one of the run's records."""
 
     step: int
-    place: str  # Where the run has it: `log`, `checkpoint` or `scores`.
-    largest: float  # In proportion; 0 if all are equal to the last bit.
-    name: str  # The metric or the variable that differs most, or what is damaged.
+    place: str  # The kind of record: `log`, `checkpoint` or `scores`.
+    largest: float  # The largest relative difference; 0 if all bits are equal.
+    name: str  # The metric or variable that differs most, or what is damaged.
     bound: float  # The largest difference that rounding explains.
 
 
 class Replay:
-    """A training assembled like a run's, which goes to any of the run's steps.
+    """Recomputes any step of a run from the checkpoint before that step.
 
     Args:
-        run: Directory of the run, to which nothing is written.
-        towers: Number of towers; None for as many as the run had.
-        data_dir: Place of the data; None for where it was.
+        run: The run's directory.
+        towers: The number of towers; None for as many as the run had.
+        data_dir: The directory of the data; None for the one that the run used.
 
     Attributes:
-        run: As above.
-        recorded: The run's `config.json`.
-        logged: The lines that the run has logged, by step.
-        saved: The steps of its checkpoints.
-        training: The assembled training.
+        run: The run's directory.
+        recorded: The content of the run's `config.json`.
+        logged: The lines of the run's log, by step.
+        saved: The steps of the run's checkpoints.
+        training: The training that was assembled anew.
         step: The step reached.
-        bound: The largest difference that rounding explains. It is 0 where bitwise
-            equality is to be expected, on the same kind of machine.
+        bound: The largest difference that rounding explains; 0 for a deterministic run
+            on the same number of workers and the same devices.
 
     Raises:
         UsageError: The run's data or model has changed, or its images cannot be divided
@@ -98,13 +98,13 @@ class Replay:
         self._stage: Any = None
         self._initial = self._values()
         links = chain.manifests(run)
-        # The batches that rollbacks have left out before a checkpoint, by its step.
+        # How many batches rollbacks had left out before each checkpoint, by its step.
         left_out = {step: link.get("left_out", 0) for step, link in links.items()}
         self._left_out = {0: 0, **left_out}
 
     @property
     def batch(self) -> int:
-        """The number, from 0, of the next batch of the input."""
+        """The number of the next input batch, counted from 0."""
         later = [step for step in self._left_out if step > self.step]
         return self.step + self._left_out[min(later, default=max(self._left_out))]
 
@@ -112,7 +112,7 @@ class Replay:
         """Restores the newest intact checkpoint before a step, or the initial values.
 
         Raises:
-            UsageError: There is none, and the run began with weights from elsewhere.
+            UsageError: No checkpoint is found, and the run had `--initial_weights`.
         """
         newest, refused = restoring.restore_newest(
             self._directory,
@@ -125,35 +125,35 @@ class Replay:
         if newest is None:
             if weights := self.recorded.get("initial_weights"):
                 raise UsageError(
-                    f"No checkpoint before step {step} can be used, and the run began "
-                    f"with {weights}.\nName steps after a checkpoint."
+                    f"No checkpoint before step {step} can be used, and the initial "
+                    f"weights were {weights}.\nGive only steps after a checkpoint."
                 )
             self._assign(self._initial)
         self.step = newest.step if newest else 0
         self._state.halted.assign(False)
-        say(f"From step {self.step:,} on, {self.training.placement.description}")
+        say(f"Replaying from step {self.step:,}: {self.training.placement.description}")
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields the batches of each step up to `last`, for `advance`."""
+        """Yields the batches of each step up to `last`, to be passed to `advance`."""
         training = self.training
         if last > (most := training.config.run.max_steps):
             raise UsageError(
-                f"The run has step {last:,}, and its {layout.CONFIG} says max_steps is "
-                f"{most:,}: what was computed after is unknown.\nRestore max_steps."
+                f"Step {last:,} is beyond max_steps, {most:,}, in the run's "
+                f"{layout.CONFIG}.\nRestore the max_steps with which the run trained."
             )
         while self.step < last:
             stage = training.config.stage(self.step)
             if stage != self._stage:
                 self._stage = stage
                 training.towers.freeze(stage.frozen)
-            # A rollback leaves batches out, from a checkpoint on.
+            # Batches are opened anew where a rollback may have left some out.
             end = min(last, stage.end, *(at for at in self._left_out if at > self.step))
             with training.open_batches(self.batch, self.step) as queues:
                 while self.step < end:
                     yield queues.get()
 
     def advance(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Computes the next step; returns its metrics."""
+        """Computes the next step, and returns its metrics."""
         result = self.training.towers.step(batches)
         self.step += 1
         [metrics], _ = split_numbers(result.numbers.numpy(), result.metrics)
@@ -165,10 +165,10 @@ class Replay:
         last: int,
         before: Callable[[Sequence[Batch]], object] = lambda _: None,
     ) -> Iterator[Difference]:
-        """Recomputes the steps up to `last`; compares those from `first` on.
+        """Recomputes steps `first` to `last`, and yields each comparison with a record.
 
-        It ends with the first difference that rounding does not explain. `before` is
-        called with the batches of each of these steps before its update.
+        Stops after the first difference that rounding does not explain. Calls `before`
+        with the batches of each of these steps before the step is computed.
         """
         self.go_before(first)
         for batches in self.batches_to(last):
@@ -182,9 +182,9 @@ class Replay:
                     return
 
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
-        """Compares the step reached, and its metrics, with the run's records of it.
+        """Compares this step and its metrics with the run's records of the step.
 
-        The replay goes on from the run's checkpoint, if there is one.
+        Then restores the run's checkpoint of the step, if there is one.
         """
         begun = max(at for at in (0, *self.saved) if at < self.step)
         is_near = self.step - begun <= _STEPS_OF_BOUND
@@ -217,7 +217,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """The recorded scores of the run on each part, and the set that was scored."""
+        """The run's recorded scores on each split, and the `ScoredSet` of the split."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS
@@ -228,10 +228,10 @@ class Replay:
         return found
 
     def find_jump(self, first: int, last: int) -> tuple[float, Sequence[Batch]] | None:
-        """Goes to the state before the first step whose gradient jumps.
+        """Finds the first step whose gradient norm jumps, and goes back before it.
 
-        Returns the gradient's norm and the step's batches; None if there is no such
-        step from `first` to `last`.
+        Returns the gradient norm and the batches of that step; None if no step from
+        `first` to `last` jumps.
         """
         self.go_before(first)
         norms: list[float] = []
@@ -251,9 +251,9 @@ class Replay:
     def heaviest(
         self, batches: Sequence[Batch], most: int
     ) -> list[tuple[str, float, float]]:
-        """Finds images whose gradients are the largest, by halving the batch.
+        """Finds the `most` images with the largest gradients, by halving the batch.
 
-        Returns name, norm of the gradient and cross entropy of each.
+        Returns the name, gradient norm and cross entropy of each of these images.
         """
         images, labels = (tf.concat(parts, 0) for parts in zip(*batches, strict=True))
 
@@ -275,7 +275,7 @@ class Replay:
         return found
 
     def describe(self, batches: Sequence[Batch]) -> list[tuple[str, str, float]]:
-        """Returns name, class and cross entropy of each image of the next step."""
+        """Returns the name, class and cross entropy of each image of the next step."""
         training, size = self.training, self.training.config.global_batch_size
         count, first = len(training.images), self.batch * size
         positions = tf.range(first, first + size, dtype=tf.int64)
@@ -305,19 +305,19 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles the training of a run; refuses if it would be another training."""
+    """Assembles the training of a run anew; refuses if it would compute otherwise."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])
-    # As many batches as the run had, so that each has the same images. Only a model
-    # without batch norm and dropout may have another number.
+    # Each batch has to have the same images as in the run. Only a model without batch
+    # norm and dropout may divide a step's images differently.
     divides = batches % towers == 0
     parts = counted(batches, "batch", "batches")
     impossible = UsageError(
-        f"--num_gpus {towers}: {towers} towers cannot share a step of the run, {parts} "
-        f"with {size:,} images in all.\nTheir number has to divide {batches}; only in "
-        "a model without batch norm and dropout, which depend on\nthe images of a "
-        f"batch, may it divide {size:,} instead."
+        f"--num_gpus {towers}: {towers} towers cannot share a step of the run, which "
+        f"has {parts} with {size:,} images in all.\nGive a divisor of {batches}, or, "
+        "only for a model without batch norm and dropout, a divisor\n"
+        f"of {size:,}."
     )
     if not divides and size % towers:
         raise impossible
@@ -339,8 +339,8 @@ def _assemble(
             f"{name} was {old!r}, now {new!r}" for name, (old, new) in found.items()
         )
         raise UsageError(
-            f"The run was trained on something else: {'; '.join(changed)}.\nRestore "
-            "that; if the data has moved, give its place as --data_dir."
+            f"The run was trained differently: {'; '.join(changed)}.\nRestore these "
+            "values; if the data has moved, give its new directory as --data_dir."
         )
     return training
 
@@ -348,11 +348,11 @@ def _assemble(
 def _numbers(
     names: Iterable[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields the names that both have, with both values."""
+    """Yields each of `names` that both mappings have, with both values."""
     for name in set(names).intersection(ours, theirs):
         yield name, _as_logged(ours[name]), _as_logged(theirs[name])
 
 
 def _as_logged(value: Any) -> float:
-    """Returns a metric as a log holds it; NaN in place of values that it cannot."""
+    """Returns a metric; NaN for a value that is null or missing in a log."""
     return value if isinstance(value, float) and np.isfinite(value) else np.nan

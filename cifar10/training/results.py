@@ -1,11 +1,11 @@
-"""The results of steps: whether they are finite, their moving averages, sudden rises.
+"""Reads the results of steps, checks that they are finite, and averages them.
 
-Reading a number waits for the device that computes it. So results are collected and
+Reading a result waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
 
-`update.py` has applied nothing of a step that is not finite. So when its numbers are
-read, its towers can be computed again, to name the variables, and the state before it
-can be saved.
+`update.py` applies no update that is not finite. So when such a result is read, the
+state before that step can still be saved, and the step's gradients can be computed
+again to name the variables that are not finite.
 """
 
 import math
@@ -25,32 +25,33 @@ from cifar10.towers.verification import CorruptedError
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
-# The decay of the moving averages, the tutorial's: smoother curves to read.
+# The decay of the moving averages, as in the tutorial; they make curves smoother.
 METRIC_AVERAGE_DECAY = 0.9
 _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 
-# A few bad images do not spoil this many steps in a row: no later update would succeed.
+# A few bad images do not spoil this many steps in a row, so no later update is likely
+# to succeed.
 MOST_SKIPPED_IN_A_ROW = 10
 
-# A cross entropy above twice its average plus this is not noise: batches of only 8
+# A cross entropy above twice its average plus this is not noise: even batches of 8
 # images stay below twice their average plus 0.4. Guessing among ten classes costs 2.3.
 _RISE = 2.0
-_STEPS_BETWEEN_WARNINGS = 100  # A training that is unstable stays so for a while.
+_STEPS_BETWEEN_WARNINGS = 100  # A run stays unstable for a while.
 
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
 
 class NeverFiniteError(NotFiniteError):
-    """No later step can be expected to be finite either."""
+    """A step is not finite, and no later step can be expected to be finite."""
 
 
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. A
-    step that is not finite is an error, or skipped if `skips` is true.
-    `warn` is called with a text when the cross entropy suddenly rises.
+    step that is not finite raises an error, or counts as skipped if `skips` is true.
+    `warn` is called with a message when the cross entropy suddenly rises.
     """
 
     def __init__(
@@ -70,30 +71,29 @@ class Results:
         self._pending: list[tuple[int, StepResult]] = []
 
     def add(self, step: int, result: StepResult) -> None:
-        """Adds the result of one call, without waiting for its numbers.
+        """Adds the result of one call, without waiting for the devices.
 
-        `step` is the last step of the call. The tensors of a call of several steps have
-        a leading dimension of steps.
+        `step` is the last step of the call. If the call ran several steps, the tensors
+        have a leading dimension of steps.
         """
         self._pending.append((step, result))
 
     def clear(self) -> None:
-        """Forgets the results that were not read; their steps are run again."""
+        """Discards the unread results, whose steps will be run again."""
         self._pending = []
 
     def wait(self) -> None:
-        """Waits for the devices, so that their time does not count for what follows."""
+        """Waits until the devices have computed all results."""
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
     def read(self) -> dict[str, float]:
-        """Checks the new results, and updates the moving averages.
+        """Reads and checks the new results, and updates the moving averages.
 
-        Returns the metrics of the newest step and the averages; nothing without new
-        results.
+        Returns the newest step's metrics and the averages; empty without new results.
         """
         newest: dict[str, float] = {}
-        # If a step is not finite, none of the later ones counts.
+        # Cleared first: if a step is not finite, no later result counts.
         pending, self._pending = self._pending, []
         for last_step, result in pending:
             of_steps, losses = split_numbers(result.numbers.numpy(), result.metrics)
@@ -102,7 +102,7 @@ class Results:
                 self._count(step, newest, losses[step - first_step])
         if pending:
             averages = self._progress.metric_averages
-            # A damaged checkpoint may hold names that no event file takes.
+            # A damaged checkpoint may hold names that event files cannot store.
             known = [name for name in _AVERAGED if name in averages]
             newest |= {f"{name}/average": averages[name] for name in known}
         return newest
@@ -144,7 +144,7 @@ class Results:
             )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
-        """Names a tower whose loss is not finite, or else a norm that is not finite."""
+        """Describes a loss or gradient norm that is not finite; empty without one."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
             name = self._tower_names[tower]
             return f"the loss of tower {tower} ({name}) is {losses[tower]}"
@@ -175,7 +175,7 @@ class NotFinitePolicy:
         if bad_batch is not None:
             with self._training.open_batches(bad_batch, self._progress.step) as batches:
                 found = self._gradients(batches.get())
-            where = "every single gradient is finite here"
+            where = "all gradients of this process are finite"
             for tower, names in [*found.items()][:1]:
                 shown = first_few(names, _SHOWN_NAMES)
                 where = f"the gradients of {tower} are not finite in {shown}"
@@ -187,15 +187,15 @@ class NotFinitePolicy:
         ):
             self._roll_back(what, bad_batch)
             return
-        advice = "With --on_nan skip, updates that are not finite are left out. "
+        advice = "--on_nan skip leaves out updates that are not finite. "
         advice += self._advice(error.step, error.step)
         if bad_batch is None:
-            advice = "Have the machine tested, then resume on another one. "
+            advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
         raise UsageError(f"Stopped: {what} {advice}") from error
 
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
-        """Restores the last checkpoint, and skips all batches up to a bad one."""
+        """Restores the last checkpoint, and skips all batches up to `bad_batch`."""
         failed = self._progress.step + 1
         messages = self._progress.restore()
         self._progress.share(self._towers)
@@ -211,26 +211,28 @@ class NotFinitePolicy:
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step
             steps = (
-                f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
+                f"steps {step + 1} to {failed}"
+                if failed > step + 1
+                else f"step {failed}"
             )
-            without = f", without the images of {steps}"
+            without = f", to continue without the images of {steps}"
         for message in messages:
             say(message)
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
-        """Writes the debug checkpoint; returns a sentence that says where."""
+        """Writes a debug checkpoint, and returns a sentence on where it is."""
         facts = {"step": error.step, "what": error.what, "gradients": gradients}
         try:
             directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
             path = self._progress.save_for_debugging(directory, {"not_finite": facts})
         except UsageError as unwritten:
-            return f"The state before that step is lost: {unwritten}"
-        where = f"in {path}" if path else "with the chief"
-        return f"The state before that step is {where}."
+            return f"The state before that step could not be saved: {unwritten}"
+        where = f"in {path}" if path else "by the chief"
+        return f"The state before that step was saved {where}."
 
     def _gradients(self, batches: Sequence[Batch]) -> dict[str, list[str]]:
-        """Returns the variables without finite gradients, by tower of this process."""
+        """Maps towers of this process to variables whose gradients are not finite."""
         variables = self._towers.state.model.trainable_variables
         found = {}
         results = self._towers.results(batches)
@@ -246,20 +248,20 @@ class NotFinitePolicy:
         return found
 
     def _advice(self, first: int, last: int) -> str:
-        """Returns advice against a number that is not finite at these steps."""
+        """Returns advice on how to avoid such results, and how to find their cause."""
         rate = self._training.config.update.learning_rate
         how = (
-            f"A lower --learning_rate than {rate}, "
-            "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
+            f"In a new run (another --train_dir), a --learning_rate below {rate}, "
+            "--clip_norm or --warmup_epochs usually helps. "
             f"{self._progress.how_to_resume()}"
         )
-        if self._training.dataset.name.startswith(PYTHON):  # Nobody else has it.
+        if self._training.dataset.name.startswith(PYTHON):  # A command cannot load it.
             return how
         run = shlex.quote(str(self._training.train_dir))
         find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
-        return f"{how}\nThe images that caused it:\n    {find}"
+        return f"{how}\nFind the images that caused it with:\n    {find}"
 
 
 def loss_text(loss: float) -> str:
-    """Formats a loss for a line; large losses are in scientific notation."""
+    """Formats a loss for a line, in scientific notation from 1000 on."""
     return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"

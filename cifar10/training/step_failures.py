@@ -1,4 +1,4 @@
-"""TensorFlow's errors about a step, as advice to the user."""
+"""Turns TensorFlow's errors in a step into advice for the user."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 
-# A part of XLA's error if no convolution of cuDNN suits it.
+# Part of XLA's error message if cuDNN has no convolution that it can use.
 _NO_CUDNN = "could not find any supported configs"
 
 
@@ -16,9 +16,9 @@ _NO_CUDNN = "could not find any supported configs"
 def explaining_failures(
     batch_size: int, how_to_resume: Callable[[], str]
 ) -> Iterator[None]:
-    """Raises a `UsageError` where memory is short or XLA cannot compile a step.
+    """Raises a `UsageError` if memory runs out or XLA cannot compile a step.
 
-    `batch_size` is that of a tower.
+    `batch_size` is the number of images in a tower's batch.
     """
     try:
         yield
@@ -27,26 +27,26 @@ def explaining_failures(
             raise
         raise UsageError(
             f"--batch_size {batch_size}: a step does not fit into the memory of its "
-            f"device. Try half of it. {how_to_resume()}"
+            f"device. Try half this batch size. {how_to_resume()}"
         ) from error
     except tf.errors.OpError as error:
         if not (why := _why_not_compiled(error.message)):
             raise
         raise UsageError(
-            f"--xla: XLA cannot compile this step: {why}\nLeave it out, with "
+            f"--xla: XLA cannot compile this step: {why}\nLeave --xla out, and give "
             "--fresh or another --train_dir."
         ) from error
 
 
 def _why_not_compiled(message: str) -> str:
-    """Returns XLA's reason in an error of TensorFlow's; empty if there is none."""
+    """Returns XLA's reason from an error message; empty if XLA did not fail."""
     if _NO_CUDNN in message:
         return (
-            "it finds no convolution in this cuDNN; it wants 9.24 or newer, which "
-            "GPUs of compute capability below 7.5 cannot use."
+            "it finds no convolution in this cuDNN. XLA needs cuDNN 9.24 or newer, "
+            "which GPUs of compute capability below 7.5 cannot use."
         )
     if not re.search("tf2xla|libdevice", message):
         return ""
-    # The cause stands before the graph; with several towers it is numbered.
+    # The cause is the line before the graph; with several towers it has a number.
     cause = re.split(r"\n(?:\t|The op is)", message)[0].rpartition("\n")[2]
     return re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", cause)

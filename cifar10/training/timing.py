@@ -12,13 +12,13 @@ import numpy as np
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
-# Time spent on steps and what belongs to them, and lost with them.
+# The parts that are lost if their steps are lost.
 _WORK = ("training", "input", "following", "summaries", "evaluation")
 PARTS = (*_WORK, "start", "saving", "work lost")
-_STEPPING = ("training", "input", "following")  # What decides how long steps take.
-_LONGEST = 1e10  # Three centuries.
+_STEPPING = ("training", "input", "following")  # The parts of a step.
+_LONGEST = 1e10  # Seconds: three centuries.
 
-# Below this part of the time, waiting for images is not worth a change.
+# Waiting for images for less than this fraction of the time needs no advice.
 _MUCH_WAITING = 0.1
 HOUR = 3600.0
 
@@ -27,21 +27,21 @@ class Goodput:
     """Divides the wall time of a run into parts, such as training and saving.
 
     Time is counted from `began`, the start of the program. The part "start" includes
-    tracing; "following" is the work of hooks between two steps. Each line of
+    tracing; "following" is the time of hooks between two steps. Each line of
     `metrics.jsonl` has the seconds of every part so far. A process that resumes a run
-    continues from the last line; the time between two processes is not counted.
+    adds to the last line's seconds; time between two processes is not counted.
     """
 
     def __init__(self, began: float | None = None) -> None:
         self._part = "start"
         self._since = time.perf_counter() if began is None else began
-        self._is_new = True  # Whether this process has not gone back to a step yet.
-        self._untimed = 0  # Steps of earlier processes, after the last line logged.
+        self._is_new = True  # Whether `go_back` was not called yet.
+        self._untimed = 0  # Steps of earlier processes after their last log line.
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
     @property
     def part(self) -> str:
-        """The part to which time is counted at present."""
+        """The part that time is counted to at present."""
         return self._part
 
     def enter(self, part: str) -> str:
@@ -61,23 +61,23 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds spent in steps, and how many of them waiting for input.
+        """Returns the seconds spent in steps, and those of them waiting for input.
 
-        Time outside of steps, as during tracing or saving, does not count.
+        Time outside of steps, for example for tracing or saving, does not count.
         """
         self.enter(self._part)
         steps = sum(self._seconds[part] for part in _STEPPING)
         return steps, self._seconds["input"]
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each part; together they are the run's wall time."""
+        """Returns the seconds of each part, whose sum is the run's wall time."""
         self.enter(self._part)
         return {part: round(of, 3) for part, of in self._seconds.items()}
 
     def go_back(self, log: Path, step: int) -> None:
         """Moves the time spent on work after `step` to `work lost`.
 
-        The first call in a process also adds the times in the log of earlier ones.
+        The first call in a process also adds the seconds that earlier processes logged.
         """
         lines = read_seconds(log)
         if self._is_new and lines:
@@ -94,12 +94,12 @@ class Goodput:
             self._seconds["work lost"] += lost
 
     def summary(self, step: int, global_batch_size: int) -> str:
-        """Returns a line on the run's time up to a step and its parts.
+        """Returns a line on the run's wall time, its largest parts and the rate.
 
-        The parts come largest first, then the rate that includes all of them.
+        The rate is that of the whole wall time up to `step`.
         """
         seconds = self.seconds()
-        total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
+        total = max(sum(seconds.values()), 0.001)  # Never divide by zero.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
         images = (step - self._untimed) * global_batch_size
@@ -108,9 +108,9 @@ class Goodput:
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Returns the step and the seconds of each part, of the lines that have them."""
+    """Returns the step and the seconds of each part, from the lines that have both."""
     found = []
-    with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
+    with contextlib.suppress(UsageError):  # A damaged log ends no run.
         for entry in logs.read_lines(log):
             with contextlib.suppress(KeyError, TypeError):
                 seconds = {part: entry["seconds"][part] for part in PARTS}
@@ -125,10 +125,10 @@ class TimedSteps(NamedTuple):
 
     steps: int
     seconds: float
-    waiting: float  # The part of `seconds` in which the towers had no images.
+    waiting: float  # Those of `seconds` in which the towers had no images.
 
     def bottleneck(self) -> str:
-        """Returns what limits the steps; empty if none was timed."""
+        """Returns a line on what limits the speed; empty if no step was timed."""
         if not self.seconds:
             return ""
         part = self.waiting / self.seconds
@@ -138,32 +138,32 @@ class TimedSteps(NamedTuple):
             return f"Compute-bound: {waited}"
         return (
             f"Input-bound: {waited}\n"
-            "More CPU cores help, or on GPUs --input_device gpu."
+            "More CPU cores help; on GPUs, --input_device gpu also helps."
         )
 
 
 class Throughput:
-    """Measures examples a second over a window of steps."""
+    """Measures examples per second over a window of steps."""
 
     def __init__(self, global_batch_size: int, goodput: Goodput) -> None:
-        self._earlier = TimedSteps(0, 0.0, 0.0)  # Those of earlier windows.
+        self._earlier = TimedSteps(0, 0.0, 0.0)  # The steps of earlier windows.
         self._global_batch_size = global_batch_size
         self._goodput = goodput
         self.restart()
 
     def restart(self) -> None:
-        """Starts a new window and forgets the current one."""
+        """Discards the current window and starts a new one."""
         self._began = self._goodput.stepping()
         self._counted = 0
 
     def count(self, steps: int = 1) -> None:
-        """Counts steps into the window."""
+        """Adds steps to the window."""
         self._counted += steps
 
     def take(self) -> float:
-        """Ends the window and starts the next; call it when all devices are idle.
+        """Returns the window's examples per second, and starts the next window.
 
-        Returns examples a second; NaN where no step was counted.
+        Call it when all devices are idle. Returns NaN if no step was counted.
         """
         before, self._earlier = self._earlier, self.timed()
         self.restart()
@@ -172,7 +172,7 @@ class Throughput:
         return float(rate)
 
     def timed(self) -> TimedSteps:
-        """Returns how long all steps counted so far took."""
+        """Returns how long the steps of all windows took so far."""
         if not self._counted:
             return self._earlier
         seconds, waiting = np.subtract(self._goodput.stepping(), self._began)
@@ -180,7 +180,7 @@ class Throughput:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns a duration in the largest unit of which there are at least 1.5."""
+    """Formats a duration in the largest unit of which there are at least 1.5."""
     for unit, size in (("days", 24 * HOUR), ("hours", HOUR), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
             return f"{format_number(seconds / size, 2)} {unit}"

@@ -30,28 +30,28 @@ def train(
     lock: RunLock | None = None,
     began: float | None = None,
 ) -> int:
-    """Trains to `max_steps`, resuming from the newest checkpoint.
+    """Trains up to `max_steps`, resuming from the newest checkpoint.
 
-    With `stop_after_no_gain` it ends earlier, when its score no longer rises.
+    With `stop_after_no_gain`, training ends earlier if the score no longer improves.
 
     Args:
         config: The configuration.
-        stop: The signals that end the training early.
+        stop: The signals that end training early.
         cluster: The machines that train together; None if this one trains alone.
         hooks: Objects with methods for the events of `hooks.Hook`.
         dataset: The data set; None for the one that `config.dataset.data` names.
-        lock: Keeps other trainings out of the run's directory, as
-            `preflight.locked_run` yields it; None to lock it here.
+        lock: The lock of the run's directory that `preflight.locked_run` yields; None
+            to lock the directory here.
         began: When the program began, by `time.perf_counter`; None for now.
 
     Returns:
         The step reached.
 
     Raises:
-        StoppedError: A signal has ended the training, with a checkpoint.
-        LostWorkerError: Another machine is gone.
-        UsageError: Something outside the program stands in the way; the message says
-            what and how to continue.
+        StoppedError: A signal has ended training, after a checkpoint was saved.
+        LostWorkerError: Another worker is gone.
+        UsageError: The run cannot start or continue; the message says why and what to
+            do.
     """
     check_hooks(hooks)
     stop = stop or StopSignals()
@@ -88,7 +88,7 @@ def train(
 
 
 def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
-    """Takes the directory over and restores the run; returns messages for the user."""
+    """Claims the directory and restores the run; returns messages for the user."""
     training = loop.training
     config, settings = training.config, training.settings
     fresh, determining = config.run.fresh, training.determining()

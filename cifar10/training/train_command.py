@@ -1,4 +1,4 @@
-"""`python -m cifar10 train`, and the training that the scripts start."""
+"""The command `python -m cifar10 train`, which the training scripts also run."""
 
 import argparse
 import contextlib
@@ -17,9 +17,9 @@ DESCRIPTION = """Trains as the script train_multi_gpu.py does.
 
     python -m cifar10 train --num_gpus 4
 
-One tower per GPU; without a GPU the towers are simulated on the CPU. Each takes
---batch_size images a step, so four towers train on 512 at once; to train what
-one tower trains, give --batch_size 32. The run goes to --train_dir:
+Each GPU has one tower; without a GPU, the CPU simulates the towers. Each tower
+takes --batch_size images per step, so four towers take 512. For the result of a
+single tower, four towers need --batch_size 32. The run goes to --train_dir:
 
     checkpoints/     eval scores them, and the same command resumes from them
     train/           event files: tensorboard --logdir runs/cifar10_train
@@ -29,18 +29,18 @@ one tower trains, give --batch_size 32. The run goes to --train_dir:
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     began = time.perf_counter()
     train_or_launch(flags.from_flags(parser, words), began)
     return 0
 
 
 def train_or_launch(config: Config, began: float, *, alone: bool = False) -> None:
-    """Trains, or starts the processes that do and restarts them.
+    """Trains in this process, or launches worker processes and restarts them.
 
     Args:
         config: The configuration, as the flags give it.
-        began: The `time.perf_counter` at which the program started.
+        began: The time at which the program started, by `time.perf_counter`.
         alone: Whether to train without other workers, even if the environment, such as
             `TF_CONFIG`, names some.
     """
@@ -53,13 +53,13 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
     alone = alone or not cluster.is_requested()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
-        # One of several workers waits for the others first.
+        # With several workers, `train` takes the lock after they have connected.
         lock = (
             stack.enter_context(preflight.locked_run(config, stop)) if alone else None
         )
         deterministic = config.speed.deterministic
         entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
-        # TensorFlow starts here, after the flags are checked.
+        # TensorFlow is imported only after the flags were checked.
         from cifar10.training import train
 
         workers = None if alone else cluster.from_environment()
