@@ -5,15 +5,15 @@
     record = train(Config(model=small, data=(x, y), max_steps=500))
     print(evaluate(record, data=(x_test, y_test)))
 
-`Config` describes a training, `train` runs it and `evaluate` scores its model;
-`Follower` is a copy of the model that follows a training. TensorFlow is imported when
-it is needed.
+`Config` describes a training run, `train` executes the run, and `evaluate` scores the
+trained model. `Follower` is a copy of the model that keeps up with a running training.
+Importing this package alone does not import TensorFlow.
 """
 
 import sys
 
-# Checked here, as every program imports this first; Python 3.6 can parse this file.
-if sys.version_info < (3, 11):  # noqa: UP036 - nobody has to install the package.
+# Every program imports this module first, and Python 3.6 can parse it.
+if sys.version_info < (3, 11):  # noqa: UP036 - the package runs uninstalled.
     sys.stderr.write(f"Python 3.11 is needed; this is {sys.version.split()[0]}.\n")
     raise SystemExit(2)
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Imports a name's module when the name is first used."""
+        """Imports the module of a public name when the name is first used."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
@@ -44,5 +44,5 @@ else:
         return getattr(import_module(_MODULES[name]), name)
 
     def __dir__():
-        """Lists the names that can be imported."""
+        """Lists the public names, imported or not."""
         return sorted([*globals(), *__all__])

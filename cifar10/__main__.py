@@ -1,4 +1,4 @@
-"""Everything that the package does, in one command.
+"""The command line of the package.
 
     python -m cifar10 train --num_gpus 4
     python -m cifar10 eval
@@ -13,7 +13,7 @@
     python -m cifar10 replay runs/cifar10_train --steps 101:200
     python -m cifar10 audit runs/cifar10_train
 
-COMMAND --help explains a command.
+COMMAND --help describes a command and lists its flags.
 """
 
 import argparse
@@ -39,9 +39,9 @@ from cifar10.tools import (
 )
 from cifar10.training import train_command
 
-# Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's
-# flags to the parser, parses the words and returns the exit code. None of them imports
-# TensorFlow before that.
+# Each module has HELP, DESCRIPTION and `main(parser, words)`. `main` adds the command's
+# flags to the parser, parses the words and returns the exit code. The modules must not
+# import TensorFlow before `main` runs.
 _COMMANDS = {
     "train": train_command,
     "eval": eval_command,
@@ -59,7 +59,7 @@ _COMMANDS = {
 
 
 def run() -> None:
-    """Runs `cifar10` or `python -m cifar10`, and ends with its exit code."""
+    """Runs `cifar10` or `python -m cifar10`, then exits with an exit code."""
     is_training = sys.argv[1:2] == ["train"]
     entry_point.run_program(
         main,
@@ -69,12 +69,12 @@ def run() -> None:
 
 
 def main() -> None:
-    """Runs the command that the command line names, and ends with its exit code."""
+    """Runs the command named on the command line, then exits with its exit code."""
     parser = argparse.ArgumentParser(
         prog=invocation.program_name(), **flags.described(__doc__)
     )
     parser.add_argument(
-        "--version", action=_Version, nargs=0, help="show the version and end"
+        "--version", action=_Version, nargs=0, help="show the version and exit"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     parsers = {
@@ -85,12 +85,12 @@ def main() -> None:
     }
     first, *words = sys.argv[1:] or ["-"]
     if first in _COMMANDS:
-        if isinstance(sys.stdin, io.TextIOWrapper):  # Names of files need not be text.
+        if isinstance(sys.stdin, io.TextIOWrapper):  # For file names not in UTF-8.
             sys.stdin.reconfigure(errors="surrogateescape")
         sys.exit(_COMMANDS[first].main(parsers[first], words))
     if not first.startswith("-"):
         meant = did_you_mean(first, _COMMANDS)
-        listed = f"It is one of {', '.join(_COMMANDS)}."
+        listed = f"The commands are {', '.join(_COMMANDS)}."
         parser.error(f"{first}: there is no such command.{meant} {listed}")
     flags.parse(parser, sys.argv[1:])  # Shows the help or the version.
     parser.print_help(sys.stderr)
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 class _Version(argparse.Action):
-    """Prints the version, for which it reads the sources, and ends the program."""
+    """Prints the version, computed from the source files on demand, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"{invocation.DISTRIBUTION} {invocation.package_version()}")

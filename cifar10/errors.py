@@ -1,7 +1,7 @@
-"""The exceptions that end a program cleanly, and their exit codes.
+"""Exceptions that end a program cleanly, their exit codes, and text helpers.
 
-Every module may import this one. `process/entry_point.py` shows these exceptions as a
-sentence on stderr; any other is a bug in this package and keeps its traceback.
+`process/entry_point.py` prints the message of such an exception on stderr. Any other
+exception is a bug in this package, and its traceback is shown.
 """
 
 import difflib
@@ -11,24 +11,24 @@ import sys
 from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
-# EX_TEMPFAIL of sysexits.h: the same command may succeed later.
+# EX_TEMPFAIL in sysexits.h: the same command may succeed later.
 EXIT_TRY_AGAIN = 75
-# 128 + SIGINT and 128 + SIGPIPE, as shells count them.
+# 128 + SIGINT and 128 + SIGPIPE, as shells report them.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-# The signals that end a training after its step: a scheduler's notice before it kills,
-# Ctrl-C, SLURM's on request (--signal), the end of a terminal or a connection.
+# Signals that end a training run after the current step: a scheduler's notice before it
+# kills the run, Ctrl-C, SLURM's `--signal=USR1`, and a closed terminal or connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# The processes of a training agree on it as on a signal, but nobody sends it.
+# Never sent. Stands for "the time is up" where processes agree on a stop signal.
 TIME_IS_UP = signal.SIGALRM
 
 
 class UsageError(Exception):
-    """A foreseeable mistake or condition outside the program: exit code 2.
+    """A mistake of the user, or a foreseeable fault outside the program: exit code 2.
 
-    The message names the value, the rule it breaks and what to do, in one or two
-    sentences that make sense without a traceback. Control characters are escaped.
+    The message names the value, the broken rule and the fix, in one or two sentences
+    that need no traceback. Control characters in the message are escaped.
     """
 
     exit_code = EXIT_USAGE
@@ -38,20 +38,20 @@ class UsageError(Exception):
 
 
 class UnavailableError(UsageError):
-    """A resource, such as a server, that may be available later: exit code 75."""
+    """A resource, such as a server, is unavailable for now: exit code 75."""
 
     exit_code = EXIT_TRY_AGAIN
 
 
 class MissingGpuError(UsageError):
-    """A requested GPU that TensorFlow does not find; the doctor may know why."""
+    """TensorFlow does not find a requested GPU. `doctor` may explain why."""
 
 
 class StoppedError(Exception):
     """The program ends early but cleanly, for example after a signal.
 
-    The exit code is 128 plus the number of a signal, the exit code of another process,
-    or 0 if there was nothing to do.
+    The exit code is 128 plus the signal's number, the exit code of a failed worker, or
+    0 if there was nothing to do.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -60,7 +60,7 @@ class StoppedError(Exception):
 
 
 class NotFiniteError(Exception):
-    """A step must not be used; the message names the step and the tower."""
+    """A loss or gradient of a step is corrupted or not finite. `what` names it."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"at step {step} {what}")
@@ -69,14 +69,14 @@ class NotFiniteError(Exception):
 
 
 class LostWorkerError(Exception):
-    """Another worker is gone; restarting all continues the training: exit code 75."""
+    """Another worker was lost: exit code 75. A restart of all workers can resume."""
 
 
 class DiskError(UsageError):
-    """A disk, or access to it, failed; `--on_save_error` says whether to stop.
+    """A file operation failed. `--on_save_error` decides whether the run stops.
 
-    `what` says in full sentences what failed, why and what is left; `fix` says what to
-    do about a run that stops.
+    `what` says in full sentences what failed, why, and what remains. `fix` says how to
+    recover if the run stops.
     """
 
     def __init__(self, what: str, fix: str) -> None:
@@ -85,13 +85,13 @@ class DiskError(UsageError):
 
 
 def say(text: str) -> None:
-    """Prints to stderr, unbuffered; stdout is for results."""
+    """Prints a message to stderr at once. Stdout is reserved for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:
-    """Returns the cause in an error's message, without TensorFlow's decoration."""
-    # Keras prints a layer's own message in bold.
+    """Extracts the cause from an error, without the text that TensorFlow adds."""
+    # Keras puts the message of a failing layer in bold.
     said = str(error).partition("\033[1m")[2] or str(error)
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
     text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
@@ -104,7 +104,7 @@ def inert(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes all control characters, so that the text is one line."""
+    """Escapes all control characters, line breaks included."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
@@ -118,11 +118,11 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def counted(count: int, one: str, more: str = "") -> str:
-    """Returns a number with its noun: "1 picture", "1,000 pictures"."""
+    """Formats a number with its noun: "1 picture", "1,000 pictures"."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean NAME?" for the closest known name, or nothing."""
+    """Returns " Did you mean NAME?" for the closest known name, or an empty string."""
     closest = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {closest[0]}?" if closest else ""

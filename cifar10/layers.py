@@ -1,16 +1,16 @@
-"""Layers that Keras does not have, or has only in a slow form."""
+"""Layers that Keras lacks or computes more slowly, and weight decay."""
 
 import functools
 
 import keras
 import tensorflow as tf
 
-# Makes x * sigmoid(slope * x) closest to GELU.
+# The slope for which x * sigmoid(slope * x) is closest to GELU.
 GELU_SLOPE = 1.702
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Returns base ** -exponent; without a logarithm for the tutorial's 0.75."""
+    """Returns base ** -exponent. The tutorial's 0.75 takes only square roots."""
     if exponent == 0.75:
         inverse_root = tf.math.rsqrt(base)
         return inverse_root * tf.sqrt(inverse_root)
@@ -18,23 +18,23 @@ def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """Divides each activation by the energy of its neighbouring channels.
+    """Divides each activation by a power of the energy of neighbouring channels.
 
-    The same function as `tf.nn.local_response_normalization`. With
-    s = bias + alpha * (sum of x^2 over the channel's window), it computes
-    y = x * s^-beta. The gradient has the closed form
+    Computes y = x * s^-beta, as `tf.nn.local_response_normalization` does, where
+    s = bias + alpha * (sum of x^2 over the channel's window). The gradient has the
+    closed form
 
         dx = dy * s^-beta - 2 * alpha * beta * x * window_sum(dy * y / s)
 
-    and the window sum, over the last and smallest dimension, is a product with a banded
-    matrix of ones. Both directions then run on the matrix units, in less than half the
+    The window sum is a product of the last dimension with a banded matrix of ones. The
+    forward and the backward pass then run on the matrix units, in less than half the
     time of TensorFlow's kernels (`docs/archive/lab-notes.md`).
 
     Args:
         depth_radius: Channels on each side that belong to a channel's window.
-        bias: Added to the scaled energy; keeps it away from zero.
-        alpha: Weight of the energy.
-        beta: Exponent.
+        bias: Added to the scaled energy, to keep the sum above zero.
+        alpha: Factor of the energy.
+        beta: Exponent of the sum.
         **kwargs: Passed to `keras.layers.Layer`.
     """
 
@@ -55,14 +55,14 @@ class LocalResponseNormalization(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Normalizes activations, floating [batch, height, width, channels]."""
         channels = inputs.shape[-1]
-        # In float32 at least: in bfloat16 energies near 1 would all round to 1, and
-        # TensorFlow's elementwise operations are slower.
+        # Not in bfloat16: energies near 1 would all round to 1, and TensorFlow's
+        # elementwise operations are slower.
         precise = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         ones = tf.ones([channels, channels], precise)
         reach = min(self.depth_radius, channels)
         band = tf.linalg.band_part(ones, reach, reach)
-        # The constants are folded into the matrices, which are small. That saves passes
-        # over the activations, each of them a percent of the tutorial's step.
+        # Folding the constants into these small matrices saves passes over the
+        # activations. Each pass takes a percent of the tutorial's step.
         energies = self.alpha * band
         slopes = (2.0 * self.alpha * self.beta) * band
         bias = tf.fill([channels], tf.cast(self.bias, precise))
@@ -85,9 +85,9 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 class WeightDecay(keras.regularizers.Regularizer):
-    """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does, in one operation.
+    """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does.
 
-    Keras's L2 squares and sums in two operations, which takes ten times as long, in
+    This takes one operation. Keras's L2 takes two, which need ten times as long in
     every tower.
     """
 
@@ -95,7 +95,7 @@ class WeightDecay(keras.regularizers.Regularizer):
         self.factor = factor
 
     def __call__(self, variable: tf.Tensor) -> tf.Tensor:
-        """Returns the penalty of a variable, a scalar of the variable's type."""
+        """Returns the penalty of a variable, a scalar of the variable's dtype."""
         return self.factor * tf.nn.l2_loss(variable)
 
     def get_config(self) -> dict:
@@ -106,15 +106,15 @@ class WeightDecay(keras.regularizers.Regularizer):
 class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
-    The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). In
-    training on CPUs XLA makes each direction one pass over memory, which cuts a step of
-    airbench in bfloat16 to three quarters of its time (lab notes). On GPUs, where no
-    types are converted, each of the eight operations is a pass over memory.
+    The approximation is due to Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415).
+    When training on CPUs, XLA fuses the forward and the backward pass into one pass
+    over memory each, which cuts an airbench step in bfloat16 to three quarters of its
+    time (lab notes). On GPUs the operations are not fused.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Returns the activations, of the type and shape of `inputs`."""
-        # An exported model has to run without XLA; on GPUs it has not been measured.
+        """Returns the activations, in the dtype and shape of `inputs`."""
+        # Exported models have to run without XLA. On GPUs XLA has not been measured.
         is_fused = bool(training) and not tf.config.get_visible_devices("GPU")
         compute, gradient = _gelu, _gelu_gradient
         if is_fused:
@@ -129,11 +129,11 @@ class QuickGelu(keras.layers.Layer):
 
 
 def _gate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns 1.702 x and its sigmoid, in the type to compute in."""
-    # On a CPU the sigmoid is three times as fast in float32 as in bfloat16.
+    """Returns 1.702 x and sigmoid(1.702 x), in the dtype to compute GELU in."""
+    # On CPUs a sigmoid is three times as fast in float32 as in bfloat16.
     on_gpu = tf.config.get_visible_devices("GPU")
     is_precise = x.dtype == tf.float64 or (on_gpu and x.dtype != tf.float16)
-    precise = x if is_precise else tf.cast(x, tf.float32)  # 1.702 x may overflow.
+    precise = x if is_precise else tf.cast(x, tf.float32)  # Keeps 1.702 x finite.
     scaled = GELU_SLOPE * precise
     return scaled, tf.sigmoid(scaled)
 
@@ -152,9 +152,9 @@ def _gelu_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of images by TensorFlow's fused operation.
 
-    It computes the same as Keras's layer on the last of four axes, which makes several
-    passes in float32; the fused operation is several times as fast in bfloat16. The
-    moving variance has Bessel's correction, as in PyTorch.
+    In bfloat16, the fused operation is several times as fast as Keras's layer, which
+    makes several passes in float32. The results are the same, except that the moving
+    variance has Bessel's correction, as in PyTorch.
     """
 
     def call(
@@ -165,9 +165,9 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     ) -> tf.Tensor:
         """Normalizes activations, floating [batch, height, width, channels].
 
-        In training it uses the batch's statistics, and updates the moving ones.
+        Training mode uses the batch's statistics and updates the moving statistics.
         """
-        if self.variable_dtype == "float64":  # The operation has no such kernel.
+        if self.variable_dtype == "float64":  # There is no float64 kernel.
             return super().call(inputs, training=training)
         if training and not self.trainable:
             return self.call_frozen(inputs)
@@ -186,10 +186,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def call_frozen(self, inputs: tf.Tensor, **_: object) -> tf.Tensor:
-        """Normalizes as in evaluation, and lets a gradient of the inputs through.
+        """Normalizes by the moving statistics, with a deterministic gradient.
 
-        On GPUs the operation's own gradient is not deterministic with given statistics;
-        this one is, and equals it bit for bit.
+        On GPUs the fused operation's gradient is not deterministic when statistics are
+        given. The gradient computed here is deterministic, and otherwise the same.
         """
         if self.variable_dtype == "float64":
             return super().call(inputs, training=False)
@@ -287,10 +287,10 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 class NewSection(keras.layers.Identity):
-    """Returns its input and marks where the next section of a model begins.
+    """Returns its input, and marks the beginning of a new section of the model.
 
-    Write `net = NewSection()(net)` in the graph of the model itself, not of a model
-    within it. `sections/cutting.py` explains sections.
+    Write `net = NewSection()(net)` in the graph of the outer model. The layer has no
+    effect in a nested model. `sections/cutting.py` explains sections.
     """
 
     def __init__(self, **kwargs: object) -> None:

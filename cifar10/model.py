@@ -1,8 +1,8 @@
-"""The model: inference and loss.
+"""Inference and loss of a model, as pure functions.
 
-A model is any Keras model from images to logits. `models/registry.py` builds it once,
-and the towers then call `inference` with the values of its variables. `inference`
-neither reads nor writes anything else.
+Any Keras model from images to logits will do. `models/registry.py` builds the model
+once. Each tower passes the values of the model's variables to `inference`, which reads
+and writes no other state.
 """
 
 from collections.abc import Sequence
@@ -25,28 +25,28 @@ def inference(
     Args:
         model: A model made by `build_model`.
         trainable: Values of `model.trainable_variables`.
-        non_trainable: Values of `model.non_trainable_variables`: batch statistics and
-            the state of random generators.
-        images: floating [batch, height, width, 3], zero mean and unit variance.
+        non_trainable: Values of `model.non_trainable_variables`, such as batch
+            statistics and the states of random generators.
+        images: floating [batch, height, width, 3], with mean 0 and variance 1.
         training: Whether dropout and batch statistics are in training mode.
 
     Returns:
         logits: floating [batch, classes].
-        non_trainable: The values that the non-trainable variables should take next;
-            None for those that stay as they are.
-        penalties: Scalars that the model adds to its loss: its weight decay.
+        non_trainable: New values of the non-trainable variables; None for a variable
+            that does not change.
+        penalties: Scalars to add to the loss, such as the weight decay.
     """
     mapping = [
         *zip(model.trainable_variables, trainable, strict=True),
         *zip(model.non_trainable_variables, non_trainable, strict=True),
     ]
-    # Not `model.stateless_call`: it bypasses `__call__`, and with it the layers that
-    # take `training` from the call around them.
+    # Not `model.stateless_call`: it bypasses `__call__`, from which nested layers take
+    # `training`.
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         before = [scope.get_current_value(v) for v in model.non_trainable_variables]
         logits = model(images, training=training)
-        penalties = list(scope.losses)  # Of `add_loss`.
-        # Of all sections of a model, the last one alone counts the weight decay.
+        penalties = list(scope.losses)  # From `add_loss`.
+        # If the model is cut into sections, only the last one adds the weight decay.
         if not getattr(model, "recomputed", False):
             penalties += [
                 variable.regularizer(value)
@@ -68,20 +68,20 @@ def loss(
     label_smoothing: float = 0.0,
     class_weights: np.ndarray | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Computes the loss of one batch and its parts, in float32 or better.
+    """Computes the loss of one batch and the terms of the loss, in float32 or float64.
 
     Args:
         logits: floating [batch, classes].
-        labels: int32 [batch], or floating [batch, classes]: the fraction of each class.
-        penalties: Scalars that the model adds to its loss.
+        labels: int32 [batch], or floating [batch, classes] with each class's fraction.
+        penalties: Scalars to add to the loss.
         label_smoothing: Fraction of each label that is spread evenly over all classes.
-        class_weights: float64 [classes], factors of the cross entropy of each class's
-            images; a mixed image has the mean over its parts.
+        class_weights: float64 [classes], the factor of the cross entropy of each
+            class's images. A mixed image has the weighted mean of its classes' factors.
 
     Returns:
-        Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
-        over the batch, plus `weight_decay`. `precision @ 1` is the fraction of images
-        whose largest logit is that of the label, or of the label's largest fraction.
+        Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
+        mean over the batch) and `weight_decay`. `precision @ 1` is the fraction of
+        images whose largest logit is that of the label's class or largest fraction.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
@@ -91,13 +91,13 @@ def loss(
         label_classes = tf.argmax(labels, axis=1)
     else:
         entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        # On GPUs TensorFlow compares int32 on the host.
+        # TensorFlow compares int32 on the host, even for labels on a GPU.
         label_classes = tf.cast(labels, tf.int64)
     if label_smoothing:
         to_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         entropies += label_smoothing * (to_all - entropies)
     if class_weights is not None:
-        # Not divided by the batch's weights, which differ between towers.
+        # Not divided by the sum of the batch's weights, which differs between towers.
         weights = tf.constant(class_weights, logits.dtype)
         if labels.dtype.is_floating:
             entropies *= tf.linalg.matvec(labels, weights)
