@@ -1,13 +1,13 @@
-"""`class_weights` of a recipe: how much the images of each class count in the loss.
+"""The recipe's `class_weights`: how much the images of each class weigh in the loss.
 
-    class_weights = "balanced"    # All classes count the same, however many images.
+    class_weights = "balanced"    # All classes weigh the same, however many images.
 
-    [class_weights]               # Or by name; 1 for those that are not named.
+    [class_weights]               # Or by class name; other classes have weight 1.
     cat = 2.0
 
 A list has a number for each class, in the data set's order. Only ratios matter: the
-weights are scaled to a mean of 1 over the training set, so the learning rate stays
-right.
+weights are scaled to a mean of 1 over the training images, and the same learning rate
+remains suitable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 BALANCED = "balanced"
-_LEAST, _MOST = 1e-12, 1e12  # Of those above 0, so that all ratios are finite numbers.
+_LEAST, _MOST = 1e-12, 1e12  # Of positive weights, to keep all ratios finite.
 _SHOWN_NAMES = 10
 _WHERE = "class_weights of the recipe"
 
@@ -27,7 +27,7 @@ ClassWeights: TypeAlias = str | Mapping | Sequence
 
 
 def check_class_weights(requested: ClassWeights | None) -> None:
-    """Refuses invalid weights; only the data set knows which classes there are."""
+    """Refuses invalid weights. `resolve_class_weights` checks the classes."""
     if requested is None or requested == BALANCED:
         return
     is_table = isinstance(requested, Mapping)
@@ -37,27 +37,27 @@ def check_class_weights(requested: ClassWeights | None) -> None:
         is_valid = is_number and (weight == 0 or _LEAST <= weight <= _MOST)
         if not is_valid or isinstance(name, str) != is_table:
             raise UsageError(
-                f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, a table of numbers "
-                "by the names of classes, or a list with a number for each class. A "
-                f"number is 0, or from {_LEAST:g} to {_MOST:g}."
+                f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, a table of class "
+                "names and numbers, or a list with a number for each class. Each "
+                f"number has to be 0, or from {_LEAST:g} to {_MOST:g}."
             )
 
 
 def resolve_class_weights(
     requested: ClassWeights | None, labels: "np.ndarray", class_names: Sequence[str]
 ) -> "np.ndarray | None":
-    """Returns the weight of each class, or None if none are requested.
+    """Computes the weight of each class; returns None if no weights are requested.
 
     Args:
-        requested: As `config.loss.class_weights`.
-        labels: int32 [count], of the training set.
+        requested: The value of `config.loss.class_weights`.
+        labels: int32 [count], the labels of the training set.
         class_names: The name of each class.
 
     Returns:
-        float64 [classes]. Their mean over the images of the training set is 1.
+        float64 [classes], weights whose mean over the training images is 1.
 
     Raises:
-        UsageError: The weights are for other classes, or no image counts.
+        UsageError: The weights name other classes, or are 0 for all training images.
     """
     import numpy as np
 
@@ -69,7 +69,7 @@ def resolve_class_weights(
     elif isinstance(requested, Mapping):
         if unknown := [name for name in requested if name not in class_names]:
             raise UsageError(
-                f"{_WHERE}: there is no class {unknown[0]!a}."
+                f"{_WHERE}: the data set has no class {unknown[0]!a}."
                 f"{did_you_mean(unknown[0], class_names)} The classes are "
                 f"{first_few(class_names, _SHOWN_NAMES)}."
             )
@@ -78,13 +78,13 @@ def resolve_class_weights(
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
             raise UsageError(
-                f"{_WHERE}: it has {len(weights)} numbers, and the "
-                f"data set {len(class_names)} classes. Give one for each."
+                f"{_WHERE}: the list has {len(weights)} numbers, but the data set has "
+                f"{len(class_names)} classes. Give one number for each class."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            f"{_WHERE}: they are 0 for all training images. Give at least one class a "
-            "number above 0."
+            f"{_WHERE}: the weight of every training image is 0. Give at least one "
+            "class that has training images a weight above 0."
         )
     return weights * (len(labels) / sum_over_images)

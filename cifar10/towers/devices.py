@@ -1,4 +1,4 @@
-"""Finds the devices, and places towers, variables, images and evaluations on them."""
+"""Chooses the devices of towers, variables, input and evaluations."""
 
 import contextlib
 import ctypes
@@ -13,25 +13,25 @@ import tensorflow as tf
 from cifar10.errors import MissingGpuError, UsageError
 from cifar10.process import invocation
 
-# Files that exist as soon as the driver is installed, whether or not TensorFlow finds
-# its libraries: on Linux, and in the Linux of Windows (WSL).
+# One of these files exists where an NVIDIA driver is installed, on Linux and on WSL,
+# even if TensorFlow cannot use the GPU.
 _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
-# The rest of the free memory is for CUDA's libraries, which do not use TensorFlow's
-# allocator, and for an evaluation beside the training.
+# Fraction of a split GPU's free memory for towers. The rest is for CUDA's libraries,
+# which do not use TensorFlow's allocator, and for an evaluation during the training.
 _PART_FOR_TOWERS = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the towers run."""
+    """The devices on which the towers run."""
 
     devices: tuple[str, ...]  # One device name per tower.
-    simulated: bool  # Whether towers meant for GPUs share the CPU or one of them.
+    simulated: bool  # Whether several towers share the CPU or a GPU.
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns the device of each batch of a step, tower after tower."""
+        """Returns the device of each batch of a step, `accumulate` per tower."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property
@@ -43,9 +43,9 @@ class Placement:
 def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     """Chooses one device per tower and configures TensorFlow for them.
 
-    It has to run before anything else touches TensorFlow's devices. `num_gpus` is the
-    number of towers; None for all GPUs, or else one tower on the CPU. Each GPU has
-    `split_gpu` towers.
+    Call this before anything else uses TensorFlow's devices. `num_gpus` is the number
+    of towers; None means all GPUs, or one tower on the CPU if there is no GPU.
+    `split_gpu` is the number of towers on each GPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus and split_gpu == 1:
@@ -54,20 +54,20 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     if not gpus:
         raise MissingGpuError(
             f"--split_gpu {split_gpu}: TensorFlow finds no GPU to split.\nGive "
-            f"--split_gpu 1: --num_gpus {count} then simulates the towers on the CPU."
+            f"--split_gpu 1 --num_gpus {count} to simulate the towers on the CPU."
         )
     if count % split_gpu:
         raise UsageError(
-            f"--num_gpus {count}: it counts towers, and --split_gpu {split_gpu} puts "
-            f"{split_gpu} on each GPU.\nGive a multiple of {split_gpu}, or leave out "
-            "one of the two."
+            f"--num_gpus {count}: the number of towers has to be a multiple of "
+            f"--split_gpu {split_gpu}, the towers per GPU.\nGive a multiple of "
+            f"{split_gpu}, or leave out one of the two flags."
         )
     names = [_gpu_name(gpu) for gpu in gpus]
     used = count // split_gpu
     if used > len(gpus):
         split = f" --split_gpu {split_gpu}" if split_gpu > 1 else ""
         raise MissingGpuError(
-            f"--num_gpus {count}{split}: this machine has {len(gpus)} "
+            f"--num_gpus {count}{split}: GPUs on this machine: {len(gpus)} "
             f"({', '.join(names)}).\nGive --num_gpus {len(gpus) * split_gpu}{split}, "
             f"or --split_gpu {count} to simulate the towers on one GPU,\nor put "
             "CUDA_VISIBLE_DEVICES=-1 before the command to simulate them on the CPU."
@@ -89,10 +89,10 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
 def variable_device(
     requested: str, placement: Placement, *, computes_much: bool = False
 ) -> str:
-    """Chooses the device on which the variables live and the gradients meet.
+    """Chooses the device that holds the variables and averages the gradients.
 
-    `requested` is `cpu`, `gpu`, or `auto`: the GPU of a single tower, the first GPU if
-    an update takes long on a CPU, as `computes_much` says, else the CPU.
+    `requested` is `cpu`, `gpu` or `auto`. `auto` chooses the first tower's GPU if there
+    is only one tower or an update is slow on a CPU (`computes_much`), else the CPU.
     """
     _check_gpu("--variable_device", requested, placement)
     is_faster = len(placement.devices) == 1 or computes_much
@@ -103,10 +103,10 @@ def variable_device(
 
 
 def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> bool:
-    """Chooses whether images are distorted on the towers' GPUs.
+    """Returns whether the towers' GPUs distort the images, instead of the CPU.
 
-    `requested` is `cpu`, `gpu`, or `auto`: the GPUs if there are any and the data set
-    `fits` into the memory of each beside the model.
+    `requested` is `cpu`, `gpu` or `auto`. `auto` chooses the GPUs if the towers run on
+    GPUs and the data set `fits` into the memory of each GPU beside the model.
     """
     _check_gpu("--input_device", requested, placement)
     return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
@@ -116,14 +116,14 @@ def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
     if requested == "gpu" and not placement.on_gpus:
         raise UsageError(
             f"{flag} gpu: the towers run on the CPU, because no GPU was found.\n"
-            f"Give {flag} auto, which fits any machine."
+            f"Give {flag} auto, which works on any machine."
         )
 
 
 def place_evaluation(device: str) -> str:
-    """Chooses the device of an evaluation and keeps it from taking the others.
+    """Chooses the device of an evaluation, and hides all other GPUs from TensorFlow.
 
-    `device` is `cpu`, `gpu`, `gpu:N`, or `auto` for the first GPU if there is one.
+    `device` is `cpu`, `gpu`, `gpu:N` or `auto`: the first GPU, or the CPU if none.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu" or (device == "auto" and not gpus):
@@ -132,20 +132,20 @@ def place_evaluation(device: str) -> str:
     name, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
     if name != "gpu" or not number.isdecimal():
         raise UsageError(
-            f"--device {device}: it is one of auto, cpu, gpu and gpu:NUMBER."
+            f"--device {device}: no such device. Give auto, cpu, gpu or gpu:NUMBER."
         )
     if int(number) >= len(gpus):
         raise MissingGpuError(
-            f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0.\n"
-            "--device cpu always works."
+            f"--device {device}: this machine has {len(gpus)} GPUs, numbered from 0.\n"
+            "Give --device cpu, which works on any machine."
         )
     return _take(f"--device {device}", [gpus[int(number)]])[0]
 
 
 def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
-    """Lets TensorFlow take memory as needed, so an evaluation fits beside a training.
+    """Makes TensorFlow allocate GPU memory as needed, which leaves room for others.
 
-    It does nothing where TensorFlow has started, or parts of a GPU have limits.
+    Has no effect if TensorFlow has already started or the GPU has a memory limit.
     """
     for gpu in gpus:
         with contextlib.suppress(RuntimeError, ValueError):
@@ -155,9 +155,9 @@ def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
 def _take(
     flag: str, gpus: Sequence[tf.config.PhysicalDevice], parts: int = 1
 ) -> tuple[str, ...]:
-    """Hides all other GPUs, and divides each of these; returns the parts' names.
+    """Hides all other GPUs, splits each GPU into `parts`, and returns their names.
 
-    A TensorFlow that has started keeps the GPUs that it has, which may be more.
+    If TensorFlow has already started, other GPUs may remain visible.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(gpus, "GPU")
@@ -180,25 +180,25 @@ def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
     """Splits each GPU into `parts` logical devices, each with an equal memory limit."""
     for gpu in gpus:
         if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
-            continue  # By an earlier training of this process, for good.
+            continue  # Split by an earlier run of this process.
         megabytes = int(free_memory(gpu) * _PART_FOR_TOWERS / parts / 2**20)
         part = tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)
         tf.config.set_logical_device_configuration(gpu, [part] * parts)
 
 
 def free_memory(gpu: tf.config.PhysicalDevice) -> int:
-    """Returns the free bytes of a GPU, as its driver counts them.
+    """Returns the free memory of a GPU in bytes, as the driver reports it.
 
-    TensorFlow would have to take the GPU first, and could not split it then.
+    TensorFlow could only report it after initializing the GPU, too late for a split.
     """
-    driver = ctypes.CDLL("libcuda.so.1")  # It numbers GPUs as TensorFlow does.
+    driver = ctypes.CDLL("libcuda.so.1")  # Numbers GPUs as TensorFlow does.
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     number = int(gpu.name.rpartition(":")[2])
     if (
         driver.cuInit(0)
         or driver.cuDeviceGet(ctypes.byref(device), number)
-        # TensorFlow uses the same context, and what that takes is no longer free.
+        # TensorFlow will use this context, so its memory must not count as free.
         or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         or driver.cuCtxPushCurrent_v2(context)
         or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
@@ -212,9 +212,9 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
 
 def _too_late(flag: str, counted: str) -> UsageError:
     return UsageError(
-        f"{flag}: TensorFlow has computed in this program before, with {counted}, and "
-        "cannot change that.\nStart again (in a notebook, restart the kernel), and "
-        "train with the most towers first, before other work of TensorFlow."
+        f"{flag}: TensorFlow has already started in this program with {counted}, and "
+        "cannot change them.\nRestart the program (in a notebook, the kernel), and "
+        "train with the most towers first, before any other use of TensorFlow."
     )
 
 
@@ -226,13 +226,13 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     if num_gpus and unusable:
         raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
-            f"cannot use it; {doctor} looks closer.\nTo train on the CPU, put "
+            f"cannot use it.\nTo find out why, run: {doctor}\nTo train on the CPU, put "
             "CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
         reason = "no GPU was found"
         if unusable:
-            reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor} says why"
+            reason = f"TensorFlow cannot use the NVIDIA GPU; {doctor} says why"
         description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
@@ -245,14 +245,14 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
 
 
 def _split_cpu(count: int) -> None:
-    """Makes `count` logical devices of the CPU."""
+    """Splits the CPU into `count` logical devices."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:
-        # TensorFlow has started already; a program that trains several times in one
-        # process may have split the CPU finely enough before.
+        # TensorFlow has already started. An earlier run of this process may have split
+        # the CPU into enough devices.
         found = len(tf.config.list_logical_devices("CPU"))
         if found < count:
             counted = f"{found} devices on the CPU"
@@ -262,18 +262,18 @@ def _split_cpu(count: int) -> None:
 def divide_cores(towers: int) -> None:
     """Divides the cores among simulated towers, unless TensorFlow has started.
 
-    Towers run at the same time. Operations that each used every core would wait for one
-    another: 4 towers of 32 images took a third longer (lab notes). Sums of another
-    number of threads may round otherwise.
+    Towers run at the same time. If every operation used all cores, operations would
+    wait for each other: 4 towers of 32 images took a third longer (lab notes). The
+    number of threads affects how sums round.
     """
-    if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # The user's own number.
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.
         threads = max(1, len(os.sched_getaffinity(0)) // towers)
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 def parts_of_cpu() -> int:
-    """Returns in how many parts operations divide the cores of the CPU."""
+    """Returns the number of shares into which the CPU's cores are divided."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return max(1, len(os.sched_getaffinity(0)) // threads) if threads else 1
 

@@ -1,4 +1,4 @@
-"""Graphs of steps: traces them, packs their numbers, and undoes what they assigned."""
+"""Helpers for the graph of a step: tracing, packed metrics, conditional writes."""
 
 import functools
 import itertools
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 
 def traced(function: Callable[..., Any]) -> tf.types.experimental.PolymorphicFunction:
-    """Returns a function as a graph, like `tf.function`; counts its tracings apart.
+    """Returns the `tf.function` of a function, whose traces are counted separately.
 
-    TensorFlow counts tracings by the code of a function. So it would warn at the fifth
-    training of a process, which traces the same code for the fifth model. It counts a
-    `partial` separately, and so warns only if one training traces again and again.
+    TensorFlow counts traces per code object, and would warn in the fifth training run
+    of a process, which traces the same code for a fifth model. For a `partial`,
+    TensorFlow starts a new count, and warns only if a single run retraces repeatedly.
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False)
@@ -23,10 +23,10 @@ def traced(function: Callable[..., Any]) -> tf.types.experimental.PolymorphicFun
 def join_numbers(
     metrics: Mapping[str, tf.Tensor], tower_losses: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the scalars among `metrics` and then the losses, float64 [numbers].
+    """Packs all scalar metrics, then the towers' losses, into float64 [numbers].
 
-    Each read of a number waits for the device, which takes longer than copying a
-    hundred. The numbers of several steps have a leading dimension of steps.
+    Every read waits for the device, so one tensor is read instead of a hundred scalars.
+    For several steps, each tensor has a leading dimension of steps.
     """
     rank = tower_losses.shape.rank - 1
     scalars = {name: one for name, one in metrics.items() if one.shape.rank == rank}
@@ -39,9 +39,9 @@ def join_numbers(
 def split_numbers(
     numbers: np.ndarray, metrics: Mapping[str, tf.Tensor]
 ) -> tuple[list[dict[str, float]], np.ndarray]:
-    """Returns the metrics of each step and the towers' losses, [steps, towers].
+    """Unpacks the result of `join_numbers`, for one step or for several.
 
-    `numbers` are what `join_numbers` has returned, of one step or of several.
+    Returns the metrics of each step, and the towers' losses, [steps, towers].
     """
     rows, names = np.atleast_2d(numbers), _order(metrics)
     of_steps = [dict(zip(names, map(float, row), strict=False)) for row in rows]
@@ -51,11 +51,11 @@ def split_numbers(
 def assign_unless(
     condition: tf.Tensor, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
 ) -> None:
-    """Assigns values unless a condition holds, by one operation for each device.
+    """Assigns values unless a condition holds, with one operation per device.
 
-    TensorFlow lowers a `tf.cond` to a Switch for each variable and each value, and the
-    host visits them all in every step: 807 of the 3,338 operations of `resnet`. It
-    keeps a variable of int32 on the host, also where a GPU has all others.
+    `tf.cond` would add a Switch for each variable and each value, and the host would
+    visit them all in every step: 807 of the 3,338 operations of `resnet`. Devices can
+    differ: TensorFlow keeps int32 variables on the host when the others are on a GPU.
     """
 
     @tf.function(autograph=False)

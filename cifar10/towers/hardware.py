@@ -1,31 +1,31 @@
-"""This machine's free memory, and the types in which it computes natively."""
+"""Detects this machine's available memory and its native bfloat16 support."""
 
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# What Linux calls the instructions that multiply bfloat16: vectors, and matrix tiles.
+# Linux's names of the bfloat16 instructions for vectors and for matrix tiles.
 _BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 
-# Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
+# Ampere, the first NVIDIA GPUs with bfloat16 tensor cores.
 _NATIVE_CAPABILITY = (8, 0)
 
-# Above `proc` and `sys`; tests put a made-up machine below another folder.
+# The folder of `proc` and `sys`. Tests simulate other machines in another folder.
 ROOT = Path("/")
 
 
 def bfloat16_features() -> list[str]:
-    """Returns the processor's instructions that multiply bfloat16."""
+    """Returns the names of the processor's bfloat16 instructions."""
     found = re.search(r"^flags\s*:(.*)", _text(ROOT / "proc/cpuinfo"), re.MULTILINE)
     flags = found[1].split() if found else []
     return [name for name in _BFLOAT16_FEATURES if name in flags]
 
 
 def available_memory() -> int | None:
-    """Returns how many bytes this process may still take; None if that is not known.
+    """Returns how many bytes this process can still allocate; None if unknown.
 
-    The limits of its container are taken into account.
+    Takes the limits of a container into account.
     """
     found = re.search(r"MemAvailable: +(\d+) kB", _text(ROOT / "proc/meminfo"))
     if not found:
@@ -34,12 +34,12 @@ def available_memory() -> int | None:
 
 
 def _left_by_control_groups() -> Iterator[int]:
-    """Yields the memory left by the limits of this process's group and its parents."""
+    """Yields the free bytes of this process's control group and of each parent."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
-        # Version 1 has a tree for each controller, version 2 one tree for all.
+        # Version 1 has a tree for each controller; version 2 has a single tree.
         tree = ROOT / "sys/fs/cgroup" / ("memory" if controllers else "")
         inner = tree / path.strip("/")
         for group in (inner, *inner.parents):
@@ -50,14 +50,14 @@ def _left_by_control_groups() -> Iterator[int]:
             )
             if not (limit.isdecimal() and usage.isdecimal()):
                 continue
-            # The group caches what it read from files, but can do without.
+            # Cached file contents count as used, but can be dropped.
             statistics = _text(group / "memory.stat")
             cached = re.findall(r"inactive_file (\d+)", statistics)
             yield max(0, int(limit) - int(usage) + max(map(int, cached), default=0))
 
 
 def _text(path: Path) -> str:
-    """Returns the text of a file, empty if it cannot be read."""
+    """Returns the text of a file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -67,13 +67,13 @@ def _text(path: Path) -> str:
 def resolve_precision(
     requested: str, devices: Sequence[str], *, deterministic: bool = False
 ) -> str:
-    """Chooses the precision of a run: the type of convolutions and matrix products.
+    """Chooses the dtype in which a run computes convolutions and matrix products.
 
-    Variables, loss, softmax and batch statistics are float32 in every precision below
+    Variables, loss, softmax and batch statistics are float32 in every precision but
     float64.
 
-    `auto` is bfloat16 where every device has it natively, else float32. It is float32
-    in a `deterministic` run, because bfloat16 is emulated without oneDNN.
+    `auto` chooses bfloat16 if every device supports it natively, else float32. In a
+    `deterministic` run `auto` chooses float32: without oneDNN, bfloat16 is emulated.
     """
     if requested != "auto":
         return requested
@@ -94,7 +94,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
             for capability in capabilities
         )
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        return False  # TensorFlow's own kernels do not use these instructions.
+        return False  # Without oneDNN, these instructions are unused.
     return bool(bfloat16_features())
 
 
@@ -107,8 +107,8 @@ def emulation_warning(precision: str, devices: Sequence[str]) -> str:
     if native:
         return ""
     return (
-        f"WARNING: --precision {precision} is usually emulated on such devices, and\n"
-        "then slower than float32. --precision auto chooses the fastest."
+        f"WARNING: these devices usually emulate --precision {precision}, which is\n"
+        "then slower than float32. --precision auto chooses the fastest precision."
     )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers that Keras does not have, or has only in a slow form."""
+"""Optimizers that Keras lacks or computes more slowly."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# All constants are from airbench94_muon.py. Coefficients of the quintic iteration,
-# chosen for the steepest slope at zero, and how often it runs.
+# All constants are from airbench94_muon.py. First the coefficients of the quintic
+# iteration, chosen for the steepest slope at zero, and the number of iterations.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
-# Learning rates of biases and of the last matrix at the first update, for the loss
-# summed over `_REFERENCE_BATCH` images (ours is the mean); momentum and weight decay.
+# Initial learning rates of biases and of the last matrix, for a loss summed over
+# `_REFERENCE_BATCH` images (ours is a mean). Then momentum and weight decay.
 _BIAS_RATE = 0.053
 _HEAD_RATE = 0.67
 _OTHER_MOMENTUM = 0.85
@@ -20,9 +20,9 @@ _REFERENCE_BATCH = 2000
 
 
 class SGD(keras.optimizers.SGD):
-    """Keras's SGD, which writes new values to memory of their own.
+    """Keras's SGD, except that updates go to new buffers.
 
-    `update.py` keeps the old values, so adding in place would copy them first.
+    `update.py` keeps the old values, which an update in place would have to copy first.
     """
 
     def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
@@ -35,9 +35,9 @@ class SGD(keras.optimizers.SGD):
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's LossScaleOptimizer without branches, at which a GPU waits for the host.
+    """Keras's LossScaleOptimizer without branches, which make a GPU wait for the host.
 
-    This one computes every update and selects, on the device, what is kept.
+    Every update is computed. The device then selects the new or the old values.
     """
 
     def apply(
@@ -45,7 +45,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, or skips one that overflows and lowers the scale."""
+        """Applies an update; on overflow, skips it and lowers the loss scale."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]
@@ -61,17 +61,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 class ScaledUpdates:
-    """A mixin of optimizers that multiplies the updates of each variable by a factor.
+    """A mixin for optimizers that multiplies each variable's updates by a factor.
 
-    The whole update is multiplied, including what momentum and weight decay add, as by
-    a smaller learning rate; Keras has one rate for all. A factor of the gradients would
-    cancel out in optimizers that divide by their size, such as Adam. The factors are a
-    variable of the optimizer, so that checkpoints hold them and every replica has the
-    first one's.
+    Keras has one learning rate for all variables. The factor acts like a rate of one
+    variable: it also scales momentum and weight decay. Factors of the gradients would
+    cancel out in optimizers that divide by the gradients' size, such as Adam. The
+    factors are a variable of the optimizer: checkpoints hold the factors, and replicas
+    copy those of the first replica.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
-        """Makes the factors, all of them 1."""
+        """Creates the factors, initially 1, and the optimizer's other variables."""
         if self.built:
             return
         super().build(variables)  # type: ignore[misc]
@@ -85,7 +85,7 @@ class ScaledUpdates:
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, then takes back the part that the factors remove."""
+        """Applies an update, then multiplies each variable's change by its factor."""
         before = [one.value.read_value() for one in trainable_variables]
         super().apply(grads, trainable_variables)  # type: ignore[misc]
         for variable, value in zip(trainable_variables, before, strict=True):
@@ -95,22 +95,22 @@ class ScaledUpdates:
 
 
 class Muon(keras.optimizers.Optimizer):
-    """Muon for filters, Nesterov SGD for everything else, as airbench trains.
+    """Muon for filters and Nesterov SGD for all other variables, as in airbench.
 
-    The update of a filter is its momentum made orthogonal, and the filter is kept at
-    the norm sqrt(outputs). `keras.optimizers.Muon` does not fit: it leaves variables
-    that do not have two dimensions, and so all filters, to Adam.
+    Each update orthogonalizes the momentum of the filters and rescales the filters to
+    the norm sqrt(outputs). `keras.optimizers.Muon` is no substitute: it updates filters
+    with Adam, like all variables that do not have two dimensions.
 
     Args:
-        learning_rate: Highest rate of the filters; the other rates keep their ratio to
-            it. The rate of each update is assigned before it.
+        learning_rate: Highest rate of the filters. The rates of all other variables
+            rise and fall in proportion to the filters' current rate.
         momentum: Nesterov momentum of the filters.
-        trained_parts: Paths of biases, each with a fraction of the highest rate: when
-            the rate of the filters is lower by this fraction or more, the bias stands
-            still. With a rate that falls evenly from the start, as in airbench's
-            recipes, it trains only in that fraction of the training, as
-            `Architecture.trained_parts` says. With a warm-up or one_cycle, whose rates
-            begin near zero, it stands still at first too.
+        trained_parts: Maps the paths of biases to fractions. A bias is trained only
+            while the filters' rate is above (1 - fraction) times the highest rate. If
+            the rate falls linearly from the start, as in airbench's recipes, the bias
+            is trained in this first fraction of the run, as described for
+            `Architecture.trained_parts`. With a warm-up or `one_cycle`, whose rates
+            begin near zero, the bias is not trained at the very beginning either.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Muon(keras.optimizers.Optimizer):
         self._trained_parts = tuple((trained_parts or {}).items())
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes one momentum for each variable."""
+        """Creates a momentum for each variable."""
         if self.built:
             return
         super().build(variables)
@@ -164,7 +164,7 @@ class Muon(keras.optimizers.Optimizer):
 
 
 def _places(variables: list[keras.Variable]) -> dict[Any, int]:
-    """Returns the index of each variable."""
+    """Maps each variable to its index."""
     return {variable.value.ref(): place for place, variable in enumerate(variables)}
 
 
@@ -172,7 +172,7 @@ def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
     """Approximately orthogonalizes a matrix.
 
     A quintic Newton-Schulz iteration keeps the singular vectors and moves the singular
-    values to roughly 0.5 to 1.5; the smallest may stay lower.
+    values to roughly 0.5 to 1.5. The smallest values can remain lower.
     """
     rows, columns = matrix.shape
     wide = tf.transpose(matrix) if rows > columns else matrix

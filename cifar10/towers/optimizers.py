@@ -1,17 +1,17 @@
-"""The optimizers: what `--optimizer` and a recipe may say, and how one is built.
+"""Checks and builds the optimizer that `--optimizer` or a recipe selects.
 
     optimizer = "adamw"
     learning_rate = 0.001
 
-    [optimizer_arguments]   # Under Keras's names.
+    [optimizer_arguments]   # With Keras's argument names.
     weight_decay = 0.05
     beta_2 = 0.99
 
-Weight decay is Keras's: each update first takes `weight_decay` times the learning rate
-off the variables (https://arxiv.org/abs/1711.05101). As is usual, biases, and scales
-and offsets of normalization, are left out; Keras alone would let them decay too.
+Weight decay is decoupled, as in Keras: each update first shrinks the variables by the
+fraction `weight_decay` * learning rate (https://arxiv.org/abs/1711.05101). Unlike in
+Keras, biases do not decay, nor do scales and offsets of normalization.
 
-Only Keras knows which arguments its optimizers have, so it is asked when one is built.
+Keras checks the names of further arguments when `build_optimizer` is called.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import keras
 
 _SGD, _MUON = "sgd", "muon"
-# Classes of `keras.optimizers`, in lower case; `sgd` is Keras's as well. Not Ftrl: it
-# computes every variable anew from the current rate, so that all of them shrink to
-# nothing as the rate falls. Nor ScheduleFreeAdamW: the values to evaluate are not those
-# that it trains, and no checkpoint would hold them.
+# Classes of `keras.optimizers` in lower case, besides SGD. Ftrl is missing because it
+# recomputes every variable from the current rate: as the rate falls, all variables
+# vanish. ScheduleFreeAdamW is missing because it evaluates other values than it trains,
+# and checkpoints would not hold them.
 KERAS_NAMES = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
     *("lamb", "lion", "nadam", "rmsprop"),
 )
 NAMES = (_SGD, _MUON, *KERAS_NAMES)
-# Those with an argument `momentum`, which --momentum sets.
+# Optimizers with an argument `momentum`, which --momentum sets.
 WITH_MOMENTUM = (_SGD, _MUON, "rmsprop")
-# Arguments of Keras's optimizers that a flag decides, as all of training needs them.
+# Arguments of Keras's optimizers that may only be set by these flags.
 _FLAGS = {
     "name": "--optimizer",
     "learning_rate": "--learning_rate",
@@ -46,8 +46,8 @@ _FLAGS = {
     "gradient_accumulation_steps": "--accumulate",
     "loss_scale_factor": "--precision float16",
 }
-_LARGEST_NUMBER = 1e30  # float32 holds it.
-# Filters and matrices have more; biases, scales and offsets are vectors.
+_LARGEST_NUMBER = 1e30  # Finite in float32.
+# Filters and matrices decay. Biases, scales and offsets, which are vectors, do not.
 _LEAST_DIMENSIONS_TO_DECAY = 2
 
 
@@ -57,32 +57,32 @@ def check_optimizer(
     momentum: float,
     arguments: Mapping[str, Any] | None,
 ) -> None:
-    """Refuses an unknown optimizer, and arguments that it does not take.
+    """Refuses an unknown optimizer and arguments that do not fit the optimizer.
 
     Args:
-        name: A name in lower case, or a program's own class.
+        name: A name in lower case, or an optimizer class of the user.
         learning_rate: The highest learning rate.
         momentum: The momentum; 0 for none.
         arguments: The recipe's table `optimizer_arguments`.
 
     Raises:
-        UsageError: The message names the optimizers, or the arguments of this one.
+        UsageError: The optimizer is unknown, or an argument does not fit.
     """
     if not isinstance(name, type) and name not in NAMES:
         raise UsageError(
             f"--optimizer {name}: there is no such optimizer."
-            f"{did_you_mean(name, NAMES)} It is one of {', '.join(NAMES)}."
+            f"{did_you_mean(name, NAMES)} The optimizers are {', '.join(NAMES)}."
         )
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
-            f"--momentum {momentum}: {name} takes no momentum, only "
-            f"{', '.join(WITH_MOMENTUM)} do.\nGive --momentum 0, and other arguments "
-            "in the table [optimizer_arguments] of a recipe."
+            f"--momentum {momentum}: {name} takes no momentum; only "
+            f"{', '.join(WITH_MOMENTUM)} do.\nGive --momentum 0. The table "
+            "[optimizer_arguments] of a recipe sets other arguments."
         )
     if name == _MUON and not learning_rate:
         raise UsageError(
-            "--learning_rate 0: with --optimizer muon it has to be above 0; "
-            "airbench's is 0.24."
+            "--learning_rate 0: --optimizer muon needs a rate above 0. airbench uses "
+            "0.24."
         )
     for argument, value in (arguments or {}).items():
         _check_value(name, argument, value)
@@ -92,23 +92,23 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
     what = f"optimizer_arguments: {argument} = {value!a}"
     is_own = isinstance(optimizer, type)
     if argument in _FLAGS and not (is_own and argument == "momentum"):
-        raise UsageError(f"{what}: {_FLAGS[argument]} decides it. Take it out.")
+        raise UsageError(f"{what}: only {_FLAGS[argument]} sets this. Remove it here.")
     if optimizer == _MUON:
         raise UsageError(
-            f"{what}: muon has no arguments but --momentum; its constants are "
-            "airbench's. Take it out."
+            f"{what}: muon takes no arguments besides --momentum. Remove this one. All "
+            "other constants are airbench's."
         )
     if is_own:
         return
     if not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
         raise UsageError(
-            f"{what}: it has to be a finite number of at most {_LARGEST_NUMBER:g}, or "
-            "true or false."
+            f"{what}: the value has to be true, false or a finite number of at most "
+            f"{_LARGEST_NUMBER:g}."
         )
 
 
 def computes_much(name: str | type) -> bool:
-    """Returns whether an update takes long on a CPU: Muon takes 0.1 s for airbench."""
+    """Returns whether an update is slow on a CPU. Muon takes 0.1 s for airbench."""
     return name == _MUON
 
 
@@ -123,28 +123,28 @@ def build_optimizer(
     scale_loss: bool = False,
     scale_updates: bool = False,
 ) -> "keras.optimizers.Optimizer":
-    """Builds an optimizer, but not yet its variables.
+    """Builds an optimizer, whose variables are created later.
 
     Args:
         name: One of `NAMES`, or a class.
-        learning_rate: Rate until another one is assigned.
-        momentum: Passed on to an optimizer that takes one.
+        learning_rate: Initial rate. A new rate is assigned before each update.
+        momentum: Ignored by optimizers that are not in `WITH_MOMENTUM`.
         arguments: Further arguments of the optimizer's class; Muon takes none.
-        variables: What the optimizer is going to update. Vectors and scalars do not
+        variables: The variables to be updated. Vectors and scalars among them do not
             decay.
-        trained_parts: As `Architecture.trained_parts`; only Muon uses it.
-        scale_loss: Whether to scale the loss, by a factor that adapts, and to skip
-            updates that overflow, as float16 requires.
-        scale_updates: Whether each variable's update has a factor, for `slow_down`.
+        trained_parts: `Architecture.trained_parts`, which only Muon uses.
+        scale_loss: Whether to scale the loss by an adaptive factor and skip updates
+            that overflow, as float16 requires.
+        scale_updates: Whether `slow_down` can scale the updates of single variables.
 
     Raises:
-        UsageError: The optimizer has no such argument, or refuses its value.
+        UsageError: The optimizer refuses an argument.
     """
     import keras
 
     from cifar10.towers import optimizer_classes
 
-    # Keras takes no integers, which are floats in a recipe.
+    # Keras refuses integers, which recipes may contain.
     given: dict[str, Any] = {"learning_rate": float(learning_rate)}
     if name in WITH_MOMENTUM:
         given["momentum"] = float(momentum)
@@ -163,7 +163,7 @@ def build_optimizer(
         optimizer = kind(**given)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"optimizer_arguments: {kind.__name__} refuses them.\n{error}"
+            f"optimizer_arguments: {kind.__name__} refuses these arguments.\n{error}"
         ) from error
     optimizer.exclude_from_weight_decay(
         [v for v in variables if len(v.shape) < _LEAST_DIMENSIONS_TO_DECAY]
@@ -176,10 +176,10 @@ def slow_down(
     variables: Collection["keras.Variable"],
     factor: float,
 ) -> None:
-    """Multiplies all updates of some variables by a factor from now on.
+    """Multiplies all later updates of some variables by a factor.
 
-    The optimizer comes from `build_optimizer` with `scale_updates`, and Keras has built
-    its variables.
+    `build_optimizer` has to have built the optimizer with `scale_updates`, and the
+    optimizer's variables have to exist.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()

@@ -1,10 +1,9 @@
-"""The learning rate and the averages' decay, as pure functions.
+"""The learning rate and the decay of moving averages, as pure functions.
 
-A learning rate depends on the number of examples seen, never on steps: two runs with
-the same global batch have the same rate at the same epoch, whatever their number of
-towers. A schedule is a function from the number of examples seen, int64 [], to the
-learning rate, float64 []. The averages' decay depends on the number of updates, as in
-the tutorial.
+A schedule maps the number of examples seen, int64 [], to a learning rate, float64 [].
+The rate does not depend on the number of steps: runs with the same global batch have
+the same rate at the same epoch, whatever their number of towers. The decay of moving
+averages depends on the number of updates, as in the tutorial.
 """
 
 import dataclasses
@@ -16,11 +15,11 @@ import tensorflow as tf
 
 Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
-# The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
+# Factor of the tutorial's learning rate every `epochs_per_decay` epochs.
 _DECAY_FACTOR = 0.1
-# The defaults of PyTorch's OneCycleLR: the rate rises in this fraction of the training,
-# from the highest rate divided by the first divisor, and ends at that first rate
-# divided by the second.
+# The defaults of PyTorch's OneCycleLR: the fraction of the run in which the rate rises,
+# the highest rate divided by the first rate, and the first rate divided by the last
+# rate.
 _RISING_PART = 0.3
 _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
@@ -28,14 +27,14 @@ _DIVISOR_AT_END = 1e4
 
 @dataclasses.dataclass(frozen=True)
 class ScaledCurve:
-    """A learning rate that follows a curve.
+    """A learning rate schedule that follows a curve.
 
     Attributes:
         highest_rate: Factor by which the curve is multiplied.
         curve: One of `CURVES`.
-        examples: Number of images, counting repeats, over which time runs from 0 to 1:
-            those of the whole training if the schedule ends with it, else those of one
-            period.
+        examples: Number of images, counting repeats, in which the time of the curve
+            runs from 0 to 1: the images of the whole run for a schedule that ends with
+            the run, else the images of one period.
     """
 
     highest_rate: float
@@ -61,7 +60,7 @@ def linear(time: tf.Tensor) -> tf.Tensor:
 def cosine(time: tf.Tensor) -> tf.Tensor:
     """Falls from 1 to 0 along half a cosine.
 
-    The formula of `keras.optimizers.schedules.CosineDecay`
+    This is the formula of `keras.optimizers.schedules.CosineDecay`
     (https://arxiv.org/abs/1608.03983).
     """
     return 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(time, 1.0)))
@@ -70,9 +69,9 @@ def cosine(time: tf.Tensor) -> tf.Tensor:
 def one_cycle(time: tf.Tensor) -> tf.Tensor:
     """Rises to 1, and then falls to almost 0.
 
-    Smith and Topin's cycle (https://arxiv.org/abs/1708.07120) in the form and with the
-    defaults of PyTorch's OneCycleLR: both parts are half a cosine. The momentum, which
-    falls and rises there, is constant here.
+    Smith and Topin's cycle (https://arxiv.org/abs/1708.07120) with the form and the
+    defaults of PyTorch's OneCycleLR: both parts are half a cosine. Unlike in PyTorch,
+    the momentum is constant.
     """
     start = 1.0 / _DIVISOR_AT_START
     end = start / _DIVISOR_AT_END
@@ -81,7 +80,7 @@ def one_cycle(time: tf.Tensor) -> tf.Tensor:
     return tf.where(time < _RISING_PART, rising, end + (1.0 - end) * falling)
 
 
-# Functions from time to a fraction of the highest rate, both float64 [].
+# Functions from a time to a fraction of the highest rate, both float64 [].
 CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "staircase": staircase,
     "linear": linear,
@@ -92,15 +91,15 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """A learning rate that rises evenly from zero to that of another schedule.
+    """A schedule that rises evenly from zero to the rate of another schedule.
 
-    An update takes the rate at the end of its own images; at their beginning the first
-    rate would be zero, and those images wasted. The other schedule also begins at the
-    first update, so that it falls to zero when it would without a warm-up.
+    The warm-up counts an update's own images as seen. Otherwise the first rate would be
+    zero and the first batch wasted. The other schedule is not delayed: it also begins
+    at the first update, and ends when it would without a warm-up.
     """
 
     schedule: Schedule
-    examples: float  # Over which the rate rises.
+    examples: float  # The number of images in which the rate rises.
     global_batch_size: int
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
@@ -112,10 +111,10 @@ class Warmup:
 
 
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
-    """Returns the decay of the moving averages, float64 [], at a step.
+    """Returns the decay of the moving averages at a step, float64 [].
 
-    Early averages forget quickly, min(maximum, (1 + step) / (10 + step)), so that they
-    are useful long before 1 / (1 - maximum) steps have passed. In the tutorial the
+    The decay is min(maximum, (1 + step) / (10 + step)). Early averages forget quickly,
+    and are useful long before 1 / (1 - maximum) steps have passed. In the tutorial the
     maximum is 0.9999. `global_step`, int64 [], counts the updates before this one.
     """
     step = tf.cast(global_step, tf.float64)

@@ -1,4 +1,4 @@
-"""Several steps in one call, which do not return to Python in between."""
+"""Runs several steps in one call, without returning to Python in between."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def stack(
     devices: Sequence[str], batches: "Sequence[Sequence[Batch]]"
 ) -> "list[Batch]":
-    """Stacks `batches[step][tower]` of several steps, on the towers' devices."""
+    """Stacks the steps of `batches[step][tower]` on the device of each tower."""
     stacked = []
     for device, of_tower in zip(devices, zip(*batches, strict=True), strict=True):
         with tf.device(device):
@@ -22,7 +22,7 @@ def stack(
 
 
 def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult":
-    """Builds the operations of as many steps as each tower's batches are stacked."""
+    """Builds the operations of one step for each stacked batch of a tower."""
 
     def batches_of(step: tf.Tensor | int) -> "list[Batch]":
         batches = []
@@ -35,7 +35,7 @@ def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult"
     return tf.map_fn(
         lambda step: builder.trace_step(batches_of(step), False),
         tf.range(stacked[0][0].shape[0]),
-        parallel_iterations=1,  # A step begins with what the one before has left.
+        parallel_iterations=1,  # Each step reads what the step before has written.
         fn_output_signature=tf.nest.map_structure(
             lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
         ),

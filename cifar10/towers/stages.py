@@ -1,17 +1,18 @@
-"""Stages of a recipe and `--freeze`: what is trained at which steps, and what never.
+"""Stages of a recipe, and `--freeze`: which variables train at which steps.
 
     [[stages]]
-    until = 0.375                 # Fraction of all steps; the last stage has none.
-    image_size = 24               # Side to which distorted images are reduced.
+    until = 0.375                 # Fraction of all steps; not in the last stage.
+    image_size = 24               # Height and width to which images are reduced.
 
     [[stages]]
-    frozen = ["conv1/bias"]       # Not trained: variables by path, or layers.
+    frozen = ["conv1/bias"]       # Variables (by path) or layers not to train.
 
-A name that ends in `*` stands for all names that begin so; `all-but-head` is every
-layer but the last one that has variables. All stages freeze what `--freeze` names.
+A name that ends in `*` stands for all names with that beginning. `all-but-head` stands
+for all layers but the last one that has variables. The names of `--freeze` are frozen
+in every stage.
 
-Which stage a step is in follows from its number alone, so a resumed run is in the same
-one. All steps of a stage share one trace.
+The step number alone determines the stage, also in a resumed run. All steps of a stage
+share one trace.
 """
 
 import contextlib
@@ -34,23 +35,23 @@ class Stage(NamedTuple):
     """Consecutive steps with images of one size and the same frozen variables."""
 
     end: int  # The last step.
-    image_size: int | None = None  # None: images are not reduced.
+    image_size: int | None = None  # None if images are not reduced.
     frozen: tuple[str, ...] = ()
 
 
 def resolve_stages(
     declared: Sequence | None, max_steps: int, freeze: str | None = None
 ) -> list[Stage]:
-    """Returns the stages of a training, a single one if none are declared.
+    """Returns the stages of a training run; a single stage if none are declared.
 
     Args:
-        declared: The tables of a recipe, as above.
-        max_steps: Steps of the whole training.
-        freeze: Further names that are frozen in every stage, separated by commas.
+        declared: The recipe's `stages` tables.
+        max_steps: Number of steps of the whole run.
+        freeze: Names to freeze in every stage, separated by commas.
 
     Raises:
-        UsageError: A table is invalid. Only the model knows whether sizes and names
-            fit; `prepare_model` checks them.
+        UsageError: A table is invalid. (`prepare_model` checks whether image sizes and
+            names fit the model.)
     """
     stages, begin = [], 0.0
     always = tuple(name.strip() for name in (freeze or "").split(",") if name)
@@ -62,10 +63,10 @@ def resolve_stages(
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
                 f"stage {number} of the recipe: until = {until}: a stage ends at this "
-                f"fraction of the steps, above {begin}, where it begins; the last one "
-                "needs none, and ends at 1."
+                f"fraction of the steps. Give more than {begin}, where this stage "
+                "begins, and at most 1. The last stage needs no until."
             )
-        # A step is in the stage in which it begins.
+        # A step belongs to the stage in which the step begins.
         end = math.ceil(round(until * max_steps, 6))
         frozen = (*always, *table.get("frozen", ()))
         stages.append(Stage(end, table.get("image_size"), frozen))
@@ -74,7 +75,7 @@ def resolve_stages(
 
 
 def _check_table(number: int, table: Any) -> None:
-    """Refuses entries of a stage with an unknown name or another type."""
+    """Refuses entries with an unknown name or a value of the wrong type."""
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         is_bool = isinstance(value, bool)
         fits = {
@@ -85,8 +86,8 @@ def _check_table(number: int, table: Any) -> None:
         }
         if not fits.get(name):
             raise UsageError(
-                f"stage {number} of the recipe: {name} = {value!a}: a stage has until, "
-                "a number, image_size, an integer, and frozen, a list of names."
+                f"stage {number} of the recipe: {name} = {value!a}: give until (a "
+                "number), image_size (an integer) or frozen (a list of names)."
             )
 
 
@@ -97,18 +98,18 @@ def prepare_model(
     image_shape: tuple[int, int, int],
     classes: int,
 ) -> None:
-    """Lets a model take the images of every stage, and refuses one that cannot.
+    """Prepares a model for the image sizes of all stages; refuses unsuitable stages.
 
     Args:
-        model: Built for `image_shape`.
-        name: What `--model` calls it.
-        stages: As `resolve_stages` returns them.
+        model: A model built for `image_shape`.
+        name: The model's name in `--model`.
+        stages: The result of `resolve_stages`.
         image_shape: Height, width and channels of images that are not reduced.
         classes: Number of classes.
 
     Raises:
-        UsageError: The model does not take images of a stage's size, a frozen name is
-            unknown, or nothing is left to train.
+        UsageError: The model refuses images of a stage's size, a frozen name is
+            unknown, or no variable is left to train.
     """
     import keras
 
@@ -120,21 +121,21 @@ def prepare_model(
         _check_frozen(model, name, stage.frozen)
         if (size := stage.image_size) is not None:
             if not 0 < size <= min(side):
-                raise UsageError(f"{what}: images have sizes from 1 to {min(side)}.")
-            # Keras would refuse another size, whatever the layers can take.
+                raise UsageError(f"{what}: image_size = {size}: give 1 to {min(side)}.")
+            # Without this, Keras refuses other sizes even if all layers accept them.
             model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
             custom.check_training(name, model, (size, size, channels), classes)
 
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
-    """Refuses names that match no variable or layer, and names that freeze all."""
+    """Refuses names of no variable or layer, and names that freeze everything."""
     paths = [variable.path for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
             raise UsageError(
                 f"--freeze, or a stage of the recipe: model {name} has no layer or "
-                f"variable named {one!a}.\nIts layers are "
+                f"variable named {one!a}.\nThe layers are "
                 f"{first_few(layers, _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
@@ -147,7 +148,7 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
 def find_frozen(
     model: "keras.Model", variables: Sequence["keras.Variable"], names: Sequence[str]
 ) -> list[bool]:
-    """Returns which variables of a model are frozen by names as in `Stage.frozen`."""
+    """Returns for each variable whether `names`, from `Stage.frozen`, freeze it."""
     of_head: set[int] = set()
     if _ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model).variables}
@@ -159,7 +160,7 @@ def find_frozen(
 
 
 def _is_named(path: str, names: Sequence[str]) -> bool:
-    """Returns whether a variable, or a layer that has it, is among the names."""
+    """Returns whether any of the names matches a variable or an enclosing layer."""
     return any(
         f"{path}/".startswith(f"{name}/")
         or (name.endswith("*") and path.startswith(name[:-1]))
@@ -171,12 +172,12 @@ def _is_named(path: str, names: Sequence[str]) -> bool:
 def frozen_as_in_evaluation(
     model: "keras.Model", names: Sequence[str]
 ) -> Iterator[None]:
-    """Makes batch normalization that is completely frozen compute as in evaluation.
+    """Makes completely frozen batch normalization layers compute as in evaluation.
 
-    Keras does the same with `trainable = False`
-    (https://keras.io/api/layers/normalization_layers/batch_normalization): the layer
-    uses its moving statistics and does not change them. Setting that attribute would
-    hide the variables from the optimizer and the checkpoints.
+    The layers use their moving statistics and do not change them, as Keras's layers do
+    (https://keras.io/api/layers/normalization_layers/batch_normalization) if they are
+    not `trainable`. Setting `trainable` to False would hide the variables from the
+    optimizer and the checkpoints.
     """
     import keras
 
