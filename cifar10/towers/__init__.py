@@ -1,1 +1,1 @@
-"""The synchronous step: towers, the average of their gradients, one update."""
+"""The synchronous step: towers, the average of the gradients, one update."""

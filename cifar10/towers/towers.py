@@ -1,17 +1,17 @@
 r"""Towers: one model computed on several devices at once, trained as if on one.
 
-A tower is pure: from the values of the variables and a batch it computes its loss, its
-gradients and its new batch statistics, and it writes nothing. The results of all towers
-are averaged on the device of the variables, usually the CPU, and one synchronous update
-(`update.py`) then writes everything. So N towers of B / N images compute what one tower
-of B images computes, except in models with batch norm or dropout.
+A tower is a pure function: from the variables' values and a batch, it computes a loss,
+gradients and new batch statistics, and writes nothing. The results of all towers are
+averaged on the device that holds the variables, usually the CPU. One synchronous update
+(`update.py`) then writes all variables. N towers of B / N images compute the same as
+one tower of B images, except in models with batch norm or dropout.
 
     batch 0 -> tower 0 on /gpu:0 \
     batch 1 -> tower 1 on /gpu:1  > average on /cpu:0 -> one update -> global_step + 1
     batch 2 -> tower 2 on /gpu:2 /
 
-Nothing here knows about images: the towers train any Keras model whose inputs and
-labels come in batches.
+Inputs need not be images: the towers train any Keras model whose inputs and labels come
+in batches.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference: TypeAlias = "Callable[..., tuple]"
 Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
 
-# Sets the towers' dropout masks apart; odd, so that no two towers below 2^32 coincide.
+# Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
 _TOWER_SEED_STRIDE = 0x9E3779B1
 
 logger = logging.getLogger(__name__)
@@ -44,32 +44,31 @@ class TowerResult(NamedTuple):
     """What one tower computes from its batch."""
 
     metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
-    gradients: list[Gradient]  # Of the trainable variables, in the model's order.
-    # New values of the non-trainable variables; None for those that stay as they are.
+    gradients: list[Gradient]  # Of each trainable variable, in the model's order.
+    # New values of the non-trainable variables; None for an unchanged variable.
     statistics: list[tf.Tensor | None]
 
 
 class StepResult(NamedTuple):
-    """The outcome of a step, or of several, which are then the first dimension."""
+    """The outcome of a step. Several steps are stacked along the first dimension."""
 
-    # Scalars by name: the means over all towers of what the loss function returns, and
-    # what the update adds.
+    # Scalars by name: what the loss function returns, averaged over all towers, and the
+    # metrics of the update.
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.
-    results: Sequence[TowerResult] = ()  # Of each tower, where they are wanted.
+    results: Sequence[TowerResult] = ()  # Of each tower, if requested.
 
 
 class Tower:
-    """A copy of the model as a pure function of its variables and a batch.
+    """The model as a pure function of the variables' values and a batch.
 
     Args:
-        inference: Function like `model.inference`. It takes a model, the values of its
-            variables and inputs, and returns outputs, new non-trainable values and
+        inference: A function like `model.inference`, from a model, the values of the
+            model's variables and inputs to outputs, new non-trainable values and
             penalties.
-        loss: Function like `model.loss`. It takes outputs, labels and penalties, and
-            returns scalars by name, among them `total_loss`, each a mean over the
-            batch.
+        loss: A function like `model.loss`, from outputs, labels and penalties to
+            scalars by name, each a mean over the batch, which include `total_loss`.
         xla: Whether to compile each tower with XLA.
     """
 
@@ -77,15 +76,15 @@ class Tower:
         self.inference = inference
         self.loss = loss
         self.xla = xla
-        self.frozen: Sequence[str] = ()  # Variables or layers that are not trained.
+        self.frozen: Sequence[str] = ()  # Names not to train.
 
     def __call__(
         self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
     ) -> TowerResult:
-        """Reads the variables once, and computes a tower from their values.
+        """Reads the variables once, then computes loss, gradients and statistics.
 
-        `number` counts the towers of all machines from 0; `inputs` and `labels` are
-        what the model and the loss take, [batch, ...].
+        `number` is the tower's index among the towers of all machines. `inputs` go to
+        the model and `labels` to the loss, [batch, ...].
         """
         variables = state.model.trainable_variables
         is_frozen = find_frozen(state.model, variables, self.frozen)
@@ -114,7 +113,7 @@ class Tower:
                 if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
                     scaled_loss *= tf.cast(scale, scaled_loss.dtype)
             gradients = [
-                # That of an embedding is sparse, and equal indices do not add up.
+                # An embedding's gradient is sparse and can repeat an index.
                 None if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient in tape.gradient(scaled_loss, trainable)
             ]
@@ -130,15 +129,12 @@ class TowerBuilder:
 
     Args:
         state: What the step updates.
-        devices: One device name per tower, or one for each batch of a tower: those of
-            one device are computed one after another, and count as if each had a tower
-            of its own.
+        devices: The device name of each batch of a step. Each batch counts as a tower.
+            A device with several batches computes one after another.
         tower: What each tower computes.
         update: Applies the averages of all towers.
 
     Attributes:
-        tower: As above.
-        update: As above.
         first_tower: The number of this process's first tower.
         tower_names: A name for each tower of all processes, for messages.
     """
@@ -169,11 +165,11 @@ class TowerBuilder:
 
     @property
     def num_towers(self) -> int:
-        """The number of towers of all processes together."""
+        """The number of towers in all processes together."""
         return len(self.tower_names)
 
     def freeze(self, names: Sequence[str]) -> None:
-        """Trains all variables but these from now on; the step is traced anew."""
+        """Stops training the named variables and layers. The next step is retraced."""
         self.tower.frozen = names
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
@@ -186,38 +182,38 @@ class TowerBuilder:
     def step(
         self, batches: Sequence[Batch], *, with_results: bool = False
     ) -> StepResult:
-        """Runs every tower on its batch, all of one shape, and updates once."""
+        """Runs every tower on its batch, then updates once. Batches share one shape."""
         return self.result(self._step(list(batches), with_results))
 
     def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
         """Runs several steps without returning to Python in between.
 
-        Each takes its `batches[step][tower]`, all of one shape.
+        All batches, `batches[step][tower]`, have one shape.
         """
         return self.result(self._steps(stack(self.devices, batches)))
 
     def result(self, result: StepResult) -> StepResult:
-        """Returns a step's result to the caller; replicas take something out of it."""
+        """Returns a step's result. A subclass can first remove metrics of its own."""
         return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal on which all processes stop after the same step."""
+        """Returns the signal, if any, that stops all processes after the same step."""
         return requested
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the numbers of the first process; all call it, and wait for it."""
+        """Sends the first process's numbers to all others. All processes call this."""
         return [*numbers]
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Gives every replica the variables of the first; all processes call it.
+        """Copies the first replica's variables to all others. All processes call this.
 
-        Returns the `numbers` of the first process.
+        Returns the first process's `numbers`.
         """
         return [*numbers]
 
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
-        """Keeps every process until all have left the block, by its end or a signal."""
+        """Makes every process wait until all have left the block, even by a signal."""
         try:
             yield
         except StoppedError:
@@ -228,13 +224,13 @@ class TowerBuilder:
     def results(
         self, batches: Sequence[Batch], devices: Sequence[str] = ()
     ) -> list[TowerResult]:
-        """Runs every tower, if need be on other devices; nothing is updated."""
+        """Runs every tower, on `devices` if given, without updating variables."""
         return self._results(list(batches), tuple(devices or self.devices))
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
-        """Runs every tower of this process; nothing is updated.
+        """Runs every tower of this process without updating variables.
 
-        Returns the mean of their gradients, by the path of the variable.
+        Returns the towers' mean gradients by the path of the variable.
         """
         return self._gradients(list(batches))
 
@@ -273,10 +269,10 @@ class TowerBuilder:
         batches: list[Batch],
         first_tower: int = 0,
     ) -> list[TowerResult]:
-        """Replicates the model: a tower per device, all reading the same variables."""
+        """Builds a tower for each batch. All towers read the same variables."""
         if len({inputs.shape for inputs, _ in batches}) != 1:
-            # The mean of their losses would not be that of the global batch.
-            raise ValueError("The towers' batches have to be of one shape.")
+            # The mean of the losses would not be the loss of the global batch.
+            raise ValueError("The batches of all towers must have the same shape.")
         results = []
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
@@ -366,18 +362,18 @@ def average_gradients(
         tower 0: [a0, b0]
         tower 1: [a1, b1]
 
-    the result is [(a0 + a1) / 2, (b0 + b1) / 2]. Every tower's loss is the mean over
-    its own batch plus the weight decay, which is the same for all, and all batches are
-    of one size; so this is the gradient of the loss over the global batch. (Several
-    replicas average their own towers here and then, in `distributed/`, each other.)
+    the result is [(a0 + a1) / 2, (b0 + b1) / 2]. This is the gradient of the loss over
+    the global batch: all batches have the same size, and each tower's loss is the mean
+    over the tower's batch plus the weight decay, the same in all towers. (Each replica
+    averages its towers here. `distributed/` then averages over the replicas.)
 
     Args:
         tower_gradients: `tower_gradients[tower][variable]`.
         names: The variables' names, for messages.
-        count: How many batches the gradients are of; None if each is of one.
+        count: Number of batches in the sum; None for one batch per tower.
 
     Returns:
-        One gradient per variable; None if it is None on every tower.
+        One gradient per variable; None if no tower has a gradient.
 
     Raises:
         ValueError: A variable has a gradient on some towers only.
@@ -402,12 +398,11 @@ def average_gradients(
 def average_statistics(
     tower_statistics: Sequence[Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor | None]:
-    """Averages the new values of the non-trainable variables over all towers.
+    """Merges the new values of the non-trainable variables from all towers.
 
-    Of `tower_statistics[tower][variable]`, floating values such as batch statistics are
-    averaged. Of the others, such as counters and the state of random generators, which
-    must advance once a step, the first tower's are taken. None stands for a variable
-    that is left unchanged.
+    Floating `tower_statistics[tower][variable]`, such as batch statistics, are
+    averaged. Other values are taken from the first tower, since counters and states of
+    random generators must advance once per step. None stands for an unchanged variable.
     """
     return [
         _mean(values)
@@ -424,7 +419,7 @@ def _mean(values: Sequence[tf.Tensor], count: int | None = None) -> tf.Tensor:
 
 
 def _sum(gradients: Sequence[Gradient]) -> Gradient:
-    """Returns the sum of gradients; None if all are."""
+    """Adds up the gradients that are not None; returns None if all are None."""
     present = [gradient for gradient in gradients if gradient is not None]
     if len(present) < 2:
         return present[0] if present else None
@@ -432,7 +427,7 @@ def _sum(gradients: Sequence[Gradient]) -> Gradient:
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; random generators differ from tower to tower."""
+    """Reads a non-trainable variable, with a distinct random state for each tower."""
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

@@ -1,9 +1,9 @@
-"""The synchronous update, the one place where a step writes, and what it writes.
+"""The synchronous update, which does all writing of a step, and its variables.
 
-Only the device that computes a step knows whether it is finite. On a GPU an update that
-waited for the host to find out would begin late, so it is applied in any case, and
-undone if need be. The old and the new values are two buffers, and assigning one moves
-no bytes; selecting on the device would take a kernel for each variable.
+Whether a step's results are finite is known only on the device. Waiting for the host to
+read that would delay the update on a GPU. Therefore each update is applied, and undone
+if the results are not finite. Undoing moves no bytes, because old and new values have
+separate buffers. Selecting on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ Gradient: TypeAlias = "tf.Tensor | None"
 
 
 class TrainState:
-    """Everything a synchronous update writes.
+    """All variables that a synchronous update writes.
 
-    All variables live on `device`, those of the model included. The optimizer is built
-    here for them.
+    All of them live on `device`, including the model's. The constructor builds the
+    optimizer.
 
     Attributes:
-        averages: Moving averages of the trainable variables, in their order.
-        global_step: int64 [], updates applied so far, and those skipped because a
-            number was not finite.
-        halted: bool [], whether a step was not finite and no update is applied any
-            more; no checkpoint holds it.
+        averages: Moving averages of the trainable variables, in the same order.
+        global_step: int64 [], the number of updates applied so far, or skipped because
+            a loss or gradient was not finite.
+        halted: bool [], whether updates have ended because a loss or gradient was not
+            finite. Not in checkpoints.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TrainState:
             self.halted = tf.Variable(False, trainable=False)
 
     def variables(self) -> list[tf.Variable]:
-        """Returns every variable that a step writes but `halted`, in a fixed order."""
+        """Returns all variables that a step writes, except `halted`, in fixed order."""
         keras_variables = [
             *self.model.trainable_variables,
             *self.model.non_trainable_variables,
@@ -63,14 +63,14 @@ class TrainState:
         ]
 
     def trackables(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
+        """Returns the contents of a checkpoint by name. Evaluation reads a subset."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
             "averages": self.averages,
             "global_step": self.global_step,
-            # Named once more, because Keras does not show TensorFlow the state of
-            # random generators.
+            # Listed separately, because Keras hides the states of random generators
+            # from TensorFlow's checkpoints.
             "non_trainable": [v.value for v in self.model.non_trainable_variables],
         }
 
@@ -78,8 +78,8 @@ class TrainState:
 class Averages(NamedTuple):
     """The means of all towers' results, which the update applies.
 
-    Gradients and statistics, the new values of the non-trainable variables, are in the
-    order of the model's variables; None leaves a variable as it is.
+    `gradients` and `statistics` (new values of the non-trainable variables) are in the
+    order of the model's variables. None leaves a variable unchanged.
     """
 
     gradients: list[Gradient]
@@ -90,16 +90,16 @@ class Averages(NamedTuple):
 
 
 class Update:
-    """Writes everything that a step writes; nothing else in a step writes.
+    """Does all the writing of a step.
 
     Args:
-        learning_rate: From the examples seen, int64 [], to the rate of the next update.
-        average_decay: From `global_step` to the decay of the moving averages; None:
-            they stay as they began.
-        clip_norm: Norm to which all gradients are scaled down together if theirs is
-            larger; None: not at all.
-        halts: Whether a step that is not finite is the last one: neither it nor a later
-            one writes anything. Otherwise only that step is skipped, and
+        learning_rate: Maps the number of examples seen, int64 [], to the next rate.
+        average_decay: Maps `global_step` to the decay of the moving averages. If None,
+            the averages keep their initial values.
+        clip_norm: Global norm to which the gradients are scaled down if theirs is
+            larger. If None, gradients are not clipped.
+        halts: Whether a loss or gradient that is not finite ends all writing, from that
+            step on. If False, only the update of that step is skipped, and
             `global_step` advances.
     """
 
@@ -120,9 +120,9 @@ class Update:
         """Applies one update, if the towers' losses and the gradients are finite.
 
         Returns:
-            Metrics by name: `learning_rate`; `gradient_norm`, the global norm of the
-            gradients before clipping; in float16 `loss_scale`, the factor by which the
-            loss is multiplied.
+            Metrics by name: `learning_rate`, `gradient_norm` (the global norm of the
+            gradients before clipping) and, in float16, `loss_scale` (the factor by
+            which the loss is multiplied).
         """
         present = [
             (gradient, variable)
@@ -188,12 +188,12 @@ def _average(state: TrainState, decay: tf.Tensor) -> None:
 def _gradient_metrics(
     state: TrainState, gradients: Sequence[Gradient]
 ) -> dict[str, tf.Tensor]:
-    """Returns the norm of all gradients and, in float16, the factor of the loss."""
+    """Returns the global norm of the gradients and, in float16, the loss scale."""
     norm = tf.linalg.global_norm(gradients)
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)
-    # The optimizer skips an update that overflows and lowers the factor.
+    # If the norm overflows, the optimizer skips the update and lowers the scale.
     norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
     return {"gradient_norm": norm, "loss_scale": scale}
 

@@ -1,6 +1,6 @@
-"""`--verify_steps` computes the gradients of a step twice, on different devices.
+"""`--verify_steps`: computes the gradients of a step twice, on different devices.
 
-A processor that sometimes computes wrongly says nothing of it (Meta, arXiv 2102.11245;
+A faulty processor can return wrong results without an error (Meta, arXiv 2102.11245;
 Google, "Cores that don't count", HotOS 2021).
 """
 
@@ -12,39 +12,39 @@ import numpy.typing as npt
 from cifar10.errors import NotFiniteError
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
-# How far rounding makes values differ, in proportion to their norm, where bitwise
-# equality is not to be expected (docs/auditing.md).
+# Largest difference due to rounding, relative to the norm, where results need not be
+# equal bit for bit (docs/auditing.md).
 BOUNDS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.05}
 
 
 class CorruptedError(NotFiniteError):
-    """Two devices disagree about a gradient; the images are not to blame."""
+    """Two devices have computed different gradients from the same batch."""
 
 
 def verify_step(
     towers: TowerBuilder, batches: Sequence[Batch], step: int, bound: float
 ) -> StepResult:
-    """Runs a step, and computes each tower once more on another tower's device.
+    """Runs a step, and checks the gradients of each tower on another tower's device.
 
-    A single tower is computed twice by its own device. The gradients that are compared
-    are those that the step has applied.
+    A single tower is checked on the same device. The gradients to check are those that
+    the step has applied.
 
     Args:
         towers: The builder that runs the step.
-        batches: The batches of the towers.
+        batches: One batch per tower.
         step: The number of the step, for messages.
-        bound: How far gradients may differ, in proportion.
+        bound: Largest permitted difference, relative to the norm of a gradient.
 
     Raises:
-        CorruptedError: They differ by more; the step is undone.
+        CorruptedError: A gradient differs by more. The step has been undone.
     """
     devices = towers.devices
-    of_each = len(devices) // len({*devices})  # Batches of a device.
+    of_each = len(devices) // len({*devices})  # Batches per device.
     elsewhere = devices[of_each:] + devices[:of_each]
     variables = towers.state.variables()
     before = [variable.read_value() for variable in variables]
     again = towers.results(batches, elsewhere)
-    # In one graph: towers that are averaged in another one round otherwise.
+    # Gradients of the step itself: another graph would round them differently.
     result = towers.step(batches, with_results=True)
     names = [variable.path for variable in towers.state.model.trainable_variables]
     for tower, pair in enumerate(zip(result.results, again, strict=True)):
@@ -58,17 +58,17 @@ def verify_step(
             raise CorruptedError(
                 step,
                 f"the gradient of {name} on tower {tower} "
-                f"({towers.tower_names[tower]}) differs from that on "
-                f"{elsewhere[tower]} by {far:.2g} of its size: one of these devices "
+                f"({towers.tower_names[tower]}) differs from the same gradient on "
+                f"{elsewhere[tower]} by {far:.2g} of the norm: one of these devices "
                 "computes wrongly",
             )
     return result
 
 
 def proportion(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
-    """Returns how far values are from others, in proportion to the larger norm.
+    """Returns the norm of the difference, divided by the larger norm of the two.
 
-    It is 0 if all are equal, and at most 2; whole numbers or NaN that differ give 2.
+    The result is from 0 to 2. Unequal integers, and values that are not finite, give 2.
     """
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     is_rounded = ours.dtype.kind not in "iub"
