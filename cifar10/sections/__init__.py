@@ -1,1 +1,1 @@
-"""Sectioned towers: less memory for more time."""
+"""Sectioned towers, which need less memory and more time."""

@@ -1,8 +1,8 @@
 """Cuts a model into sections, which a tower computes one after another.
 
-PartialFlow's idea (https://github.com/jakob-bauer/partialflow): of all activations only
-the boundary tensors between sections are kept, and a section recomputes the others when
-its gradients are due. `sectioned_tower.py` computes the sections.
+As in PartialFlow (https://github.com/jakob-bauer/partialflow), memory keeps only the
+boundary tensors between sections. Each section recomputes all other activations when
+its gradients are computed. `sectioned_tower.py` computes the sections.
 """
 
 import itertools
@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 
-# Operations that TensorFlow calls stateful although they only read, or compute the same
-# every time; Keras gives CudnnRNNV3 no dropout.
+# Operations that TensorFlow marks as stateful although they can be repeated: they only
+# read, or always compute the same. (Keras uses CudnnRNNV3 without dropout.)
 _REPEATABLE = {
     "Assert",
     "CudnnRNNV3",
@@ -26,27 +26,27 @@ _REPEATABLE = {
     "VarHandleOp",
 }
 
-# A call of a layer or operation in a model's graph: a node of Keras, which has the
-# `operation`, the `arguments`, the `input_tensors` and the `output_tensors`.
+# A call of a layer or operation in a model's graph: a Keras node with the attributes
+# `operation`, `arguments`, `input_tensors` and `output_tensors`.
 Call: TypeAlias = Any
 
 
 class Section(keras.layers.Layer):
     """A layer that runs consecutive calls of a model, with the model's variables.
 
-    Both its inputs and its outputs are lists of tensors.
+    The inputs and the outputs are lists of tensors.
 
     Args:
         model: The model.
-        calls: The calls, in their order.
-        later: The calls of later sections.
+        calls: The calls of this section, in order.
+        later: The calls of all later sections.
 
     Attributes:
-        input_tensors: The tensors of earlier sections, or the model's inputs.
-        output_tensors: The tensors that later sections use, or the model's output.
+        input_tensors: Tensors from earlier sections or the model's inputs.
+        output_tensors: Tensors for later sections, or the model's output.
         from_sections: Whether each input tensor comes from an earlier section.
-        recomputed: Whether its forward pass runs once more for its gradients.
-        ends: The number of operations in the graph after each call, when last traced.
+        recomputed: Whether the forward pass runs again to compute gradients.
+        ends: The graph's number of operations after each call, in the latest trace.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Section(keras.layers.Layer):
         used = {id(one): one for call in calls for one in call.input_tensors}
         self.input_tensors = tuple(used[key] for key in used if key not in own)
         self.output_tensors = tuple(crossing(model, calls, later))
-        # The gradients of a model's inputs are not needed, and they take time.
+        # The gradients of the model's inputs take time and are not needed.
         model_inputs = {*map(id, model.inputs)}
         self.from_sections = [id(one) not in model_inputs for one in self.input_tensors]
         self.recomputed = bool(later)
@@ -69,9 +69,9 @@ class Section(keras.layers.Layer):
     def call(
         self, inputs: list[tf.Tensor], training: bool | None = None
     ) -> list[tf.Tensor]:
-        """Makes the calls as the model does."""
+        """Runs the section's calls as the model would."""
         values = {
-            # A model casts its inputs to the type that it declares for them.
+            # A model casts its inputs to their declared dtypes.
             id(tensor): value if from_section else tf.cast(value, tensor.dtype)
             for tensor, value, from_section in zip(
                 self.input_tensors, inputs, self.from_sections, strict=True
@@ -82,7 +82,7 @@ class Section(keras.layers.Layer):
         for call in self.calls:
             begin = len(graph.get_operations())
             args, kwargs = call.arguments.fill_in(values)
-            if "training" in kwargs:  # A layer without it takes this call's.
+            if "training" in kwargs:  # Other layers inherit it.
                 kwargs["training"] = training
             outputs = tf.nest.flatten(call.operation(*args, **kwargs))
             values |= zip(map(id, call.output_tensors), outputs, strict=True)
@@ -100,14 +100,14 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
             f"--sections: layer {call.operation.name} cannot be recomputed: "
             f"{', '.join(sorted(stateful))} would give other values the second time.\n"
             "Draw random numbers with keras.random and a SeedGenerator, keep state in "
-            "variables of the layer, or leave it to the last section."
+            "variables of the layer, or make this layer part of the last section."
         )
 
 
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a graph's layers, each after those whose outputs it uses."""
-    # In Keras's own order, which has no public name, so that stateful layers that are
-    # called on several branches advance their state in the same order.
+    """Returns all calls in a model's graph, in topological order."""
+    # In Keras's order, which has no public name, because stateful layers on several
+    # branches must advance their state in the same order.
     graph = getattr(model, "_functional", model)
     by_depth = graph._nodes_by_depth  # noqa: SLF001
     return [
@@ -121,9 +121,9 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the tensors of some calls that later calls, or the output, use.
+    """Returns the outputs of `before` that `after`, or the model's output, uses.
 
-    The model's inputs are not among them; `after` holds all later calls.
+    Both are calls, and `after` holds all later ones. The model's inputs do not count.
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))
@@ -136,10 +136,10 @@ def crossing(
 
 
 def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
-    """Cuts a graph of layers into sections; without places the whole model is one.
+    """Cuts a graph of layers into sections.
 
-    Each section but the first begins at a place, an index in `calls_of`. The `places`
-    are ascending.
+    `places` are the ascending indices in `calls_of(model)` at which all sections but
+    the first begin. Without places, the whole model is one section.
     """
     calls = calls_of(model)
     bounds = itertools.pairwise([0, *places, len(calls)])

@@ -1,4 +1,4 @@
-"""Plans where a model is cut into sections, and the memory of a step over them."""
+"""Plans where to cut a model into sections, and estimates the memory of a step."""
 
 import bisect
 import contextlib
@@ -24,32 +24,32 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes): bytes of a convolution's program; the factor by which
-# oneDNN pads the workspace, a copy of what the largest convolution's gradient with
-# respect to its input reads and writes; and the number of copies of the trainable
-# variables: oneDNN's, and new values beside the old ones.
+# Measured on CPUs (lab notes): bytes of a compiled convolution; oneDNN's padding of the
+# workspace, which copies what the largest gradient of a convolution's inputs reads and
+# writes; and the copies of the trainable variables, made by oneDNN and to keep the old
+# values beside the new ones.
 _CONVOLUTION_BYTES = 1_500_000
 _PADDING = 1.2
 _COPIES = 7
-# Tensors of a layer that exist at least while its gradient is computed, however small
-# its section: its input, its output and the gradient of the output.
+# The least number of tensors in memory while a layer's gradient is computed, however
+# small the section: the layer's input, the output and the output's gradient.
 _OF_ONE_LAYER = 3
 
-# Operations whose result is their input under another name or shape, and those that
-# return an argument or a constant: memory of the caller.
+# Operations that return their input under another name or shape, and operations that
+# return memory of the caller: an argument or a constant.
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 _FOREIGN = {"Const", "Placeholder"}
 
-# More sections are worth their time if they need less than this fraction of the memory
-# that fewer need. When this many larger counts have not helped, no larger one will: the
-# boundary tensors take up what is saved.
+# More sections are worth their time if memory falls below this fraction. After this
+# many larger counts without success, no larger count will help: the boundary tensors
+# take up the savings.
 _CLEARLY_LESS = 0.97
 _PATIENCE = 3
 
-# How much larger than necessary the largest section may be where that saves time.
+# How much larger than necessary the largest section may be to save time.
 _ROOM = 1.05
 
-# Part of the free memory that steps may use; the rest is for the input and checkpoints.
+# Fraction of free memory for steps. The rest is for the input and checkpoints.
 _PART_FOR_STEPS = 0.85
 
 _M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
@@ -57,15 +57,15 @@ _M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A step over some sections.
+    """A model's division into sections, and the memory that a step then needs.
 
     Attributes:
-        places: As `cutting.cut` takes them; empty if the model is not cut.
-        cuts: Names of the layers that sections but the first begin with.
-        tower_bytes: The peak of one tower's step: tensors, batches and the kernels'
+        places: The argument of `cutting.cut`; empty if the model is not cut.
+        cuts: Names of the first layers of all sections but the first.
+        tower_bytes: Peak memory of one tower's step: tensors, batches and the kernels'
             workspace, without the variables.
-        total_bytes: The peak of each GPU, or of the CPU for all towers together, with
-            the variables.
+        total_bytes: Peak memory, with the variables, of each GPU, or of the CPU for all
+            towers together.
     """
 
     places: tuple[int, ...]
@@ -76,15 +76,15 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans the step of a training.
+    """Plans the sections of a training step.
 
     Attributes:
-        state: What the step updates.
-        tower: What each tower computes, not sectioned.
-        devices: A name for each tower of this process.
-        images: The shape and type of one batch of a tower: [batch, ...].
-        accumulate: How many batches a tower computes before an update.
-        replicas: How many sets of the variables are in this process.
+        state: The variables that the step updates.
+        tower: What each tower computes, without sections.
+        devices: The device name of each tower of this process.
+        images: The shape and dtype of one batch of a tower: [batch, ...].
+        accumulate: Number of batches that a tower computes before an update.
+        replicas: Number of copies of the variables in this process.
     """
 
     state: TrainState
@@ -95,47 +95,47 @@ class Planner:
     replicas: int = 1
 
     def choose(self, requested: str | None, limit: float = math.inf) -> Plan:
-        """Plans the sections that were requested.
+        """Plans the requested sections.
 
         Args:
-            requested: As `--sections`: a number, names of layers to cut before, `auto`,
-                or None for the sections of the model's own code.
+            requested: The value of `--sections`: a number, names of layers to cut
+                before, or `auto`. None selects the sections marked in the model's code.
             limit: The largest `Plan.total_bytes` that `auto` may choose.
 
         Raises:
-            UsageError: The model cannot be cut there, or no division fits.
+            UsageError: The model cannot be cut as requested, or no division fits.
         """
         if requested == "auto":
             return self._fitting(limit)
         if requested and requested.isdecimal():
             return self.into(int(requested))
-        # Of several calls of a layer, the first counts.
+        # If a layer is called several times, the first call counts.
         places = reversed(self._boundaries)
         known = {self._calls[place].operation.name: place for place in places}
         at = {0: 0}
         for name in self.marks if requested is None else requested.split(","):
-            # Keras numbers the names that it makes itself throughout a process, so a
-            # second model has other numbers.
+            # Keras numbers automatic layer names throughout a process: a second model
+            # has other numbers.
             similar = [one for one in known if same_but_number(name.strip(), one)]
             if not similar:
                 raise UsageError(
-                    f"--sections: no section can begin with a layer {name}."
-                    f"{did_you_mean(name, known)}\nThe model's summary() lists its "
-                    "layers. A mask cannot cross into a section."
+                    f"--sections: no section can begin with layer {name}."
+                    f"{did_you_mean(name, known)}\nThe model's summary() lists all "
+                    "layers. A section cannot take a mask from an earlier section."
                 )
             place = known[name.strip() if name.strip() in known else similar[-1]]
             at[place] = self._boundaries[place]
         return self._plan(at, len(at))
 
     def into(self, count: int) -> Plan:
-        """Plans `count` sections, of which the largest is as small as possible."""
+        """Plans `count` sections, and keeps the largest one small."""
         if count > len(self._boundaries):
             model, why = self.state.model, ""
             if not is_graph(model):
                 why = (
-                    f" A {type(model).__name__} counts as one layer unless it is a "
-                    "keras.Sequential, or a keras.Model(inputs, outputs) with one "
-                    "output."
+                    f" A model of class {type(model).__name__} counts as one layer. "
+                    "Only keras.Sequential, and keras.Model(inputs, outputs) with one "
+                    "output, can be cut."
                 )
             raise UsageError(
                 f"--sections {count}: model {model.name} has {len(self._boundaries)} "
@@ -145,11 +145,11 @@ class Planner:
 
     @functools.cached_property
     def plain(self) -> Plan:
-        """The plan of a step that is not sectioned."""
+        """The plan of a step without sections."""
         return self.into(1)
 
     def all(self) -> Iterator[Plan]:
-        """Plans one section, two, and so on, while more need clearly less memory."""
+        """Yields plans of more and more sections, each with clearly less memory."""
         smallest = self.plain
         yield smallest
         for count in range(2, len(self._boundaries) + 1):
@@ -166,20 +166,20 @@ class Planner:
                 return plan
         self.into(len(plan.cuts) + 2)  # Raises the reason if the model cannot be cut.
         raise UsageError(
-            f"--sections auto: {len(plan.cuts) + 1} sections still take "
-            f"{_gigabytes(plan.total_bytes)}, and there are {_gigabytes(limit)}.\n"
-            "Give a smaller --batch_size, and --accumulate to make up for it."
+            f"--sections auto: {len(plan.cuts) + 1} sections still need "
+            f"{_gigabytes(plan.total_bytes)}, and the limit is {_gigabytes(limit)}.\n"
+            "Give a smaller --batch_size, and a larger --accumulate to compensate."
         )
 
     @property
     def marks(self) -> list[str]:
-        """The layers at which the model's own code begins sections."""
+        """Names of the layers at which the model's code marks new sections."""
         layers = self.state.model.layers if is_graph(self.state.model) else []
         return [one.name for one in layers if isinstance(one, NewSection)]
 
     @property
     def variable_bytes(self) -> int:
-        """The bytes of one set of the variables, with averages and optimizer."""
+        """The bytes of one copy of all variables, averages and optimizer variables."""
         return _bytes(self.state.variables())
 
     @property
@@ -189,7 +189,7 @@ class Planner:
 
     @property
     def bytes_so_far(self) -> int:
-        """The part of `Plan.total_bytes` that existing variables hold."""
+        """The bytes of existing variables, which `Plan.total_bytes` includes."""
         if self._on_cpu:
             return self.replicas * self.variable_bytes
         return self.variable_bytes if self.state.device in self.devices else 0
@@ -200,9 +200,9 @@ class Planner:
 
     @functools.cached_property
     def _graph(self) -> keras.Model:
-        """The model as a graph of layers with one output: only such a graph can be cut.
+        """The model as a graph of layers with one output, as required for cutting.
 
-        A model of another class becomes the only layer of a graph.
+        Any other model becomes the only layer of such a graph.
         """
         model = self.state.model
         if is_graph(model) and len(model.outputs) == 1:
@@ -216,11 +216,11 @@ class Planner:
 
     @functools.cached_property
     def _boundaries(self) -> dict[int, int]:
-        """The bytes of the tensors before each call that a section may begin with."""
+        """Maps each call that can begin a section to the bytes of boundary tensors."""
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
-            # A mask is an attribute of its tensor, which no function hands on.
+            # A mask is an attribute of a tensor, and functions do not pass it on.
             if all(getattr(one, "_keras_mask", None) is None for one in tensors):
                 of_image = (tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
                 found[place] = self.images.shape[0] * sum(map(_size, of_image))
@@ -228,13 +228,13 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> tuple[list[int], int, int]:
-        """The bytes that each call keeps, the workspace's, and the convolutions.
+        """The bytes that each call keeps, the workspace's bytes, and the convolutions.
 
-        Traces the model, its loss and their gradients; nothing is computed. The
-        gradients are a function of their own, whose captures are the tensors kept.
+        Traces the model, the loss and the gradients without computing anything. The
+        gradients are a separate function, whose captures are the tensors to keep.
         """
         (section,) = cutting.cut(self._graph, [])
-        kept = [0] * (len(self._calls) + 1)  # The last one's are the loss's.
+        kept = [0] * (len(self._calls) + 1)  # The last entry is for the loss.
         found: list[int] = []
 
         @tf.function(autograph=False)
@@ -275,14 +275,14 @@ class Planner:
         gradients = self.gradient_bytes
         tensors, places = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))
-        # All batches stay in memory until the step has run; gradients are added up.
+        # All batches stay in memory until the step ends. Accumulation adds a buffer.
         batch = _size(self.images) + self.images.shape[0] * tf.int64.size
         sums = gradients if self.accumulate == 1 else 2 * gradients
         tower_bytes = self.accumulate * batch + sums + tensors + workspace
         if self._on_cpu:
             total = _CONVOLUTION_BYTES * convolutions + _COPIES * gradients
             total += self.bytes_so_far + len(self.devices) * tower_bytes
-        else:  # What a GPU does not hold it copies for the step.
+        else:  # A GPU copies variables from elsewhere for each step.
             held = self.bytes_so_far or _bytes(self.state.model.variables)
             total = held + tower_bytes
         cuts = tuple(self._calls[place].operation.name for place in places)
@@ -299,20 +299,20 @@ def _owner(tensor: tf.Tensor) -> tf.Tensor:
 def balanced(
     kept: Sequence[int], boundaries: Mapping[int, int], count: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Chooses where to cut so that the largest section is as small as possible.
+    """Chooses cuts that keep the largest section small and recompute little.
 
-    While a section runs backward, memory holds what its calls keep, the gradients of
-    its inputs and outputs, and the boundary tensors of all earlier sections.
+    While a section runs backward, memory holds what the section's calls keep, the
+    gradients of inputs and outputs, and the boundary tensors of all earlier sections.
 
     Args:
         kept: Bytes that each call keeps for its gradients.
-        boundaries: Bytes of the tensors before each call that a section may begin with,
-            by the call's place; 0 before the first call.
+        boundaries: Maps the index of each call that can begin a section to the bytes of
+            the boundary tensors before the call; 0 before the first call.
         count: The number of sections.
 
     Returns:
-        The bytes of the largest section, and the places of the calls at which sections
-        but the first one begin.
+        The bytes of the largest section, and the indices of the calls that begin all
+        sections but the first.
     """
     sums = [0, *itertools.accumulate(kept)]
     total = len(kept)
@@ -323,7 +323,7 @@ def balanced(
 
     def smallest(begins: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         # The best cuts of the calls after each boundary, into one section, two, and so
-        # on. The boundary's tensors are kept through all of these sections.
+        # on. The boundary's tensors stay in memory during all of these sections.
         best: dict[int, tuple[int, tuple[int, ...]]] = {
             begin: (section(begin, total), ()) for begin in begins
         }
@@ -338,7 +338,7 @@ def balanced(
             }
         return best[0]
 
-    # The last section is not recomputed, so it had better begin early.
+    # The last section is not recomputed, so an early begin saves time.
     begins = sorted(boundaries)
     bound = _ROOM * smallest(begins)[0]
     fewest = bisect.bisect_left(
@@ -351,7 +351,7 @@ def balanced(
 
 
 def _size(tensor: tf.Tensor | tf.TensorSpec) -> int:
-    """Returns the bytes of a tensor; 0 if its shape is not known."""
+    """Returns the bytes of a tensor; 0 if the shape is unknown."""
     return tensor.dtype.size * (tensor.shape.num_elements() or 0)
 
 
@@ -370,15 +370,15 @@ def _gigabytes(count: float) -> str:
 def build_tower(
     requested: Memory, placement: Placement, planner: Planner, sharing: int = 1
 ) -> tuple[Tower, str | None]:
-    """Builds a tower over the sections that a flag or the model's own code requests.
+    """Builds a tower with the sections that a flag or the model's code requests.
 
-    `sharing` is how many workers share this machine. Returns the tower, and a
-    description of its sections to print; None if none are requested.
+    `sharing` is the number of workers on this machine. Returns the tower, and a
+    description of the sections to print, or None if no sections are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":
         raise UsageError(
-            f"--memory_limit {gigabytes}: only --sections auto uses it. "
+            f"--memory_limit {gigabytes}: only --sections auto uses this flag. "
             "Add --sections auto, or remove --memory_limit."
         )
     if sections == "1" or (sections is None and not planner.marks):
@@ -391,9 +391,9 @@ def build_tower(
     if not plan.cuts:
         return planner.tower, f"Sections: none; a step takes about {needed} of memory"
     if sys.platform == "linux" and not placement.on_gpus:
-        # Without oneDNN, which brings an allocator, tensors come from glibc. It keeps
-        # freed blocks of up to 32 MB, and the gaps between them fit no other tensor:
-        # those of 1 MB or more are to go back to the system.
+        # Without oneDNN's allocator, tensors come from glibc, which keeps freed blocks
+        # of up to 32 MB, although the gaps fit no other tensor. Make glibc return
+        # freed blocks of 1 MB or more to the system.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
     return SectionedTower(planner.tower, plan.places), (
         f"Sections: {len(plan.cuts) + 1}, cut before {', '.join(plan.cuts)}; about "
@@ -404,16 +404,16 @@ def build_tower(
 def memory_limit(
     gigabytes: float | None, placement: Placement, held: int, sharing: int = 1
 ) -> float:
-    """Returns how many bytes a training may use on a GPU, or on the CPU for all towers.
+    """Returns how many bytes a run may use on each GPU, or on the CPU for all towers.
 
     Args:
-        gigabytes: As `--memory_limit`; None for 85 % of what is free.
-        placement: Where the towers run.
-        held: The bytes that the training holds already.
-        sharing: How many workers share the CPU; each is assumed to have its own GPUs.
+        gigabytes: The value of `--memory_limit`; None for 85 % of the free memory.
+        placement: The devices of the towers.
+        held: The bytes that the run already uses.
+        sharing: Number of workers that share the CPU. GPUs count as not shared.
 
     Returns:
-        The bytes; infinite where the free memory is not known.
+        The bytes; infinity if the free memory is unknown.
     """
     if gigabytes:
         return gigabytes * 1e9
@@ -425,7 +425,7 @@ def memory_limit(
 
 
 def _free_on_gpus() -> dict[str, float]:
-    """Returns the free bytes of each GPU, or of each part of one, such as `/gpu:0`."""
+    """Returns the free bytes of each logical GPU, by names such as `/gpu:0`."""
     sizes: list[float] = []
     for gpu in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(gpu) or []
@@ -434,6 +434,6 @@ def _free_on_gpus() -> dict[str, float]:
             sizes += [megabytes * 2**20 for megabytes in limits]
             continue
         sizes.append(math.inf)
-        with contextlib.suppress(OSError, UsageError):  # Its driver does not say.
+        with contextlib.suppress(OSError, UsageError):  # The driver does not know.
             sizes[-1] = devices.free_memory(gpu)
     return {f"/gpu:{number}": count for number, count in enumerate(sizes)}

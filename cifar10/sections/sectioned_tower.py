@@ -1,9 +1,9 @@
-"""Sectioned towers: less memory for more time.
+"""Sectioned towers, which need less memory and more time.
 
-A tower computes the sections of its model one after another, and keeps only the
-boundary tensors between them. The last section runs forward and backward at once; then
-the others run backward, last first, each recomputing its forward pass. All writing is
-in the one synchronous update at the end, as with other towers.
+A sectioned tower computes the sections of a model one after another, and keeps only the
+boundary tensors between sections. The last section runs forward and backward at once.
+The other sections then run backward in reverse order, and each recomputes its forward
+pass. As with other towers, only the synchronous update writes variables.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ SectionFunction: TypeAlias = "Callable[[Tensors, Tensors, Tensors], Inferred]"
 
 
 class SectionedTower(Tower):
-    """A tower that computes the same as another one, section by section.
+    """Computes the same as another tower, section by section.
 
-    Every model that it is called with, one for each set of variables, is cut at the
-    same `places`, as in `cutting.cut`.
+    Each replica calls the tower with its own model. All models are cut at the same
+    `places`, described at `cutting.cut`.
     """
 
     def __init__(self, tower: Tower, places: Sequence[int]) -> None:
-        # Compiled as one program, the forward passes might be merged again.
+        # Not with `xla`: one compiled program might merge the repeated forward passes.
         super().__init__(self._infer, tower.loss)
         self._tower = tower
         self._places = places
@@ -45,10 +45,10 @@ class SectionedTower(Tower):
         *,
         training: bool,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None], Tensors]:
-        """Runs the sections like `model.inference` runs a model in training mode."""
+        """Does the same as `model.inference` in training mode, section by section."""
         del training
-        # The key has the device, whose worker a function's body does not inherit, and
-        # the frozen layers, since frozen batch norm computes something else.
+        # The key includes the device, because a function's body does not inherit the
+        # worker, and frozen names, because frozen batch norm computes differently.
         device = tf.identity(tf.nest.flatten(inputs)[0]).device
         key = model, device, tuple(self.frozen)
         if key not in self._functions:
@@ -72,9 +72,9 @@ class SectionedTower(Tower):
 def section_function(section: Section, tower: Tower, device: str) -> SectionFunction:
     """Returns a section of a tower as a function of tensors alone, on one device.
 
-    From the values of the model's trainable and non-trainable variables, and the
-    section's inputs, it computes outputs, new statistics and penalties. Unless the
-    section is the last, differentiating it computes the section once more.
+    The function takes the values of the model's trainable and non-trainable variables
+    and the section's inputs. It returns outputs, new statistics and penalties. Its
+    gradient recomputes the section, unless the section is the last one.
     """
 
     def infer(variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
@@ -88,8 +88,8 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
     ) -> tuple[list[Gradient], list[Gradient]]:
         """Computes the gradients with respect to the variables and the inputs.
 
-        Dropout draws the same masks, because `start` has the values with which
-        `forward` began. `upstream` has the gradients of outputs and penalties.
+        `start` holds the same values as in the forward pass, so dropout draws the same
+        masks. `upstream` holds the gradients of outputs and penalties.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -107,7 +107,7 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
 
     forward = _own_function(infer, device, xla=tower.xla)
     if not section.recomputed:
-        # As part of the step, where each activation is freed once it was used.
+        # Inlined into the step, which frees each activation after its last use.
         return forward if tower.xla else infer
     backward = _own_function(recompute, device, xla=tower.xla)
 
@@ -134,9 +134,9 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
 
 
 def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
-    """Makes a separate function that computes on a device.
+    """Wraps a function in a separate `tf.function` on a device.
 
-    In a single function for both passes TensorFlow would choose the order of their
+    In a single function for all passes, TensorFlow would choose the order of the
     operations, and might merge the two forward passes.
     """
 
@@ -148,12 +148,12 @@ def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
         on_device,
         autograph=False,
         jit_compile=xla or None,
-        # Otherwise the operations would be inlined into the step.
+        # Otherwise TensorFlow would inline the operations into the step.
         experimental_attributes={"_noinline": True},
     )
 
 
 def _updated(values: Sequence[Any], changed: Sequence[tf.Tensor | None]) -> list[Any]:
-    """Returns the changed values, and the others as they were."""
+    """Replaces values by their changed values, where those are not None."""
     pairs = zip(values, changed, strict=True)
     return [old if new is None else new for old, new in pairs]
