@@ -16,12 +16,7 @@ from tensorflow.python.eager import context
 from cifar10.distributed import ports
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.rendezvous import Rendezvous
-from cifar10.errors import (
-    LostWorkerError,
-    UsageError,
-    reason,
-    say,
-)
+from cifar10.errors import LostWorkerError, UsageError, reason, say
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 

@@ -41,7 +41,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     labels = before.copy()
     for path, to, label in read(name):
         if path not in places:
-            why = "is not a training picture. Remove its line."
+            why = "is not in the training part. Remove its line."
         elif label and classes.get(label) != before[places[path]]:
             why = f"is not of {label}. The file is for other data or other fractions."
         elif to and to not in classes:

@@ -46,7 +46,7 @@ class Dataset:
         fingerprint: SHA-256 of what a training sees of it; None if its files cannot
             differ.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: The names of each part's pictures, if they are in files.
+        paths: The names of each part's pictures; without, they are numbered.
         left_out: Why pictures are left out, by their names.
         notes: Notes for the user.
         division: How it was divided into parts; None if the parts were given.

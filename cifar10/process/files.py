@@ -25,11 +25,7 @@ _MARK_BYTES = 256
 
 
 def opened(
-    path: Path,
-    mode: str = "rb",
-    *,
-    buffering: int = -1,
-    follow: bool = False,
+    path: Path, mode: str = "rb", *, buffering: int = -1, follow: bool = False
 ) -> io.BufferedRandom:
     """Opens a regular file as `open` does; with `follow`, also through a link.
 

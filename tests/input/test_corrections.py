@@ -10,7 +10,8 @@ import small_sets
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
-from cifar10.input.corrections import corrected
+from cifar10.input.corrections import corrected, names_of
+from cifar10.input.division import with_val
 from cifar10.input.pictures import shards
 from cifar10.interface.data import as_dataset
 from small_folders import everything, find, numbered, packed, pixels, write
@@ -92,6 +93,29 @@ def test_cifar_and_arrays_are_corrected_by_number(tmp_path, monkeypatch):
     arrays = as_dataset(((x, np.arange(6) % 2), (x[:2], np.arange(2))))
     moved = corrected(arrays, listed(tmp_path, "train picture 2,class 1"))
     assert moved.read("train")[1].tolist() == [0, 1, 1, 1, 0, 1]
+
+
+def test_a_held_out_val_part_leaves_the_pictures_their_numbers(tmp_path):
+    x = np.stack([pixels(n) for n in range(20)])
+    dataset = with_val(as_dataset(((x, np.arange(20) % 2), (x[:2], np.arange(2)))), 0.2)
+    names = {}
+    for part in ("train", "val"):
+        images, _ = dataset.read(part)
+        for name, image in zip(
+            names_of(dataset, part, len(images)), images, strict=True
+        ):
+            number = int(name.removeprefix("train picture "))
+            np.testing.assert_array_equal(image, x[number])
+            names[number] = part
+    last = max(number for number in names if names[number] == "train")
+    assert last > 15, "a place in the part would be lower"
+    moved = corrected(dataset, listed(tmp_path, f"train picture {last},"))
+    left = [bytes(image) for image in moved.read("train")[0]]
+    assert len(left) == 15
+    assert bytes(x[last]) not in left
+    held_out = next(number for number in names if names[number] == "val")
+    with pytest.raises(UsageError, match="not in the training part"):
+        corrected(dataset, listed(tmp_path, f"train picture {held_out},"))
 
 
 def test_fingerprint_is_of_what_is_corrected_and_not_of_the_file(tmp_path, photos):
