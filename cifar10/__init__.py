@@ -6,7 +6,7 @@
     print(evaluate(record, data=(x_test, y_test)))
 
 `Config` describes a training run, `train` executes the run, and `evaluate` scores the
-trained model. `Follower` is a copy of the model that keeps up with a running training.
+trained model. `Follower` is a copy of the model that is updated as a run proceeds.
 Importing this package alone does not import TensorFlow.
 """
 

@@ -59,7 +59,7 @@ _COMMANDS = {
 
 
 def run() -> None:
-    """Runs `cifar10` or `python -m cifar10`, then exits with an exit code."""
+    """Runs the program `cifar10`, or `python -m cifar10`, and exits."""
     is_training = sys.argv[1:2] == ["train"]
     entry_point.run_program(
         main,

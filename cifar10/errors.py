@@ -60,7 +60,7 @@ class StoppedError(Exception):
 
 
 class NotFiniteError(Exception):
-    """A loss or gradient of a step is corrupted or not finite. `what` names it."""
+    """A loss or gradient of a step is corrupted or not finite, as `what` describes."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"at step {step} {what}")
@@ -69,7 +69,7 @@ class NotFiniteError(Exception):
 
 
 class LostWorkerError(Exception):
-    """Another worker was lost: exit code 75. A restart of all workers can resume."""
+    """Another worker was lost: exit code 75. Restarting all workers resumes the run."""
 
 
 class DiskError(UsageError):

@@ -10,7 +10,7 @@ GELU_SLOPE = 1.702
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Returns base ** -exponent. The tutorial's 0.75 takes only square roots."""
+    """Returns base ** -exponent, by square roots for the tutorial's exponent 0.75."""
     if exponent == 0.75:
         inverse_root = tf.math.rsqrt(base)
         return inverse_root * tf.sqrt(inverse_root)
@@ -107,9 +107,9 @@ class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
     The approximation is due to Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415).
-    When training on CPUs, XLA fuses the forward and the backward pass into one pass
-    over memory each, which cuts an airbench step in bfloat16 to three quarters of its
-    time (lab notes). On GPUs the operations are not fused.
+    When training on CPUs, XLA compiles the forward pass to a single pass over memory,
+    and likewise the backward pass. An airbench step in bfloat16 then takes three
+    quarters of the time (lab notes). On GPUs the operations are not fused.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -129,7 +129,7 @@ class QuickGelu(keras.layers.Layer):
 
 
 def _gate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns 1.702 x and sigmoid(1.702 x), in the dtype to compute GELU in."""
+    """Returns 1.702 x and sigmoid(1.702 x), in the dtype for computing GELU."""
     # On CPUs a sigmoid is three times as fast in float32 as in bfloat16.
     on_gpu = tf.config.get_visible_devices("GPU")
     is_precise = x.dtype == tf.float64 or (on_gpu and x.dtype != tf.float16)
@@ -289,8 +289,8 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 class NewSection(keras.layers.Identity):
     """Returns its input, and marks the beginning of a new section of the model.
 
-    Write `net = NewSection()(net)` in the graph of the outer model. The layer has no
-    effect in a nested model. `sections/cutting.py` explains sections.
+    Write `net = NewSection()(net)` in the graph of the trained model itself. In a
+    nested model, the layer has no effect. `sections/cutting.py` explains sections.
     """
 
     def __init__(self, **kwargs: object) -> None:

@@ -20,7 +20,7 @@ def inference(
     *,
     training: bool,
 ) -> tuple[tf.Tensor, list[tf.Tensor | None], list[tf.Tensor]]:
-    """Computes logits as a pure function of the variables' values.
+    """Computes a model's logits as a pure function of the variables' values.
 
     Args:
         model: A model made by `build_model`.
@@ -32,8 +32,7 @@ def inference(
 
     Returns:
         logits: floating [batch, classes].
-        non_trainable: New values of the non-trainable variables; None for a variable
-            that does not change.
+        non_trainable: New values of the non-trainable variables; None if unchanged.
         penalties: Scalars to add to the loss, such as the weight decay.
     """
     mapping = [
@@ -74,14 +73,15 @@ def loss(
         logits: floating [batch, classes].
         labels: int32 [batch], or floating [batch, classes] with each class's fraction.
         penalties: Scalars to add to the loss.
-        label_smoothing: Fraction of each label that is spread evenly over all classes.
+        label_smoothing: Fraction of each label to spread evenly over all classes.
         class_weights: float64 [classes], the factor of the cross entropy of each
             class's images. A mixed image has the weighted mean of its classes' factors.
 
     Returns:
         Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
         mean over the batch) and `weight_decay`. `precision @ 1` is the fraction of
-        images whose largest logit is that of the label's class or largest fraction.
+        images whose largest logit is at the label's class, or at the class with the
+        largest fraction.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)

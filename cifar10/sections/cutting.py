@@ -121,9 +121,9 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the outputs of `before` that `after`, or the model's output, uses.
+    """Returns the tensors that cross from calls `before` to calls `after`.
 
-    Both are calls, and `after` holds all later ones. The model's inputs do not count.
+    `after` holds all later calls. The model's outputs also cross; its inputs do not.
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))

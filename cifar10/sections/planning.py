@@ -128,7 +128,7 @@ class Planner:
         return self._plan(at, len(at))
 
     def into(self, count: int) -> Plan:
-        """Plans `count` sections, and keeps the largest one small."""
+        """Plans `count` sections, balanced to keep the largest one small."""
         if count > len(self._boundaries):
             model, why = self.state.model, ""
             if not is_graph(model):
@@ -179,7 +179,7 @@ class Planner:
 
     @property
     def variable_bytes(self) -> int:
-        """The bytes of one copy of all variables, averages and optimizer variables."""
+        """The bytes of one copy of the variables, averages and optimizer state."""
         return _bytes(self.state.variables())
 
     @property
@@ -216,7 +216,7 @@ class Planner:
 
     @functools.cached_property
     def _boundaries(self) -> dict[int, int]:
-        """Maps each call that can begin a section to the bytes of boundary tensors."""
+        """Maps calls that can begin a section to the bytes of the tensors before."""
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
@@ -228,7 +228,7 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> tuple[list[int], int, int]:
-        """The bytes that each call keeps, the workspace's bytes, and the convolutions.
+        """Bytes that each call keeps, bytes of workspace, and number of convolutions.
 
         Traces the model, the loss and the gradients without computing anything. The
         gradients are a separate function, whose captures are the tensors to keep.
@@ -290,7 +290,7 @@ class Planner:
 
 
 def _owner(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that owns the memory of a tensor."""
+    """Follows aliases of a tensor back to the tensor that owns the memory."""
     while tensor.op.type in _ALIASES:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -26,7 +26,7 @@ class SectionedTower(Tower):
     """Computes the same as another tower, section by section.
 
     Each replica calls the tower with its own model. All models are cut at the same
-    `places`, described at `cutting.cut`.
+    `places`, which `cutting.cut` describes.
     """
 
     def __init__(self, tower: Tower, places: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
     """Returns a section of a tower as a function of tensors alone, on one device.
 
     The function takes the values of the model's trainable and non-trainable variables
-    and the section's inputs. It returns outputs, new statistics and penalties. Its
+    and the section's inputs, and returns outputs, new statistics and penalties. The
     gradient recomputes the section, unless the section is the last one.
     """
 
@@ -154,6 +154,6 @@ def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
 
 
 def _updated(values: Sequence[Any], changed: Sequence[tf.Tensor | None]) -> list[Any]:
-    """Replaces values by their changed values, where those are not None."""
+    """Returns `changed` with each None replaced by the old value."""
     pairs = zip(values, changed, strict=True)
     return [old if new is None else new for old, new in pairs]

@@ -1,6 +1,6 @@
 """The recipe's `class_weights`: how much the images of each class weigh in the loss.
 
-    class_weights = "balanced"    # All classes weigh the same, however many images.
+    class_weights = "balanced"    # All classes weigh the same, whatever their size.
 
     [class_weights]               # Or by class name; other classes have weight 1.
     cat = 2.0
@@ -27,7 +27,7 @@ ClassWeights: TypeAlias = str | Mapping | Sequence
 
 
 def check_class_weights(requested: ClassWeights | None) -> None:
-    """Refuses invalid weights. `resolve_class_weights` checks the classes."""
+    """Refuses invalid weights. `resolve_class_weights` checks class names."""
     if requested is None or requested == BALANCED:
         return
     is_table = isinstance(requested, Mapping)
@@ -57,7 +57,7 @@ def resolve_class_weights(
         float64 [classes], weights whose mean over the training images is 1.
 
     Raises:
-        UsageError: The weights name other classes, or are 0 for all training images.
+        UsageError: The weights do not fit the classes, or all training images weigh 0.
     """
     import numpy as np
 

@@ -67,7 +67,7 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     if used > len(gpus):
         split = f" --split_gpu {split_gpu}" if split_gpu > 1 else ""
         raise MissingGpuError(
-            f"--num_gpus {count}{split}: GPUs on this machine: {len(gpus)} "
+            f"--num_gpus {count}{split}: this machine has too few GPUs: {len(gpus)} "
             f"({', '.join(names)}).\nGive --num_gpus {len(gpus) * split_gpu}{split}, "
             f"or --split_gpu {count} to simulate the towers on one GPU,\nor put "
             "CUDA_VISIBLE_DEVICES=-1 before the command to simulate them on the CPU."
@@ -123,7 +123,7 @@ def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
 def place_evaluation(device: str) -> str:
     """Chooses the device of an evaluation, and hides all other GPUs from TensorFlow.
 
-    `device` is `cpu`, `gpu`, `gpu:N` or `auto`: the first GPU, or the CPU if none.
+    `device` is `cpu`, `gpu`, `gpu:N` or `auto`, which prefers a GPU to the CPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu" or (device == "auto" and not gpus):
@@ -143,7 +143,7 @@ def place_evaluation(device: str) -> str:
 
 
 def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
-    """Makes TensorFlow allocate GPU memory as needed, which leaves room for others.
+    """Makes TensorFlow allocate only as much GPU memory as needed.
 
     Has no effect if TensorFlow has already started or the GPU has a memory limit.
     """
@@ -155,7 +155,7 @@ def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
 def _take(
     flag: str, gpus: Sequence[tf.config.PhysicalDevice], parts: int = 1
 ) -> tuple[str, ...]:
-    """Hides all other GPUs, splits each GPU into `parts`, and returns their names.
+    """Hides all GPUs except `gpus`, splits these, and returns the parts' names.
 
     If TensorFlow has already started, other GPUs may remain visible.
     """

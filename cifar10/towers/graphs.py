@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def traced(function: Callable[..., Any]) -> tf.types.experimental.PolymorphicFunction:
-    """Returns the `tf.function` of a function, whose traces are counted separately.
+    """Wraps a function in a `tf.function` whose traces are counted separately.
 
     TensorFlow counts traces per code object, and would warn in the fifth training run
     of a process, which traces the same code for a fifth model. For a `partial`,
@@ -54,8 +54,8 @@ def assign_unless(
     """Assigns values unless a condition holds, with one operation per device.
 
     `tf.cond` would add a Switch for each variable and each value, and the host would
-    visit them all in every step: 807 of the 3,338 operations of `resnet`. Devices can
-    differ: TensorFlow keeps int32 variables on the host when the others are on a GPU.
+    visit them all in every step: 807 of the 3,338 operations of `resnet`. Variables
+    can be on two devices: TensorFlow keeps int32 on the host and the rest on a GPU.
     """
 
     @tf.function(autograph=False)

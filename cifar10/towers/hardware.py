@@ -34,7 +34,7 @@ def available_memory() -> int | None:
 
 
 def _left_by_control_groups() -> Iterator[int]:
-    """Yields the free bytes of this process's control group and of each parent."""
+    """Yields the free bytes in this process's control group and each parent group."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):

@@ -45,7 +45,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update; on overflow, skips it and lowers the loss scale."""
+        """Applies an update, or skips an overflowing update and lowers the scale."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]
@@ -63,11 +63,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 class ScaledUpdates:
     """A mixin for optimizers that multiplies each variable's updates by a factor.
 
-    Keras has one learning rate for all variables. The factor acts like a rate of one
-    variable: it also scales momentum and weight decay. Factors of the gradients would
-    cancel out in optimizers that divide by the gradients' size, such as Adam. The
-    factors are a variable of the optimizer: checkpoints hold the factors, and replicas
-    copy those of the first replica.
+    Keras has one learning rate for all variables. A factor acts like a separate rate
+    for one variable, and also scales the effects of momentum and weight decay. Factors
+    of the gradients would cancel out in optimizers that divide by the gradients' size,
+    such as Adam. Since the factors are a variable of the optimizer, checkpoints hold
+    them, and every replica has those of the first replica.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:

@@ -92,11 +92,11 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
     what = f"optimizer_arguments: {argument} = {value!a}"
     is_own = isinstance(optimizer, type)
     if argument in _FLAGS and not (is_own and argument == "momentum"):
-        raise UsageError(f"{what}: only {_FLAGS[argument]} sets this. Remove it here.")
+        raise UsageError(f"{what}: use {_FLAGS[argument]} instead of this argument.")
     if optimizer == _MUON:
         raise UsageError(
-            f"{what}: muon takes no arguments besides --momentum. Remove this one. All "
-            "other constants are airbench's."
+            f"{what}: muon takes only --momentum, and all other constants are "
+            "airbench's. Remove this argument."
         )
     if is_own:
         return
@@ -144,7 +144,7 @@ def build_optimizer(
 
     from cifar10.towers import optimizer_classes
 
-    # Keras refuses integers, which recipes may contain.
+    # Keras refuses integers, which a recipe can contain.
     given: dict[str, Any] = {"learning_rate": float(learning_rate)}
     if name in WITH_MOMENTUM:
         given["momentum"] = float(momentum)
@@ -178,8 +178,8 @@ def slow_down(
 ) -> None:
     """Multiplies all later updates of some variables by a factor.
 
-    `build_optimizer` has to have built the optimizer with `scale_updates`, and the
-    optimizer's variables have to exist.
+    The optimizer must come from `build_optimizer` with `scale_updates`, and the
+    optimizer's variables must exist.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()

@@ -48,7 +48,7 @@ class ScaledCurve:
 
 
 def staircase(time: tf.Tensor) -> tf.Tensor:
-    """Falls by a constant factor at each whole number."""
+    """Falls by a constant factor whenever `time` reaches a whole number."""
     return tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), tf.floor(time))
 
 

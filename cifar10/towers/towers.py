@@ -130,7 +130,7 @@ class TowerBuilder:
     Args:
         state: What the step updates.
         devices: The device name of each batch of a step. Each batch counts as a tower.
-            A device with several batches computes one after another.
+            A device with several batches computes them one after another.
         tower: What each tower computes.
         update: Applies the averages of all towers.
 
@@ -169,7 +169,7 @@ class TowerBuilder:
         return len(self.tower_names)
 
     def freeze(self, names: Sequence[str]) -> None:
-        """Stops training the named variables and layers. The next step is retraced."""
+        """Freezes only the named variables and layers. The next step is retraced."""
         self.tower.frozen = names
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
@@ -201,11 +201,11 @@ class TowerBuilder:
         return requested
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Sends the first process's numbers to all others. All processes call this."""
+        """Returns the numbers of the first process. Every process must call this."""
         return [*numbers]
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the first replica's variables to all others. All processes call this.
+        """Copies the first replica's variables to all. Every process must call this.
 
         Returns the first process's `numbers`.
         """
@@ -213,7 +213,7 @@ class TowerBuilder:
 
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
-        """Makes every process wait until all have left the block, even by a signal."""
+        """Waits for all processes when the block ends, even if a signal ends it."""
         try:
             yield
         except StoppedError:

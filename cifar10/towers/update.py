@@ -1,9 +1,9 @@
-"""The synchronous update, which does all writing of a step, and its variables.
+"""The synchronous update, which does all writing of a step, and the variables.
 
-Whether a step's results are finite is known only on the device. Waiting for the host to
-read that would delay the update on a GPU. Therefore each update is applied, and undone
-if the results are not finite. Undoing moves no bytes, because old and new values have
-separate buffers. Selecting on the device would take a kernel for each variable.
+Only the device knows whether a step's results are finite. Waiting for the host to find
+out would delay updates on a GPU. Therefore each update is applied, and undone if the
+results are not finite. Undoing moves no bytes, because old and new values have separate
+buffers. Selecting on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,8 +96,8 @@ class Update:
         learning_rate: Maps the number of examples seen, int64 [], to the next rate.
         average_decay: Maps `global_step` to the decay of the moving averages. If None,
             the averages keep their initial values.
-        clip_norm: Global norm to which the gradients are scaled down if theirs is
-            larger. If None, gradients are not clipped.
+        clip_norm: Largest global norm of the gradients, which are scaled down if
+            needed. If None, gradients are not clipped.
         halts: Whether a loss or gradient that is not finite ends all writing, from that
             step on. If False, only the update of that step is skipped, and
             `global_step` advances.
