@@ -79,9 +79,9 @@ class Training:
     settings: dict[str, Any]
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the queues of training batches, from batch number `batch` (from 0) on.
+        """Opens the queues of training batches, beginning with number `batch`.
 
-        Images have the size that the stage of step `step + 1` requires.
+        Batches are numbered from 0. Images have the size for step `step + 1`.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
@@ -105,7 +105,7 @@ class Training:
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
-        """Runs step number `step`, and verifies every `verify_steps`-th step."""
+        """Runs step `step`, and verifies it if `verify_steps` divides `step`."""
         config = self.config
         if step % (config.checkpoints.verify_steps or math.inf):
             return self.towers.step(batches)
@@ -121,7 +121,7 @@ class Training:
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns `determining()` and the versions, which each checkpoint records."""
+        """Returns what each checkpoint records: `determining()` and the versions."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 
@@ -132,15 +132,15 @@ def assemble(
     workers: Workers | None = None,
     stop: StopSignals | None = None,
 ) -> Training:
-    """Assembles a training run, without training or writing to its directory.
+    """Assembles a training run; neither trains nor writes to the run's directory.
 
     Call it before anything else uses TensorFlow's devices.
 
     Args:
         requested: The configuration.
         dataset: The data set; None for the one that `requested.dataset.data` names.
-        workers: The processes that train together; None if this one trains alone.
-        stop: Ends the program on a signal while workers connect and data are prepared.
+        workers: The processes that train together; None for this process alone.
+        stop: The stop signals, which end the program while it connects or downloads.
 
     Raises:
         UsageError: The run is not possible; the message says what to change.
@@ -260,13 +260,14 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"{examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
-    # The staircase has no end: a resumed run may raise --max_steps and finish warm-up.
+    # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {update.warmup_epochs}: with --schedule "
             f"{update.schedule}, the warm-up must end before the run, whose {steps} "
             f"steps are {epochs:.2f} epochs. Give more --max_steps or --max_epochs, or "
-            f"fewer --warmup_epochs; the defaults are recipe {config.run.recipe}'s."
+            "fewer --warmup_epochs. What you did not give comes from recipe "
+            f"{config.run.recipe}."
         )
 
 
@@ -372,8 +373,7 @@ def build_towers(
     """Builds the towers, the planner of their memory and a description of sections.
 
     `strategy` reduces gradients across replicas; it is None for a single replica.
-    `class_weights` weigh the loss of each class. The description is None without
-    sections.
+    `class_weights` weigh the loss by class. The description is None without sections.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     if config.loss.loss or config.loss.metrics:
@@ -447,7 +447,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
 
 def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
-    """Builds the `BatchMaker` that distorts training images and keeps their size."""
+    """Builds the `BatchMaker` of training images, which does not resize images."""
     images, seed = config.images, config.run.seed
     augmentation = None
     if images.augmentation:

@@ -1,4 +1,4 @@
-"""Prints a training run: first lines, a line every few steps, and last lines."""
+"""Prints the first lines, the log lines and the last lines of a training run."""
 
 import contextlib
 import math
@@ -102,7 +102,7 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 
 def forecast_line(steps: int, seconds: float) -> str:
-    """Returns a forecast of the time left, with advice if a CPU is too slow."""
+    """Returns a forecast of the time left, with advice if a CPU needs over an hour."""
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {format_duration(seconds)} for the {steps:,} steps left."
@@ -177,8 +177,8 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
 def _recipe_line(settings: Mapping[str, Any]) -> str:
     """Returns a line on the recipe; empty for the recipe `tutorial`.
 
-    The line names the recipe's values that determine the result, except those that a
-    flag overrides or another line shows.
+    The line names the recipe's values that determine the result, except values that a
+    flag overrides or that another line shows.
     """
     recipe = settings["recipe"]
     if recipe == "tutorial":
@@ -199,7 +199,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
 
 
 def last_lines(loop: Loop) -> list[str]:
-    """Returns lines on the bottleneck, the time spent, and the next commands."""
+    """Returns the last lines: bottleneck, time spent, outcome and next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     shown = training.train_dir

@@ -39,7 +39,7 @@ class Summary(NamedTuple):
 
 
 class Hook:
-    """The events of a training run; a hook has a method for each that it handles.
+    """The events of a training run. A hook has a method for each event it handles.
 
     A hook need not inherit from this class. Its methods run between two steps, in the
     thread that trains; with several workers, only on the chief. An exception in a
@@ -53,7 +53,7 @@ class Hook:
         """Called before step 1, with the TensorFlow graph of a step."""
 
     def on_step(self, step: int) -> None:
-        """Called after each step, or after each call of --steps_per_call steps."""
+        """Called after each step, or after the --steps_per_call steps of one call."""
 
     def on_summary(self, step: int, summary: Summary) -> None:
         """Called every --summary_steps steps, or less often if that takes too long."""
@@ -88,7 +88,7 @@ class Hooks:
     """Calls hooks in their order, and `on_end` in reverse order.
 
     Built-in hooks may also have a method `on_interruption(step)`, called when a signal
-    ends the run, and a string `waits_for`, which names what may block them. An
+    ends the run, and a string `waits_for`, which says what they may wait for. An
     exception in one of the `users` hooks gets a note with the hook's name and the text
     that `how_to_resume` returns.
     """
@@ -157,7 +157,7 @@ def handle_each_step(hooks: Sequence[object]) -> bool:
 
 
 def check_hooks(hooks: Sequence[object]) -> None:
-    """Refuses a hook without events, with an unknown event, or wrong parameters."""
+    """Refuses a hook without events, with unknown events or with wrong parameters."""
     for hook in hooks:
         name = type(hook).__name__
         if isinstance(hook, type):

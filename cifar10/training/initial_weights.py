@@ -4,10 +4,10 @@ The flag names `imagenet`, a file that Keras has written, the directory of a run
 folder of a run's checkpoint. Layers are matched by their names and the shapes of their
 variables. A run that has a checkpoint of its own resumes from that checkpoint instead.
 
-A `.keras` file is a ZIP archive of a description of the model, which may name code to
-run, and `model.weights.h5`, an HDF5 file with a group for each layer. The description
-is never opened. To limit the memory that a file can take, an array is read only if its
-shape is that of a variable and it is not stored in chunks, which may be compressed.
+A `.keras` file is a ZIP archive. It holds `model.weights.h5`, an HDF5 file with a group
+for each layer, and a description of the model. The description may name code to run,
+and is never opened. To limit memory, an array is read only if a variable has its shape
+and if the array is not stored in chunks, which may be compressed.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses `imagenet` for models or distortions that it does not suit.
+    """Refuses `imagenet` weights for unsuitable models or distortions.
 
     Also refuses `pretrained_rate` without initial weights.
     """
@@ -73,7 +73,7 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     _imagenet_features(model)
     if distortions not in _OF_ONE_SCALE:
         raise UsageError(
-            "--initial_weights imagenet: the network was trained on images of one "
+            "--initial_weights imagenet: the network needs all images on the same "
             f"scale, but\n--distortions {distortions} scales each image by its own "
             "mean and deviation.\nGive --distortions "
             f"{' or '.join(_OF_ONE_SCALE)}."
@@ -117,7 +117,7 @@ def check_source(requested: FineTuning) -> None:
 
 
 def _locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns the path of a file or a run, and the step if a checkpoint is named."""
+    """Returns the path of a file or run, and the step if `name` is a checkpoint."""
     path = layout.absolute_path(name)
     if path.parent.name == layout.CHECKPOINTS:
         for step in checkpoints.steps(path.parent):
@@ -134,8 +134,8 @@ def take_initial_weights(
 ) -> str:
     """Assigns the initial weights that `config` names to a newly built model.
 
-    `settings` is the content of the new `config.json`, and `earlier` the content of the
-    one that is already in the directory, if any. Returns a line for the user.
+    `settings` is the content of the new `config.json`, and `earlier` the content of an
+    earlier `config.json` in the run's directory, if any. Returns a line for the user.
 
     Raises:
         UsageError: The weights cannot be read, or match no layer.
@@ -197,7 +197,7 @@ def find_weights(
     if not found.layers:
         raise UsageError(
             f"--initial_weights {printable(name)}: its weights match no layer of "
-            f"{config.network.model}, which has "
+            f"{config.network.model}, whose layers are "
             f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model of these "
             "weights; layers are matched by their names and shapes."
         )
@@ -220,7 +220,7 @@ def describe_found(found: Found) -> str:
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
-    """Returns the ImageNet weights of all layers but the head, by the model's names.
+    """Maps all layers of a model but the head to their ImageNet weights.
 
     Layers are matched by their order, because Keras generates some of their names.
     """
@@ -312,7 +312,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
-    """Maps the name of each layer to its floating-point arrays, in their order.
+    """Maps each layer's name to its floating-point arrays, sorted by their numbers.
 
     Each object is visited once. Links to other paths or files are not followed.
     """
@@ -345,9 +345,9 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
 def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the name of the layer whose variables are at the path `variables`.
 
-    The name is preceded by those of the layers around the layer. Keras generates
-    default names from a counter, which differs between processes. Such a name is
-    replaced by that of the HDF5 group, whose number is the layer's place in the model.
+    The names of the layers around this layer come first, separated by slashes. Keras
+    numbers default names by a counter, which differs between processes. So a default
+    name is replaced by that of the HDF5 group, numbered by the order in the model.
     """
     import h5py
 

@@ -1,7 +1,7 @@
 """The training loop: fetches batches, runs steps and notifies the hooks.
 
-Logging, evaluation, saving and everything else is done by hooks, which `periodic.py`
-lists in their order.
+Hooks do everything else, such as logging, evaluation and saving. `periodic.py` lists
+the hooks in their order.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Loop:
     Attributes:
         training: The parts of the run.
         progress: The step reached, and the run's checkpoints.
-        results: The results of steps that were not read from the devices yet.
+        results: Step results that have not been read from the devices yet.
         goodput: Divides the wall time of the run into parts.
         throughput: Measures the speed of the steps alone.
         newest_batches: The batches of the last step.
@@ -54,12 +54,12 @@ class Loop:
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
-        self._traced: set[int] = set()  # The numbers of steps per call.
+        self._traced: set[int] = set()  # The numbers of steps of traced calls.
         self._stage = Stage(0)
 
     @property
     def step(self) -> int:
-        """Synchronous updates applied so far."""
+        """The number of steps done so far."""
         return self.progress.step
 
     def run(self, hooks: Hooks) -> None:
@@ -145,7 +145,7 @@ class Loop:
                 self.hooks.notify("on_step", self.step)
 
     def _call(self, batches: list[Sequence[Batch]]) -> None:
-        """Runs one step for each of `batches`, and keeps the results unread."""
+        """Runs one step for each of `batches`, and adds the result to `results`."""
         count = len(batches)
         if count in self._traced:
             result = self._run_steps(batches)

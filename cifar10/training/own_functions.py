@@ -15,10 +15,10 @@ _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
 def with_own(
     compute: Callable, own: fields.Loss, logits: tf.TensorSpec, mixed: bool
 ) -> Callable:
-    """Returns `compute`, a form of `model.loss`, with the user's loss and metrics.
+    """Returns the function `compute`, extended by the user's loss and metrics.
 
-    If images are `mixed`, labels are the fractions of the classes. Refuses functions
-    whose result would depend on the number of towers.
+    If images are `mixed`, each label is a vector of class fractions. Refuses a loss or
+    metric that would depend on the number of towers.
     """
 
     def loss(logits: tf.Tensor, labels: tf.Tensor, penalties: Any) -> dict:

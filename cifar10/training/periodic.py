@@ -97,10 +97,10 @@ class Log:
 class Validation:
     """Evaluates the model every `--eval_steps` steps, as `eval.py` does.
 
-    The first tower's device evaluates the averaged variables, in batches no larger than
-    a tower's, which fit into its memory. Evaluation changes no variable and draws no
-    random number, so it does not change the following steps. The scores are written to
-    the run's folder `eval` or `eval_val`; a failing disk causes only a warning. With
+    The first tower's device evaluates the averaged variables. The batches are no larger
+    than a tower's, so they fit into memory. Evaluation changes no variable and draws no
+    random number, so the training steps stay the same. The scores are written to the
+    run's folder `eval` or `eval_val`; a failing disk causes only a warning. With
     several workers, the chief evaluates while the others wait.
     """
 
@@ -175,7 +175,7 @@ class Validation:
 def scored_set(
     training: Training, part: Literal["val", "test"], count: int | None = None
 ) -> ScoredSet:
-    """Returns the `ScoredSet` of a split of the data, or of `count` of its images."""
+    """Returns the `ScoredSet` of a split, or of `count` images of the split."""
     events = training.train_dir / layout.evaluation_events(part)
     layout.refuse_link(events)
     return ScoredSet(

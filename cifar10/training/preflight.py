@@ -1,4 +1,4 @@
-"""Checks a training run before TensorFlow starts, which takes seconds.
+"""Checks a training run before TensorFlow is imported, which takes seconds.
 
 If the run cannot be resumed, or is already over, the message names the commands to use
 instead.
@@ -31,8 +31,8 @@ _DATA = "data_fingerprint"
 def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     """Locks the run's directory against other runs, and checks the configuration.
 
-    `train` takes over the lock that this yields. It checks the configuration again when
-    it knows devices, data and model.
+    Yields the lock for `train`, which checks the configuration again when devices, data
+    and model are known.
 
     Raises:
         StoppedError: The run has already ended, for example at --max_steps or because

@@ -21,8 +21,8 @@ from cifar10.training.timing import HOUR, Goodput
 class Progress:
     """The step that a run has reached, saved to and restored from checkpoints.
 
-    With several workers, only the chief `writes` and reads checkpoints; `share` gives
-    its state to the others.
+    With several workers, only the chief `writes` and reads checkpoints; `share` copies
+    the chief's state to the other workers.
 
     Attributes:
         step: The number of steps done so far.
@@ -132,7 +132,7 @@ class Progress:
         return messages
 
     def first_line(self) -> str:
-        """Returns a line on where the run starts."""
+        """Returns a line on the step from which the run starts or resumes."""
         run = self._directory.parent
         if self.step:
             epoch, position = self._epoch_and_position()
@@ -156,7 +156,7 @@ class Progress:
         """Writes a checkpoint, and deletes older ones that need not be kept.
 
         With --on_save_error continue, a failing disk causes only a warning, except for
-        the `last` checkpoint of a run. Returns the checkpoint's folder, or None.
+        the `last` checkpoint of a run. Returns the checkpoint's folder, if written.
         """
         if not self._writes:
             return None
@@ -230,7 +230,7 @@ class Progress:
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _check_directory(self) -> None:
-        """Raises a `UsageError` if another run has taken over the directory."""
+        """Raises a `UsageError` if another run may have taken over the directory."""
         self._guard = self._guard or DirectoryGuard(self._directory.parent)
         if problem := self._guard.problem():
             raise UsageError(

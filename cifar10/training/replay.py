@@ -182,9 +182,9 @@ class Replay:
                     return
 
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
-        """Compares this step and its metrics with the run's records of the step.
+        """Compares the step reached and its `metrics` with the run's records.
 
-        Then restores the run's checkpoint of the step, if there is one.
+        If the run has a checkpoint of this step, restores the checkpoint.
         """
         begun = max(at for at in (0, *self.saved) if at < self.step)
         is_near = self.step - begun <= _STEPS_OF_BOUND
@@ -228,7 +228,7 @@ class Replay:
         return found
 
     def find_jump(self, first: int, last: int) -> tuple[float, Sequence[Batch]] | None:
-        """Finds the first step whose gradient norm jumps, and goes back before it.
+        """Finds the first step whose gradient norm jumps; restores the state before.
 
         Returns the gradient norm and the batches of that step; None if no step from
         `first` to `last` jumps.
@@ -251,7 +251,7 @@ class Replay:
     def heaviest(
         self, batches: Sequence[Batch], most: int
     ) -> list[tuple[str, float, float]]:
-        """Finds the `most` images with the largest gradients, by halving the batch.
+        """Finds up to `most` images with the largest gradients, by halving the batch.
 
         Returns the name, gradient norm and cross entropy of each of these images.
         """
@@ -305,7 +305,7 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles the training of a run anew; refuses if it would compute otherwise."""
+    """Assembles the training of a run anew; refuses other data, settings or batches."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])

@@ -248,7 +248,7 @@ class NotFinitePolicy:
         return found
 
     def _advice(self, first: int, last: int) -> str:
-        """Returns advice on how to avoid such results, and how to find their cause."""
+        """Returns advice on results of steps `first` to `last` that are not finite."""
         rate = self._training.config.update.learning_rate
         how = (
             f"In a new run (another --train_dir), a --learning_rate below {rate}, "

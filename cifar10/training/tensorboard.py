@@ -123,7 +123,7 @@ class TensorBoard:
             self._writer = None  # This file may be damaged: open another next.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Returns the open writer or a new one, after dropping repeated steps."""
+        """Returns the writer; before opening it, drops the events of repeated steps."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
@@ -226,11 +226,11 @@ def sample(tensor: tf.Tensor) -> tf.Tensor:
 def activations_of(
     model: keras.Model, device: str
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Returns a function that takes a batch of images and samples activations.
+    """Returns a function that samples a model's activations for a batch of images.
 
-    The function maps layer names to samples of the layers' outputs. It computes them as
-    the first tower's training step does, including dropout masks, from the present
-    values of the variables. It changes no variable.
+    The function returns samples of each layer's output, by layer name. It computes the
+    outputs as the first tower's training step does, including dropout masks, from the
+    present values of the variables. No variable changes.
     """
     viewed = with_activations(model)
 
@@ -258,7 +258,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     The view's outputs are the logits, and then the output of each layer that has
     weights or is an activation. As in the tutorial, a convolution before max pooling
     and ReLU is shown after ReLU and before the pooling. A layer that another model
-    called first is left out, because Keras returns its output in that model. Returns
+    called first is left out, because Keras has its output in that model only. Returns
     None for a model that is not a graph of layers, whose inner tensors are unknown.
     """
     if not is_graph(model):

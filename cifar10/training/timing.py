@@ -61,7 +61,7 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds spent in steps, and those of them waiting for input.
+        """Returns the seconds spent in steps, and how many of them waiting for input.
 
         Time outside of steps, for example for tracing or saving, does not count.
         """
@@ -96,7 +96,7 @@ class Goodput:
     def summary(self, step: int, global_batch_size: int) -> str:
         """Returns a line on the run's wall time, its largest parts and the rate.
 
-        The rate is that of the whole wall time up to `step`.
+        The rate is the average over the wall time up to `step`.
         """
         seconds = self.seconds()
         total = max(sum(seconds.values()), 0.001)  # Never divide by zero.
@@ -108,7 +108,7 @@ class Goodput:
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Returns the step and the seconds of each part, from the lines that have both."""
+    """Reads the step and the seconds of each part from a log's lines that have both."""
     found = []
     with contextlib.suppress(UsageError):  # A damaged log ends no run.
         for entry in logs.read_lines(log):
@@ -172,7 +172,7 @@ class Throughput:
         return float(rate)
 
     def timed(self) -> TimedSteps:
-        """Returns how long the steps of all windows took so far."""
+        """Returns the number and duration of the steps in all windows so far."""
         if not self._counted:
             return self._earlier
         seconds, waiting = np.subtract(self._goodput.stepping(), self._began)

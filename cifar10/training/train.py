@@ -1,4 +1,4 @@
-"""Trains a model: assembles its parts, restores the run, and runs the loop."""
+"""Trains a model: assembles the run, restores its checkpoint and runs the loop."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ def train(
     Args:
         config: The configuration.
         stop: The signals that end training early.
-        cluster: The machines that train together; None if this one trains alone.
+        cluster: The machines that train together; None for this machine alone.
         hooks: Objects with methods for the events of `hooks.Hook`.
         dataset: The data set; None for the one that `config.dataset.data` names.
         lock: The lock of the run's directory that `preflight.locked_run` yields; None
@@ -50,8 +50,7 @@ def train(
     Raises:
         StoppedError: A signal has ended training, after a checkpoint was saved.
         LostWorkerError: Another worker is gone.
-        UsageError: The run cannot start or continue; the message says why and what to
-            do.
+        UsageError: The run cannot start or continue; the message says what to do.
     """
     check_hooks(hooks)
     stop = stop or StopSignals()
