@@ -1,1 +1,1 @@
-"""From CIFAR binaries on disk to distorted batches in one prefetch queue per tower."""
+"""Finds data sets, and makes batches of them for training and evaluation."""

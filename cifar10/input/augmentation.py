@@ -1,16 +1,15 @@
-"""A recipe's augmentation: what is done to images besides the distortions.
+"""Augments training images as a recipe's `augmentation` table declares.
 
-RandAugment (`rand_augment.py`) changes the pixels of images before they are distorted;
-erasing, cutout, mixup and cutmix change the distorted ones, mixup and cutmix the labels
-too. Random values are drawn by seed and step for the global batch, like those of
-`distortions.py`; separate streams leave the distortions as without an augmentation.
+RandAugment (`rand_augment.py`) changes images before they are distorted. Erasing,
+cutout, mixup and cutmix change distorted images; mixup and cutmix also change labels.
+As in `distortions.py`, random values for the global batch depend on seed and step. Each
+augmentation has its own random stream, so adding one does not change the distortions.
 
-Keras's layers of these names cannot take their place. `RandomErasing` draws height and
-width independently, and clips its noise to black and white; `MixUp` and `CutMix`
-shuffle the batch that they are given, so N towers would mix other pairs than one. Here
-image 2 k of the global batch mixes with image 2 k + 1 and vice versa, each by its own
-weight. Which images come side by side is random, like the order of all, and no tower,
-worker or disk needs more images than without mixing.
+Keras's layers of these names are not used. Its `RandomErasing` draws height and width
+independently, and clips the noise to black and white. Its `MixUp` and `CutMix` shuffle
+each batch, so the number of towers would change which images are mixed. Here images
+2 k and 2 k + 1 of the global batch mix with each other, each with its own weight. The
+pairs are random because the order of images is, and both images are on one tower.
 """
 
 import functools
@@ -31,34 +30,34 @@ from cifar10.input.distortions import (
 )
 from cifar10.input.pipeline import Plan, TowerBatch
 
-# A run's seed has 31 bits; higher bits tell streams of random numbers apart. A new
-# augmentation's stream comes last: a stream's place is part of every run's result.
+# A run's seed has 31 bits; the bits above number the streams of random numbers. Append
+# the stream of a new augmentation: other numbers would change every run's results.
 _STREAM = 2**32
 _RAND_AUGMENT, _ERASING, _ERASING_NOISE, _MIXING, _CUTOUT = range(
     _STREAM, 6 * _STREAM, _STREAM
 )
 
-# For erasing, the fraction of the image's area and the ratio of width to height, from
-# section 5.1 of its paper. Ratios are drawn uniformly in their logarithm, as in
-# torchvision, so that tall and wide rectangles are equally frequent.
+# The erased fraction of the image's area, and its ratio of width to height (section 5.1
+# of the paper). The ratio's logarithm is drawn uniformly, as in torchvision, so that
+# tall and wide rectangles are equally frequent.
 AREA_RANGE = (0.02, 0.4)
 RATIO_RANGE = (0.3, 1 / 0.3)
 
-# Random numbers per image. For erasing: whether, where, the noise's shift, and the
-# sizes to try; for mixing: the kind, the weight, and the box's place.
+# Random numbers per image. Erasing draws whether to erase, two coordinates, the noise's
+# shift, and sizes to try. Mixing draws mixup or cutmix, a weight, and two coordinates.
 ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
 MIXING_NUMBERS = 4
 
-# This many equally probable values stand for a continuous distribution.
+# The number of equally probable values that approximate a beta distribution.
 _QUANTILES = 4096
 
 
 class Augmentation:
-    """Augments the images of a training, before and after their distortion.
+    """Augments training images, before and after their distortion.
 
     Args:
-        declared: As `config.images.augmentation`.
-        classes: Labels are 0 to `classes - 1`.
+        declared: The recipe's table, as in `config.images.augmentation`.
+        classes: The number of classes.
     """
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
@@ -69,7 +68,7 @@ class Augmentation:
     def before_distortion(
         self, images: tf.Tensor, plan: Plan, batch_slice: BatchSlice
     ) -> tf.Tensor:
-        """Applies RandAugment; the arguments are those of `BatchMaker.make`."""
+        """Applies RandAugment to a batch; the arguments are as in `BatchMaker.make`."""
         if given := self._parts.get("rand_augment"):
             count = 2 * given["operations"]
             drawn = draw(count, _stream(plan, _RAND_AUGMENT), batch_slice)
@@ -79,7 +78,7 @@ class Augmentation:
     def after_distortion(
         self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
     ) -> TowerBatch:
-        """Erases and mixes distorted images; returns what `BatchMaker.make` does."""
+        """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
         if given := self._parts.get("random_erasing"):
             noise = uniform(images.shape[1:], _stream(plan, _ERASING_NOISE))
             drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), batch_slice)
@@ -94,33 +93,33 @@ class Augmentation:
 
 
 def _stream(plan: Plan, number: int) -> tf.Tensor:
-    """Returns the seed of one stream of random numbers of a step."""
+    """Returns a step's seed for one stream of random numbers."""
     return plan.seed + tf.constant([number, 0], tf.int64)
 
 
 def erase(
     images: tf.Tensor, drawn: Sequence[tf.Tensor], noise: tf.Tensor, probability: float
 ) -> tf.Tensor:
-    """Fills a rectangle of some of the images with noise (random erasing).
+    """Fills a rectangle in randomly chosen images with noise (random erasing).
 
     Zhong et al., https://arxiv.org/abs/1708.04896.
 
-    The noise is uniform, like the paper's over all values of a pixel, with the zero
-    mean and unit variance of scaled images.
+    The noise is uniform, as in the paper, with zero mean and unit variance, like scaled
+    images.
 
     Args:
         images: float32 [batch, height, width, channels], scaled.
-        drawn: `ERASING_NUMBERS` tensors, float32 [batch] in [0, 1).
-        noise: float32 [height, width, channels] in [0, 1). It is shifted by another
-            number for each image, so that no tower has to draw noise for the images
-            of others.
-        probability: How often an image is erased.
+        drawn: Random numbers: `ERASING_NUMBERS` tensors, float32 [batch] in [0, 1).
+        noise: float32 [height, width, channels] in [0, 1), for all images. Each image
+            shifts the noise by its own random number, so that no tower has to draw
+            noise for the images of other towers.
+        probability: Probability that an image is erased.
 
     Returns:
         float32 [batch, height, width, channels].
     """
     chance, *place, shift = drawn[:4]
-    size, nothing = images.shape[1:3], (0, 0)  # Erased where no size fits.
+    size, nothing = images.shape[1:3], (0, 0)  # If no size fits, nothing is erased.
     sizes = random_sizes(size, drawn[4:], AREA_RANGE, RATIO_RANGE, nothing)
     erased = _expanded(chance < probability) & _rectangle(images, place, sizes)
     moved = tf.math.floormod(noise + _expanded(shift), 1.0)
@@ -136,9 +135,9 @@ def cut_out(
 
     Args:
         images: float32 [batch, height, width, channels], scaled.
-        vertical: float32 [batch] in [0, 1), where the square lies within the image.
-        horizontal: The same, from left to right.
-        side: Side of the square, in pixels of 32.
+        vertical: float32 [batch], position of the square from top (0) to bottom (1).
+        horizontal: float32 [batch], position from left (0) to right (1).
+        side: Side of the square in pixels of an image of 32 x 32; other sizes scale it.
 
     Returns:
         float32 [batch, height, width, channels].
@@ -159,22 +158,23 @@ def mix(
     mixup: Mapping[str, float] | None = None,
     cutmix: Mapping[str, float] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mixes each image of a batch, and its label, with its partner.
+    """Mixes pairs of images, and their labels, by mixup or cutmix.
 
     Zhang et al., https://arxiv.org/abs/1710.09412, and Yun et al.,
     https://arxiv.org/abs/1905.04899.
 
     Args:
-        images: float32 [batch, height, width, channels], an even number of them.
+        images: float32 [batch, height, width, channels], with an even batch size.
         labels: int64 [batch].
-        drawn: `MIXING_NUMBERS` tensors, float32 [batch] in [0, 1).
-        classes: Labels are 0 to `classes - 1`.
-        mixup: `alpha` of the distribution of weights, and `probability`.
-        cutmix: The same; None for no images of this kind.
+        drawn: Random numbers: `MIXING_NUMBERS` tensors, float32 [batch] in [0, 1).
+        classes: The number of classes.
+        mixup: The `probability` of mixup, and `alpha` of the beta distribution that
+            weights are drawn from. None disables mixup.
+        cutmix: The same for cutmix.
 
     Returns:
-        Images of the same shape, and labels, float32 [batch, classes]: the fraction
-        of the image that is of each class.
+        Mixed images of the same shape, and float32 labels [batch, classes], which give
+        the fraction of each class in an image.
     """
     kind, chance, vertical, horizontal = drawn
     of_mixup, of_cutmix = (
@@ -205,10 +205,9 @@ def mix(
 
 @functools.cache
 def quantiles_of_beta(alpha: float | None) -> np.ndarray:
-    """Returns values that Beta(alpha, alpha) takes equally often, float64 [4096].
+    """Returns equally probable values of Beta(alpha, alpha), float64 [4096].
 
-    Without an alpha they are 1. TensorFlow draws from this distribution only on
-    CPUs.
+    All values are 1 if `alpha` is None. TensorFlow's own beta sampler needs a CPU.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)
@@ -216,7 +215,7 @@ def quantiles_of_beta(alpha: float | None) -> np.ndarray:
         return high
     for _ in range(np.finfo(np.float64).nmant):
         middle = (low + high) / 2
-        # Outside the graph, and on the CPU: every worker is to find the same bits.
+        # Outside the graph and on the CPU, so that all workers compute the same bits.
         with tf.init_scope(), tf.device("/cpu:0"):
             a = tf.constant(alpha, tf.float64)
             is_below = tf.math.betainc(a, a, middle).numpy() < probabilities
@@ -227,7 +226,7 @@ def quantiles_of_beta(alpha: float | None) -> np.ndarray:
 def _rectangle(
     images: tf.Tensor, place: Sequence[tf.Tensor], sizes: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns which pixels are in rectangles of some sizes, at places in [0, 1)."""
+    """Returns a mask of one rectangle in each image, at a position in [0, 1)."""
     sides = []
     for side, chance, taken in zip(images.shape[1:3], place, sizes, strict=True):
         first = tf.floor(tf.cast(chance, tf.float64) * (side - taken + 1.0))
@@ -236,9 +235,9 @@ def _rectangle(
 
 
 def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where a box begins along a side and where it ends (exclusive), [batch].
+    """Returns the start and the end (exclusive) of cutmix boxes along one side.
 
-    The box is centred anywhere, and cut off at the image's edge, as the paper's is.
+    A box may be centred anywhere and is clipped at the image's edge, as in the paper.
     """
     half = tf.floor(tf.floor(side * size) / 2.0)
     centre = tf.floor(tf.cast(place, tf.float64) * size)
@@ -250,10 +249,9 @@ def _between(
     rows: tuple[tf.Tensor, tf.Tensor],
     columns: tuple[tf.Tensor, tf.Tensor],
 ) -> tf.Tensor:
-    """Returns which pixels are between two rows and columns, bool [batch, ..., 1].
+    """Returns a mask of the pixels in `rows` and `columns`, bool [batch, ..., 1].
 
-    Rows and columns are pairs of float64 [batch]: the first inside, and the first
-    beyond.
+    `rows` and `columns` are pairs of start and end (exclusive), float64 [batch].
     """
     _, height, width, _ = images.shape
     row = tf.range(height, dtype=tf.float64)[None, :, None, None]
@@ -263,17 +261,17 @@ def _between(
 
 
 def _expanded(of_images: tf.Tensor) -> tf.Tensor:
-    """Reshapes a number per image, [batch], so that it broadcasts over images."""
+    """Reshapes [batch] to [batch, 1, 1, 1], to broadcast over images."""
     return of_images[:, None, None, None]
 
 
 def _partners(values: tf.Tensor) -> tf.Tensor:
-    """Exchanges the first and second of a batch, the third and fourth, and so on."""
+    """Swaps the first and second value of a batch, the third and fourth, and so on."""
     pairs = tf.reshape(values, [-1, 2, *values.shape[1:]])
     return tf.reshape(tf.reverse(pairs, [1]), values.shape)
 
 
 def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of two values; `weight`, float32 [batch], is the first one's."""
+    """Returns `weight * values + (1 - weight) * others`, with one weight per image."""
     weight = tf.reshape(weight, [-1, *[1] * (len(values.shape) - 1)])
     return weight * values + (1.0 - weight) * others

@@ -1,7 +1,7 @@
-"""CIFAR-10, CIFAR-100 and the stand-in: found on this machine, downloaded or generated.
+"""Finds CIFAR-10, CIFAR-100 or the synthetic stand-in; downloads or generates them.
 
-Two rules hold throughout. A damaged copy is an error, never a reason to use something
-else. And wherever the stand-in is named, it is called a stand-in.
+A damaged copy is an error, and no other data set is used instead. Messages never call
+the stand-in CIFAR-10.
 """
 
 import functools
@@ -26,14 +26,14 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
     """Finds a data set, or downloads or generates it.
 
     Args:
-        data: "cifar10" or "cifar100", a copy on this machine or else a download;
-            "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
-            stand-in otherwise.
-        data_dir: Folder that contains the files, their folder or the archive. It is
-            only read: a folder without a data set is refused. None for the folder that
-            the environment variable CIFAR10_DATA_DIR names, by default
-            ~/.cache/cifar10, to which a missing data set is downloaded.
-        data_url: URL of the archive, or of the folder that it is in.
+        data: "cifar10" or "cifar100" for a local copy or else a download; "synthetic"
+            for the generated stand-in; "auto" for CIFAR-10 if available, else the
+            stand-in.
+        data_dir: Folder with the data files, with the unpacked archive, or with the
+            archive. It is only read, and refused if it has no data set. None for the
+            folder in the environment variable CIFAR10_DATA_DIR, by default
+            ~/.cache/cifar10; a missing data set is downloaded to this folder.
+        data_url: URL of the archive, or of its folder, which ends in a slash.
     """
     if data_url:
         download.check_url(data_url)
@@ -61,19 +61,19 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                     return _stand_in(reason, home)
                 raise type(error)(
                     f"{problem}\nPut {archive.name} or its folder {archive.folder} "
-                    "there, or give another folder as --data_dir. A training also "
-                    "takes a mirror as --data_url, or --data synthetic."
+                    "there, or name another folder with --data_dir. To train, you can "
+                    "also name a mirror with --data_url, or give --data synthetic."
                 ) from error
         return _checked(name, folder, f"{title} in {folder}")
 
 
 def cache() -> Path:
-    """Returns the user's own folder for what is downloaded, generated or prepared."""
+    """Returns ~/.cache/cifar10, the default folder for all data of the package."""
     return _without_tilde("~/.cache/cifar10")
 
 
 def _named_folder(data_dir: str | None) -> Path | None:
-    """Returns the folder that the flag or else the environment names, if any."""
+    """Returns the folder in `data_dir`, or else in CIFAR10_DATA_DIR, or else None."""
     source, name = "--data_dir", data_dir
     if not data_dir:
         source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
@@ -82,7 +82,7 @@ def _named_folder(data_dir: str | None) -> Path | None:
     directory = _without_tilde(name)
     with records.explained(directory):
         if directory.is_file():
-            problem = f"{source} {name} is a file; give the folder that it is in."
+            problem = f"{source} {name} is a file. Give the folder of the file."
             raise UsageError(problem)
     return directory
 
@@ -92,15 +92,15 @@ def _without_tilde(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise UsageError(
-            f"There is no home folder: {error}\nSet HOME, or give the folder of the "
-            "data as --data_dir, without ~."
+            f"There is no home folder: {error}\nSet HOME, or name the folder of the "
+            "data with --data_dir, without ~."
         ) from error
 
 
 def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
-    """Returns the folder of a copy on this machine, None if there is none.
+    """Returns the folder of a local copy of a data set, or None without a copy.
 
-    An archive in `directory` is unpacked in `home`.
+    An archive in `directory` is unpacked to `home`.
     """
     file_format, archive = FORMATS[name], ARCHIVES[name]
     files = file_format.train_files + file_format.test_files
@@ -116,14 +116,14 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the stand-in in `home`; generates it unless the user named its folder."""
-    # The user may name the folder itself, as a run's `config.json` does.
+    """Finds the stand-in in `home`, or generates it unless the user `named` `home`."""
+    # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():
         if named:
             raise UsageError(
-                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect it, or leave "
-                "it out to have the stand-in generated in ~/.cache/cifar10."
+                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect --data_dir, "
+                "or omit it to generate the stand-in in ~/.cache/cifar10."
             )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
@@ -140,13 +140,13 @@ def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
         else "does not exist"
     )
     return UsageError(
-        f"--data_dir {data_dir} {lacks}.\nCorrect it, or remove it to "
+        f"--data_dir {data_dir} {lacks}.\nCorrect --data_dir, or omit it to "
         f"download {file_format.title}."
     )
 
 
 def _checked(name: str, directory: Path, description: str) -> Dataset:
-    """Returns a data set after checking its files."""
+    """Checks the files of a data set, and returns the data set."""
     records.check_files(directory, FORMATS[name])
     return Dataset(
         name=name,

@@ -1,8 +1,9 @@
-"""Corrected labels: training pictures that are left out or moved to another class.
+"""Corrects the training split: leaves pictures out or moves them to other classes.
 
-A CSV file names them, as `python -m cifar10 data --train_dir` writes it: in the column
-`picture` a training picture, in the column `class` the class to move it to, or nothing
-to leave it out. If there is a column `label`, it is compared with the picture's label.
+The corrections are in a CSV file, which `python -m cifar10 data --train_dir` writes.
+Its column `picture` names a training picture. Its column `class` names the new class of
+the picture, or is empty to leave the picture out. An optional column `label` must equal
+the present class of the picture.
 """
 
 import csv
@@ -21,15 +22,15 @@ from cifar10.process import files
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
-    """Returns the names of the `count` pictures of a part."""
+    """Returns the names of a split's `count` pictures: their paths, or else numbers."""
     numbered = [f"{split} picture {n}" for n in range(count)]
     return dataset.paths.get(split, numbered)
 
 
 def corrected(dataset: Dataset, name: str) -> Dataset:
-    """Returns a data set with its training part corrected as a file says.
+    """Returns a data set whose training split is corrected by the CSV file `name`.
 
-    The division into parts and the test part stay; the fingerprint changes.
+    Only the training split and the fingerprint change.
 
     Raises:
         UsageError: A picture or class is unknown, or a class would have no pictures.
@@ -41,18 +42,18 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     labels = before.copy()
     for path, to, label in read(name):
         if path not in places:
-            why = "is not in the training part. Remove its line."
+            why = "is not in the training split. Remove its line."
         elif label and classes.get(label) != before[places[path]]:
-            why = f"is not of {label}. The file is for other data or other fractions."
+            why = f"is not of class {label}. The file is for other data or splits."
         elif to and to not in classes:
-            why = f"goes to an unknown class, {to}.{did_you_mean(to, classes)}"
+            why = f"is moved to an unknown class, {to}.{did_you_mean(to, classes)}"
         else:
             labels[places[path]] = classes[to] if to else -1
             continue
         raise UsageError(f"--corrections {name}: {path} {why}")
     if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
-        raise UsageError(f"--corrections {name} leaves no picture of {last}; keep one.")
+        raise UsageError(f"--corrections {name} leaves class {last} empty. Keep one.")
     moved = np.count_nonzero((labels != before) & (labels >= 0))
     kept = np.flatnonzero(labels >= 0)
     counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
@@ -74,26 +75,26 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
 
 def read(name: str) -> list[tuple[str, str, str]]:
-    """Returns picture, class and label in each line of a file.
+    """Reads the picture, class and label from each line of a CSV file.
 
     Raises:
-        UsageError: It cannot be read, or lacks a column.
+        UsageError: The file cannot be read, or lacks a column.
     """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
-        # Paths need not be UTF-8. Spreadsheets add a byte order mark, and semicolons
-        # where the comma is decimal.
+        # Paths need not be UTF-8. Spreadsheets add a byte order mark, and separate by
+        # semicolons in languages with a decimal comma.
         text = content.decode("utf-8-sig", "surrogateescape")
         separator = ";" if ";" in text.partition("\n")[0] else ","
         table = io.StringIO(text, newline="")
         rows = csv.DictReader(table, delimiter=separator, restval="", strict=True)
-        # The header too, for the columns that a file of one line may lack.
+        # With the header as a row, so that a file without pictures needs its columns.
         lines = [dict.fromkeys(rows.fieldnames or (), ""), *rows]
         found = [(row["picture"], row["class"], row.get("label", "")) for row in lines]
         return found[1:]
     except (OSError, ValueError, KeyError, csv.Error) as error:
         why = f"no column {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(
-            f"--corrections {name} cannot be read: {why}.\nIt is a CSV file whose "
-            "first line is picture,class or picture,class,label."
+            f"--corrections {name} cannot be read: {why}.\nThe file must be CSV, with "
+            "the first line picture,class or picture,class,label."
         ) from error

@@ -1,4 +1,4 @@
-"""What a data set is: `Dataset`, and the `Images` of its splits."""
+"""The common form of all data sets: `Dataset`, and the `Images` of its splits."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,28 +28,28 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Reads some of the images, uint8 [count, height, width, channels]."""
+        """Returns the chosen images, uint8 [count, height, width, channels]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set that is on this machine.
+    """A data set on this machine.
 
     Attributes:
-        name: What `config.json` calls it: "cifar10", "folder" and so on.
-        directory: The `--data_dir` that finds it again; None if none does.
+        name: The kind of data in `config.json`: "cifar10", "folder" and so on.
+        directory: The `--data_dir` that finds the data again; None for data in memory.
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.
-        description: One line for the user: which data set it is, and where.
-        read: Returns the images of a part, and its labels, int32 [count].
-        parts: The parts that it has, in the order of `SPLITS`.
-        fingerprint: SHA-256 of what a training sees of it; None if its files cannot
-            differ.
+        description: One line for the user, which says what and where the data set is.
+        read: Function that returns the images of a split and its int32 labels [count].
+        parts: The splits of the data set, in the order of `SPLITS`.
+        fingerprint: SHA-256 of the images and labels; None if they are always the same,
+            as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: The names of each part's pictures; without, they are numbered.
-        left_out: Why pictures are left out, by their names.
+        paths: Maps each split to its pictures' names. Without names, they are numbered.
+        left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
-        division: How it was divided into parts; None if the parts were given.
+        division: The division into splits by hashes (`division.py`), if there was one.
     """
 
     name: str
@@ -75,19 +75,19 @@ class Dataset:
 
     @property
     def validation_split(self) -> Literal["val", "test"]:
-        """The part on which a training decides: `val`, or `test` if there is none."""
+        """The split that a training run validates on: `val`, or `test` without it."""
         return "val" if "val" in self.parts else "test"
 
 
 def selected(images: Images, places: np.ndarray) -> Images:
-    """Returns some of the images of a part; what is on the disk stays there."""
+    """Selects images of a split by their indices; images on disk are not read yet."""
     if isinstance(images, np.ndarray):
         return images[places]
     return _Some(images, places)
 
 
 class _Some:
-    """Some of the images of a part that stays on the disk."""
+    """Selected images of a split on disk, which are read when they are indexed."""
 
     def __init__(self, images: Images, places: np.ndarray) -> None:
         self._images, self._places, self.dtype = images, places, images.dtype

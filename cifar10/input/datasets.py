@@ -1,7 +1,7 @@
 """Finds the data set of a run.
 
-`find` is the registry: `cifar.py` finds CIFAR's files, `pictures/` the user's pictures.
-Both return a `Dataset`, and nearly all of the package knows nothing else.
+`find` chooses the module: `cifar.py` for CIFAR and its stand-in, `pictures/` for the
+user's pictures. Both return a `Dataset`, so other modules need not know the kind.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import with_val
 from cifar10.models.registry import IN_PYTHON
 
-# Side of the images that pictures become unless `--image_size` says otherwise.
+# Side of the images made from pictures without `--image_size`.
 DEFAULT_SIZE = 64
-# Larger ones are no pictures, and a model of such a size fits nowhere.
+# The largest side in a valid `config.json`: models of larger images fit no machine.
 _LARGEST_SIDE = 4096
 
 
@@ -30,16 +30,16 @@ def find(
     data_url: str | None = None,
     **preparation: Any,
 ) -> Dataset:
-    """Finds a data set; downloads, generates or prepares it if need be.
+    """Finds a data set; downloads, generates or prepares it if necessary.
 
     Args:
-        data: As `config.dataset.data`.
-        data_dir: Place of the data. For "cifar10", "cifar100", "synthetic" and "auto"
-            see `cifar.find`; for "folder" and "npz" the folder or file itself.
+        data: The kind of data, as in `config.dataset.data`.
+        data_dir: Path of the folder or file if `data` is "folder" or "npz". For all
+            other kinds see `cifar.find`.
         data_url: URL of CIFAR's archive.
-        **preparation: For pictures: `image_size`, `validation_fraction`,
-            `val_fraction` and `max_bad_images`, as in `config.dataset`; `division`, as
-            recorded by a run.
+        **preparation: For a folder of pictures: `image_size`, `validation_fraction`,
+            `val_fraction` and `max_bad_images`, as in `config.dataset`, and the
+            `division` that a run recorded.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
@@ -55,9 +55,9 @@ def find(
 
 
 def cache_of_pictures() -> Path:
-    """Returns the folder for what is prepared from the user's pictures.
+    """Returns the cache folder for prepared pictures.
 
-    CIFAR10_DATA_DIR does not name it: others may read that folder, and write to it.
+    CIFAR10_DATA_DIR is not used, because other users may read it or write to it.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return home / "cifar10" if home.is_absolute() else cifar.cache()
@@ -66,13 +66,13 @@ def cache_of_pictures() -> Path:
 def find_for(
     settings: Mapping[str, Any], given: Dataset | None = None, *, say_notes: bool = True
 ) -> Dataset:
-    """Finds the data set of a configuration, or of a run by its `config.json`.
+    """Finds the data set for the settings of a configuration or of a `config.json`.
 
-    A data set that a program has `given` is divided and corrected in the same way. The
-    notes on pictures are printed unless the caller shows them.
+    A data set `given` by a program is only divided and corrected. Notes on pictures are
+    printed if `say_notes`.
     """
     names = ("image_size", "validation_fraction", "max_bad_images")
-    # An older run has none of them, and needs none.
+    # Runs of older versions recorded none of these, and need none.
     preparation: dict[str, Any] = {name: settings.get(name) for name in names}
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
     preparation["val_fraction"] = settings.get("val_fraction", 0.0)
@@ -89,15 +89,15 @@ def find_for(
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
-    """Finds the data set of a run, in `data_dir` or else where it was."""
+    """Finds a run's data set again, in `data_dir` or else in the recorded place."""
     _check_findable(settings["data"])
     recorded, corrections = settings["data_dir"], None
-    # Not `Path.exists`: it fails where this user may not look.
-    if data_dir is None and recorded is None:  # By `config/run_config.py`.
+    # Not `Path.exists`, which raises an error without permission to look.
+    if data_dir is None and recorded is None:  # Removed by `config/run_config.py`.
         say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir, file = recorded, settings.get("corrections")
-        # Without the file the test part is the same.
+        # Without the corrections file the test split is the same.
         corrections = file if file and os.path.exists(file) else None  # noqa: PTH110
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
@@ -113,31 +113,31 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
                 f"  now:   {dataset.description}\n"
                 f"  then:  {recorded_as}"
             )
-        else:  # The run's description says why it has this data set.
+        else:  # The recorded description says why the run has this data set.
             dataset = dataclasses.replace(dataset, description=recorded_as)
     return dataset
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
-    """Refuses a data set of other images or classes than a run was trained on.
+    """Refuses a data set whose image shape or classes differ from a run's.
 
-    `name` is what messages call the data set.
+    Messages call the data set `name`.
     """
     shape, names = describe(settings)
-    fix = "Name the data that it was trained on, or a set of the same classes."
+    fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
-            f"{name}: it has {dataset.classes} classes of images of "
-            f"{dataset.image_shape}, and the run was trained on {len(names)} of "
-            f"{shape}.\n{fix}"
+            f"{name} has {dataset.classes} classes and images of the shape "
+            f"{dataset.image_shape}, but the run was trained on {len(names)} classes "
+            f"and the shape {shape}.\n{fix}"
         )
     if dataset.name == settings["data"] and dataset.name in cifar.FORMATS:
-        return  # Its classes are fixed, whatever an older version called them.
+        return  # CIFAR's classes are fixed, whatever an older version called them.
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
         if there != here:
             raise UsageError(
-                f"{name}: its class {number} is {here}, and the run's is {there}; "
+                f"{name}: class {number} is {here}, but in the run it is {there}, so "
                 f"scores would mean nothing.\n{fix}"
             )
 
@@ -145,9 +145,9 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
 def describe(
     settings: Mapping[str, Any],
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Returns the shape of a run's images and the names of its classes.
+    """Returns a run's image shape and class names from its `config.json`.
 
-    Refuses a `config.json` that lacks them.
+    Refuses a `config.json` without them.
     """
     data, names = settings["data"], settings.get("class_names")
     shape: Any = settings.get("image_shape")
@@ -155,8 +155,7 @@ def describe(
         shape, names = records.IMAGE_SHAPE, names or file_format.class_names
     elif not names or not _is_shape(shape):
         raise UsageError(
-            "config.json lacks the names of the classes, or the images' shape. Restore "
-            "it."
+            "config.json lacks class_names or a valid image_shape. Restore config.json."
         )
     height, width, channels = shape
     return (height, width, channels), tuple(names)
@@ -165,8 +164,8 @@ def describe(
 def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run is {data}: a program had it in memory, or the "
-            f"version that wrote\nthe run looked it up.\n{IN_PYTHON}"
+            f"The data of this run, {data}, came from a Python program's memory or is "
+            f"known only to another version.\n{IN_PYTHON}"
         )
 
 
@@ -182,7 +181,7 @@ def _is_shape(shape: Any) -> bool:
 def _required(data: str, data_dir: str | None) -> str:
     if data_dir is None:
         raise UsageError(
-            f"The data of this run is a user's own {data}, and its place is not known."
-            "\nGive its path as --data_dir."
+            f"The data of this run is a {data} of a user, and its path is not known.\n"
+            "Name the path with --data_dir."
         )
     return data_dir

@@ -1,7 +1,7 @@
-"""Distorts batches of images for training, and prepares them for scoring.
+"""Distorts batches of images for training, and prepares batches for evaluation.
 
 Every distortion works on the whole batch at once, for images of any height, width and
-number of channels. Its random values are drawn for the global batch, by a seed alone.
+number of channels. The seed alone determines the random values of the global batch.
 """
 
 import math
@@ -12,20 +12,20 @@ import tensorflow as tf
 
 from cifar10.models.architecture import channel_statistics
 
-# How far two distortions move images at most, in pixels of 32: airbench94's and
-# airbench96's. They flip each image every other epoch.
+# The largest translation in pixels of an image of 32 x 32, as in airbench94 and
+# airbench96. Both distortions flip each image in every other epoch.
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
-# Distortions whose results are as large as the images; others crop.
+# Distortions that keep the size of images; all others crop.
 WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 
-# The tutorial's largest change of brightness, on the scale 0 to 255, and range of the
-# contrast factor.
+# The tutorial's largest change of brightness, on the scale 0 to 255, and its range of
+# contrast factors.
 BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
 # The crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
-# torchvision: the fraction of the image's area, the ratio of width to height, and how
-# often to draw both until a crop fits into the image.
+# torchvision: the fraction of the image's area, the ratio of width to height, and the
+# number of attempts to draw a crop that fits into the image.
 AREA_RANGE = (0.08, 1.0)
 RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
@@ -34,7 +34,7 @@ CROP_ATTEMPTS = 10
 class BatchSlice(NamedTuple):
     """The slice of every global batch that a process or a tower makes."""
 
-    first: int  # Its first image, within the global batch.
+    first: int  # The index of the slice's first image in the global batch.
     batch_size: int
     global_batch_size: int
 
@@ -52,18 +52,18 @@ def distort(
     images (`docs/archive/lab-notes.md`).
 
     Args:
-        images: 0 to 255 in any type [batch, height, width, channels].
-        distortion: `tutorial` crops, flips and changes brightness and contrast at
-            random; `crop_flip` does the first two; those in `TRANSLATIONS` flip the
-            images marked in `flip` and move all by up to `most_translation` pixels;
-            `random_resized_crop` enlarges a crop of random size and shape to the whole
-            size, and flips; `none` does only what `prepare` does.
+        images: Values 0 to 255 in any type, [batch, height, width, channels].
+        distortion: `tutorial` randomly crops, flips and changes brightness and
+            contrast. `crop_flip` only crops and flips. Those in `TRANSLATIONS` flip the
+            images marked in `flip`, and move all images by up to `most_translation`
+            pixels. `random_resized_crop` enlarges a random crop to the size of the
+            image, and flips. `none` only calls `prepare`.
         seed: int64 [2]. The same seed gives the same distortions.
         batch_slice: Slice of the global batch to which the images belong.
-        flip: bool [batch], for those in `TRANSLATIONS`.
+        flip: bool [batch], the images to flip; only for `TRANSLATIONS`.
 
     Returns:
-        float32 [batch, *image_shape(distortion, ...)], scaled as by `prepare`.
+        float32 [batch, *image_shape(distortion, ...)], scaled as in `prepare`.
     """
     if distortion == "none":
         return prepare(images, distortion)
@@ -90,19 +90,19 @@ def distort(
 
 
 def crop_size(side: int) -> int:
-    """Returns the height or width of a crop: 24 of 32 pixels, as in the tutorial."""
+    """Returns the side of crops from an image's side: 24 for 32, as in the tutorial."""
     return max(1, side * 24 // 32)
 
 
 def most_translation(side: int, distortion: str) -> int:
-    """Returns how many pixels at most a distortion moves images of this side."""
+    """Returns a distortion's largest translation in pixels, for an image's side."""
     return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
 def image_shape(
     distortion: str, original: tuple[int, int, int]
 ) -> tuple[int, int, int]:
-    """Returns height, width and channels of the images that a model is given."""
+    """Returns the height, width and channels of a model's input images."""
     if distortion in WHOLE:
         return original
     height, width, channels = original
@@ -117,9 +117,9 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
         distortion: As in `--distortions`.
 
     Returns:
-        float32 [batch, *image_shape(distortion, ...)]: for the distortions in `WHOLE`
-        the whole image, as `normalize` scales it; else its centre, with zero mean and
-        unit variance per image.
+        float32 [batch, *image_shape(distortion, ...)]. Distortions in `WHOLE` give
+        whole images, scaled by `normalize`. All others give central crops, each scaled
+        to zero mean and unit variance.
     """
     if distortion in WHOLE:
         return normalize(images)
@@ -131,9 +131,9 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
 
 
 def normalize(images: tf.Tensor) -> tf.Tensor:
-    """Gives each channel zero mean and unit variance over CIFAR-10.
+    """Scales each channel to zero mean and unit variance over CIFAR-10.
 
-    Other photographs come close to that, and so every data set is scaled alike.
+    All data sets are scaled alike, because other photographs have similar statistics.
     """
     means, deviations = channel_statistics(images.shape[-1])
     scale = [1.0 / (255.0 * deviation) for deviation in deviations]
@@ -144,9 +144,9 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 
 
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
-    """Draws `count` numbers in [0, 1) for each image of a slice, float32 [batch] each.
+    """Draws `count` tensors of random numbers in [0, 1), float32 [batch], for a slice.
 
-    They are drawn for the global batch, so an image has the same numbers in any slice.
+    An image of the global batch gets the same numbers in every slice.
     """
     drawn = uniform([count, batch_slice.global_batch_size], seed)
     end = batch_slice.first + batch_slice.batch_size
@@ -154,21 +154,21 @@ def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """Draws float32 numbers in [0, 1), the same ones on every device."""
+    """Draws float32 numbers in [0, 1), the same on every device."""
     return tf.random.stateless_uniform(shape, seed, alg="philox")
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the pixels along one side of crops, whose places are in [0, 1)."""
+    """Returns the pixel indices of crops along one side, for positions in [0, 1)."""
     taken = crop_size(size)
     first = tf.cast(place * (size - taken + 1), tf.int64)
     return first[:, None] + tf.range(taken, dtype=tf.int64)
 
 
 def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
-    """Returns the pixels along one side of images that are moved, [batch, size].
+    """Returns the source pixels along one side of translated images, [batch, size].
 
-    They are moved to places in [0, 1), and reflected at their first and last pixel.
+    `place` in [0, 1) selects the translation. Images are reflected at their edges.
     """
     most = most_translation(size, distortion)
     shift = tf.cast(place * (2 * most + 1), tf.int64) - most
@@ -177,9 +177,9 @@ def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
 
 
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Takes the pixels at rows [batch, height] and columns [batch, width], int64."""
+    """Gathers the pixels at rows [batch, height] and columns [batch, width], int64."""
     batch, height, width, channels = images.shape
-    # Not int32, with which TensorFlow computes on the CPU only.
+    # Not int32, which TensorFlow computes only on the CPU.
     first_pixel = tf.range(batch, dtype=tf.int64)[:, None, None] * (height * width)
     pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
@@ -188,9 +188,9 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
 def _crop_sizes(
     height: int, width: int, attempts: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the heights and widths of random crops, as `random_sizes` does.
+    """Draws the heights and widths of random crops with `random_sizes`.
 
-    If no attempt fits, the largest crop of an allowed ratio is taken.
+    If no attempt fits, the crop is the largest one with an allowed ratio.
     """
     least, most = RATIO_RANGE
     largest = min(height, round(width / least)), min(width, round(height * most))
@@ -204,11 +204,11 @@ def random_sizes(
     ratio_range: tuple[float, float],
     otherwise: tuple[int, int],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the heights and widths of rectangles within images of a size.
+    """Chooses the height and width of a random rectangle in each image.
 
-    They are whole numbers, float64 [batch]. The attempts are numbers drawn in [0, 1),
-    `CROP_ATTEMPTS` for fractions of the image's area and as many for ratios of width to
-    height: the first pair that fits counts, and if none does, `otherwise`.
+    `attempts` are random numbers in [0, 1): `CROP_ATTEMPTS` for the fraction of the
+    image's area, then as many for the ratio of width to height. The first pair that
+    fits into `size` is used, or else `otherwise`. Results are whole, float64 [batch].
     """
     height, width = size
     least, most = ratio_range
@@ -217,7 +217,7 @@ def random_sizes(
     )
     areas, ratios = attempts[:CROP_ATTEMPTS], attempts[CROP_ATTEMPTS:]
     for area, shape in reversed([*zip(areas, ratios, strict=True)]):
-        # In float64, so that no device rounds an exponential to another whole number.
+        # In float64, so that all devices round to the same whole numbers.
         pixels = _between(*area_range, area) * (height * width)
         ratio = tf.exp(_between(math.log(least), math.log(most), shape))
         tall = tf.round(tf.sqrt(pixels / ratio))
@@ -239,9 +239,9 @@ def _resized_crops(
     left: tf.Tensor,
     flip: tf.Tensor,
 ) -> tf.Tensor:
-    """Resizes a crop of every image to the image's size, bilinearly; float32.
+    """Resizes a crop of each image to the image's size, bilinearly; returns float32.
 
-    Crops are only ever enlarged, so no antialiasing is needed.
+    Crops are never reduced, so no antialiasing is needed.
     """
     _, height, width, _ = images.shape
     lines = tf.range(height, dtype=tf.float64)
@@ -263,14 +263,14 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns the two pixels of the image that each pixel of the result lies between.
+    """Finds the two image pixels that each result pixel lies between, along one side.
 
-    Both are counted along one side. The crop takes `taken` of its `size` pixels, at a
-    `place` in [0, 1); `pixels` are those of the result, float64.
+    The crop takes `taken` of the side's `size` pixels, at a `place` in [0, 1). `pixels`
+    are the indices of the result pixels, float64.
 
     Returns:
-        The pixels of the image on both sides, int64 [batch, size], and the fraction of
-        the way to the second one, float32 [batch, size].
+        The two image pixels, int64 [batch, size] each, and the weight of the second,
+        float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5
@@ -285,9 +285,9 @@ def _neighbours(
 def _change_brightness_and_contrast(
     images: tf.Tensor, brightness: tf.Tensor, contrast: tf.Tensor
 ) -> tf.Tensor:
-    """Shifts all values, then stretches each channel about its mean, as tf.image does.
+    """Adjusts brightness, then contrast about each channel's mean, as in `tf.image`.
 
-    Values are not clipped to 0 to 255: in the tutorial they are floats by then.
+    Values are not clipped to 0 to 255: the tutorial's images are floats at this point.
     """
     low, high = CONTRAST_RANGE
     shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA

@@ -1,8 +1,8 @@
-"""The division of images into parts, by hashes of their names.
+"""Divides images into training, test and `val` splits, by hashes of their names.
 
-Each class is divided by itself: the images whose names have the lowest hashes, below a
-limit, are the test part, and those up to a second limit the part `val`. So the division
-is the same on every machine, and images that are added move few others.
+Each class is divided separately. Images with hashes below a limit are the test split,
+those below a second limit the `val` split, and all others the training split. The
+division is the same on every machine, and adding images moves few of the others.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from cifar10.input.corrections import names_of
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
 
-# How a run of an older version was divided: by one limit for all classes.
+# The recorded division of runs of older versions: one limit for all classes.
 BY_FRACTION = ""
 
 
@@ -28,23 +28,23 @@ def divided(
     shares: Mapping[Split, float],
     division: str | None = None,
 ) -> tuple[np.ndarray, str]:
-    """Divides images into parts.
+    """Divides images into splits.
 
-    A run keeps its limits in `config.json`, so that no image that it was trained on is
-    ever scored, whatever was added since.
+    A run records its limits in `config.json` and divides by them again later. So no
+    training image of the run is ever scored, even after images were added.
 
     Args:
-        names: The names of the images, such as the paths of pictures.
-        labels: Their classes, from 0 on.
-        classes: How many classes there are.
-        shares: The shares of the parts that are divided off. A class has at least one
-            image in each, if its images suffice, and one to train on.
-        division: That of a run, or `BY_FRACTION`; None to divide anew, as happens
-            if the classes are not those of the run.
+        names: The names of the images, such as paths.
+        labels: The labels of the images.
+        classes: The number of classes.
+        shares: The fraction of images in each split except the training split. Each
+            class has an image to train on and, if possible, one in each split.
+        division: The recorded division of a run, or `BY_FRACTION`. None divides anew,
+            and so does a division for another number of classes.
 
     Returns:
-        The part of each image, str [count], and the division as a run keeps it: for
-        each part the limits of all classes, each 16 hexadecimal digits.
+        The split of each image, str [count], and the division to record: for each split
+        the limits of all classes, 16 hexadecimal digits each.
     """
     hashes = np.array([*map(_hash_of, names)], np.uint64)
     if division == BY_FRACTION:
@@ -67,16 +67,16 @@ def divided(
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
-    """Returns a data set with that fraction of its training part held out as `val`.
+    """Returns a data set with a fraction of its training split held out as `val`.
 
-    It is the data set itself if it has such a part or nothing to train on, or the
+    Returns the same data set if it has a `val` split or no training split, or if the
     fraction is 0.
     """
     if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
         return dataset
 
     _, labels = dataset.read("train")
-    numbers = map(str, range(len(labels)))  # In place of names.
+    numbers = map(str, range(len(labels)))  # Instead of names.
     of_images, _ = divided(numbers, labels, dataset.classes, {"val": fraction})
     names = names_of(dataset, "train", len(labels))
     parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
@@ -95,9 +95,9 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Returns for each part a limit: lower hashes are in it or an earlier part.
+    """Returns the upper limit of each split for the sorted hashes of one class.
 
-    A part with a share has one image at least; one is left to train on.
+    A split with a share gets at least one image, unless none would remain to train on.
     """
     found, taken = [], 0
     for share in shares:
@@ -108,8 +108,8 @@ def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
 
 
 def _hash_of(name: str) -> int:
-    """Returns 64 bits that depend on a name alone."""
-    # File systems write accents in two ways.
+    """Returns a hash of a name, 64 bits."""
+    # File systems store accents in one of two Unicode forms.
     name = name if name.isascii() else unicodedata.normalize("NFC", name)
     content = name.encode(errors="surrogateescape")
     return int.from_bytes(hashlib.sha256(content).digest()[:8])

@@ -1,13 +1,12 @@
-"""The official archives: received from a URL, verified, unpacked.
+"""Downloads, verifies and unpacks the official archives of CIFAR.
 
-Nothing incomplete ever has a final name. An archive grows in a `.part` file, which a
-later attempt or run resumes with an HTTP Range request, however bad the connection. It
-is complete, and renamed, when both its size and its MD5 are right; anything else is
-removed, so that nothing wrong is ever resumed. It is unpacked into a hidden folder,
-which is renamed once it is complete. A lock file lets one process at a time do this in
-a folder; any other process waits and finds the work done.
+Incomplete files never have their final names. An archive is downloaded to a `.part`
+file. The next attempt or run resumes an incomplete file with an HTTP Range request. A
+complete file is renamed if its size and MD5 are right, or else removed. The archive is
+unpacked into a hidden folder, which is then renamed. A lock file lets one process at a
+time do this in a folder; other processes wait and use the result.
 
-`cifar.py` decides about the folder and whether to download at all.
+`cifar.py` chooses the folder, and decides whether to download at all.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from cifar10.process import files
 SCHEMES = ("https", "http", "file")
 # When to give up on a server.
 TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.
-ATTEMPTS = 5  # In a row, without a hundredth of the file gained in between.
+ATTEMPTS = 5  # Failures while less than a hundredth of the file arrives.
 PAUSE = 1.0  # Seconds between two attempts.
 _CHUNK_BYTES = 1 << 16
 
@@ -43,14 +42,14 @@ class Archive:
     """A published archive."""
 
     name: str
-    folder: str  # The one folder in it.
+    folder: str  # The only folder in the archive.
     size: int  # In bytes.
     md5: str  # In hexadecimal digits.
     url: str
 
 
-# URLs and MD5 sums are those of https://www.cs.toronto.edu/~kriz/cifar.html, sizes
-# those of the files with these sums.
+# URLs and MD5 checksums are from https://www.cs.toronto.edu/~kriz/cifar.html. Sizes are
+# of the files with these checksums.
 CIFAR10 = Archive(
     name="cifar-10-binary.tar.gz",
     folder="cifar-10-batches-bin",
@@ -68,23 +67,23 @@ CIFAR100 = Archive(
 
 
 class SourceError(Exception):
-    """The URL does not give the file."""
+    """The URL does not serve the file."""
 
 
 class NoConnectionError(SourceError):
-    """A connection failed: the URL may give the file later."""
+    """A connection failed; the URL may serve the file later."""
 
 
 class UnreachableError(NoConnectionError):
-    """No connection was made."""
+    """No connection could be made."""
 
 
 def check_url(url: str) -> None:
     """Refuses a `--data_url` of an unknown scheme."""
     if url.partition("://")[0].lower() not in SCHEMES:
         raise UsageError(
-            f"--data_url {url} cannot be downloaded from; it must begin with one "
-            f"of {', '.join(SCHEMES)} and '://'."
+            f"--data_url {url} cannot be downloaded: a URL must begin with one "
+            f"of {', '.join(SCHEMES)}, followed by '://'."
         )
 
 
@@ -94,15 +93,15 @@ def fetch(
     url: str | None = None,
     packed: Path | None = None,
 ) -> Path:
-    """Unpacks an archive in a folder once, after downloading it if it is not there.
+    """Downloads an archive if it is missing, and unpacks it if it is still packed.
 
     Args:
-        archive: The archive. Another file, or a damaged one, is refused.
-        directory: The folder, which is created if it does not exist.
-        url: By default the archive's own. One that ends in a slash is a folder that
-            contains the archive.
-        packed: The archive, if it is on disk already; by default it is looked for
-            in the folder, and downloaded there.
+        archive: The archive to fetch. Another or a damaged file is refused.
+        directory: The folder to unpack into, which is created if missing.
+        url: URL of the archive, or of its folder if the URL ends in a slash. By default
+            the official URL.
+        packed: Path of the archive on disk. The default is in `directory`, where a
+            missing archive is downloaded.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
@@ -128,19 +127,19 @@ def _download(archive: Archive, part: Path, url: str) -> None:
     except SourceError as error:
         is_away = isinstance(error, NoConnectionError)
         raise (UnavailableError if is_away else UsageError)(
-            # A server's words.
+            # The server chose some of the words.
             printable(f"{archive.name} could not be downloaded ({source}: {error}).")
         ) from error
 
 
 def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
-    """Verifies an archive and publishes its folder at once."""
+    """Verifies an archive, and unpacks its folder completely or not at all."""
     size = packed.stat().st_size
     if size != archive.size or _md5_of(packed) != archive.md5:
         raise UsageError(
             f"{packed} ({size} bytes) is not the published {archive.name}, which has "
-            f"{archive.size} bytes and the MD5 {archive.md5}.\nRemove it to have it "
-            "downloaded again, or put the right one there."
+            f"{archive.size} bytes and the MD5 {archive.md5}.\nRemove this file to "
+            "download the archive again, or replace it with the published one."
         )
     scratch = folder.with_name(f".{archive.folder}.unpacking")
     shutil.rmtree(scratch, ignore_errors=True)  # A killed process may have left it.
@@ -155,11 +154,11 @@ def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
 
 
 def receive(url: str, part: Path, size: int, md5: str) -> None:
-    """Completes a part file from a URL, and verifies its size and MD5.
+    """Downloads the rest of a `.part` file, and verifies the file's size and MD5.
 
     Raises:
-        SourceError: The URL does not give this file.
-        OSError: The part file cannot be written.
+        SourceError: The URL does not serve this file.
+        OSError: The `.part` file cannot be written.
     """
     found = _length(part)
     failures, milestone, resumed = 0, found, found > 0
@@ -168,8 +167,8 @@ def receive(url: str, part: Path, size: int, md5: str) -> None:
             if _length(part) < size:
                 _append(url, part, size)
         except NoConnectionError as error:
-            # A host that never answered will not do so in a second; one that stopped
-            # answering may.
+            # A host that never answered will hardly answer a second later. A host that
+            # stopped answering may.
             if isinstance(error, UnreachableError) and _length(part) == found:
                 raise
             if _length(part) >= milestone + size // 100:
@@ -183,7 +182,7 @@ def receive(url: str, part: Path, size: int, md5: str) -> None:
         if _length(part) == size and _md5_of(part) == md5:
             return
         part.unlink()
-        # The fault may be in what an earlier run or server left: start again, once.
+        # An earlier run or another server may have left wrong bytes: start again, once.
         if not resumed:
             raise SourceError(f"the file served does not have the MD5 {md5}")
         milestone, resumed = 0, False
@@ -196,7 +195,7 @@ def _length(path: Path) -> int:
 
 def _md5_of(path: Path) -> str:
     """Returns the MD5 of a file in hexadecimal digits."""
-    # It detects accidents, not attacks; FIPS systems refuse it without this flag.
+    # MD5 detects accidents, not attacks. FIPS systems refuse it without this flag.
     checksum = functools.partial(hashlib.md5, usedforsecurity=False)
     with path.open("rb") as file:
         return hashlib.file_digest(file, checksum).hexdigest()
@@ -211,7 +210,7 @@ def _append(url: str, part: Path, size: int) -> None:
         start = done = _length(part) if partial else 0
         announced = response.headers.get("Content-Length")
         if announced is not None and announced != str(size - start):
-            raise SourceError(f"it serves {announced} bytes instead of {size - start}")
+            raise SourceError(f"it sends {announced} bytes instead of {size - start}")
         with (
             files.opened(part, "ab") as file,
             progress(part.stem, "MB", size, start, unit_size=10**6) as report,
@@ -222,7 +221,7 @@ def _append(url: str, part: Path, size: int) -> None:
                 done += len(chunk)
                 if done > size:
                     part.unlink()
-                    raise SourceError(f"it serves more than {size} bytes")
+                    raise SourceError(f"it sends more than {size} bytes")
                 report(done)
     if done < size:
         problem = f"the connection ended after {done} of {size} bytes"
@@ -230,7 +229,7 @@ def _append(url: str, part: Path, size: int) -> None:
 
 
 def _request(url: str, offset: int) -> Any:
-    """Requests a file from a byte onwards and returns the response."""
+    """Requests a file from byte `offset` on, and returns the response."""
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     try:
         # The URL is the user's; `check_url` has checked its scheme.
@@ -253,7 +252,7 @@ def _request(url: str, offset: int) -> Any:
 def _chunks(response: Any) -> Iterator[bytes]:
     """Yields the body of a response as it arrives."""
     try:
-        # Not `read`, which would wait for a whole chunk however slowly it comes.
+        # Not `read`, which would wait for a whole chunk, however slowly it arrives.
         while chunk := response.read1(_CHUNK_BYTES):
             yield chunk
     except (http.client.HTTPException, OSError, ValueError) as error:

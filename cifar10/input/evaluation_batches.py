@@ -1,4 +1,4 @@
-"""Batches for scoring: one pass over a set, every image exactly once."""
+"""Makes batches for evaluation: one pass over a split, every image exactly once."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,17 +16,17 @@ def evaluation_batches(
     distortion: str = "tutorial",
     count: int | None = None,
 ) -> tf.data.Dataset:
-    """Builds the batches of one pass over a set, in order, every image exactly once.
+    """Builds the batches of one pass over a split, in order, every image exactly once.
 
-    With a `count`, only the first so many images are taken, and no others read.
+    With a `count`, only the first `count` images are read. `images`, uint8 [count,
+    height, width, channels], are prepared for a model trained with `distortion`.
 
-    The last batch is filled up with copies of the last image, so that all batches have
-    one shape; its mask marks the images that count. `images`, uint8 [count, height,
-    width, channels], are prepared for a model that was trained with `distortion`.
+    The last batch is padded with copies of the last image, so that all batches have the
+    same shape. The mask is False for these copies.
 
     Returns:
-        A dataset of (images, labels, mask): float32 [batch_size, ...], as `prepare`
-        returns them; int32 [batch_size]; bool [batch_size].
+        A dataset of (images, labels, mask): float32 [batch_size, ...] from `prepare`,
+        int32 [batch_size] and bool [batch_size].
     """
     count = len(images) if count is None else count
     all_images = in_graph(images)

@@ -1,4 +1,4 @@
-"""Images within a graph: a tensor of those in memory, and reads of all others."""
+"""Makes images available in a graph: from a tensor in memory, or by reads from disk."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,15 +7,15 @@ from cifar10.input.dataset_base import Images
 
 
 def is_in_memory(images: Images) -> bool:
-    """Returns whether images are an array in memory.
+    """Returns whether images are a NumPy array in memory.
 
-    NumPy's memory-mapped arrays are not, although their class derives from `ndarray`.
+    A memory-mapped array is not, although its class derives from `ndarray`.
     """
     return type(images) is np.ndarray
 
 
 def in_graph(images: Images) -> tf.Tensor | Images:
-    """Makes a tensor on the CPU of images that are in memory; leaves others alone."""
+    """Converts images in memory to a tensor on the CPU; returns others unchanged."""
     if not is_in_memory(images):
         return images
     with tf.device("/cpu:0"):
@@ -23,10 +23,10 @@ def in_graph(images: Images) -> tf.Tensor | Images:
 
 
 def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
-    """Takes the images of some numbers, int64 [count], within a traced function."""
+    """Gathers images by their indices, int64 [count], within a traced function."""
     if tf.is_tensor(images):
         return tf.gather(images, chosen)
-    # Not stateful: a --deterministic run would make one batch after another.
+    # Stateful functions would run one after another in a --deterministic run.
     taken = tf.numpy_function(
         lambda numbers: images[numbers], [chosen], tf.uint8, stateful=False
     )

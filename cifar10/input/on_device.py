@@ -1,7 +1,7 @@
-"""The data set in the memory of the towers' devices, distorted where it is used.
+"""Stores the training set on the towers' devices, and makes batches there.
 
-For data sets that fit beside the model: only the indices of the images and a seed are
-sent at each step. The batches are those of `pipeline.training_batches`.
+The training set must fit beside the model. Each step sends only image indices and a
+seed to the devices. The batches are the same as those of `pipeline.training_batches`.
 """
 
 import functools
@@ -30,8 +30,8 @@ MOST_BYTES = 2**30
 class StoredSet(NamedTuple):
     """A training set in the memory of a device.
 
-    The types are those that stay on a GPU: TensorFlow has no kernel there to gather
-    uint8, and keeps int32 on the host, so it would copy all images at every step.
+    float16 and int64 stay on a GPU. TensorFlow cannot gather uint8 on a GPU and keeps
+    int32 on the host, so with these types it would copy all images at every step.
     """
 
     images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.
@@ -39,12 +39,12 @@ class StoredSet(NamedTuple):
 
 
 def stored_bytes(images: Images, labels: np.ndarray) -> int:
-    """Returns how much memory `store` takes on each device."""
+    """Returns the number of bytes that `store` takes on each device."""
     return math.prod(images.shape) * tf.float16.size + labels.size * tf.int64.size
 
 
 def fits(images: Images, labels: np.ndarray, parts: int = 1) -> bool:
-    """Returns whether a training set fits on any device, beside any model.
+    """Returns whether a training set fits on any GPU, beside any model.
 
     Each of the `parts` into which --split_gpu divides a GPU would hold a copy.
     """
@@ -52,13 +52,12 @@ def fits(images: Images, labels: np.ndarray, parts: int = 1) -> bool:
 
 
 def check(input_device: str, images: Images) -> None:
-    """Refuses `--input_device gpu` for images that do not even fit in host memory."""
+    """Refuses `--input_device gpu` for images that are not in host memory."""
     if input_device == "gpu" and not is_in_memory(images):
         raise UsageError(
             f"--input_device gpu: the {len(images):,} training images, "
-            f"{images.nbytes / 1e9:,.1f} GB, are read from their disk as they are "
-            "needed;\nonly what fits into memory can lie on a GPU. Give "
-            "--input_device auto."
+            f"{images.nbytes / 1e9:,.1f} GB, are read from disk batch by batch.\n"
+            "Only images in memory can be stored on a GPU. Give --input_device auto."
         )
 
 
@@ -85,10 +84,10 @@ def device_batches(
     start_step: int,
     worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Yields one (images, labels) per tower, made on the tower's device, endlessly.
+    """Yields endless lists of one (images, labels) per tower, on the tower's device.
 
-    `devices` holds the device of each tower, in order; the other arguments are those of
-    `pipeline.training_batches`. `pipeline.PrefetchQueues` makes the batches ahead.
+    `devices` holds the device of each tower, in order. The other arguments are as in
+    `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.
     """
     index, processes = worker
     local = batch_size * len(devices)

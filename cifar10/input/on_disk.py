@@ -1,7 +1,7 @@
-"""Images that stay on the disk: each batch reads its own.
+"""Images that stay on disk: each batch reads only its own images.
 
-Reading takes a third of the time of mapping the files into memory: mapped pages come
-one fault at a time, and count as the process's memory until they are unmapped
+Reading takes a third of the time of mapping files into memory. Mapped pages are loaded
+one page fault at a time, and count as the process's memory until they are unmapped
 (`docs/archive/lab-notes.md`).
 """
 
@@ -21,16 +21,16 @@ from cifar10.process import files
 
 
 class ImagesOnDisk:
-    """The images of one split, in files of nothing but their pixels.
+    """The images of one split, in files that contain only pixels.
 
-    Indexed by a slice or by an array of numbers, it returns the same as a NumPy array
-    of all images. Several threads may read at once. The files must not change.
+    It is indexed like a NumPy array of all images, by a slice or an array of indices.
+    Several threads may read at once. The files must not change.
 
     Args:
-        paths: The files.
+        paths: The files, in order.
         image_shape: Height, width and channels of every image.
-        per_file: Images in a file; the last file may have fewer.
-        places: int64 [count], the place of each image among those in the files.
+        per_file: Number of images in each file; the last file may have fewer.
+        places: int64 [count], the index of each image among all images in the files.
     """
 
     dtype = np.dtype(np.uint8)
@@ -55,7 +55,7 @@ class ImagesOnDisk:
         return self.shape[0]
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Reads some images, uint8 [count, height, width, channels]."""
+        """Reads the chosen images, uint8 [count, height, width, channels]."""
         numbers, places = np.divmod(self._places[chosen], self._per_file)
         size = self._image_bytes
         images = np.empty((len(numbers), *self.shape[1:]), np.uint8)
@@ -63,7 +63,7 @@ class ImagesOnDisk:
             (self._files[number], start)
             for number, start in zip(numbers, (places * size).tolist(), strict=True)
         ]
-        # The disk gets all requests before anything waits for the first.
+        # Request all images from the disk before waiting for the first.
         for file, start in wanted:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
@@ -72,7 +72,7 @@ class ImagesOnDisk:
 
 
 def _read(row: memoryview, file: BinaryIO, start: int) -> None:
-    """Reads an image from a byte of a file onwards."""
+    """Reads an image that starts at byte `start` of a file into `row`."""
     read = 0
     while read < len(row):
         count = os.preadv(file.fileno(), [row[read:]], start + read)
@@ -80,8 +80,8 @@ def _read(row: memoryview, file: BinaryIO, start: int) -> None:
             path = Path(file.name)
             raise UsageError(
                 f"{path} ends within an image, after {path.stat().st_size:,} bytes."
-                f"\nIt is damaged: remove {path.parent}, and run again to have "
-                "it made again."
+                f"\nThe file is damaged. Remove the folder {path.parent}, and run "
+                "again to create it again."
             )
         read += count
 
@@ -94,9 +94,9 @@ def _open(path: Path, number: int) -> BinaryIO:
             raise
         raise UsageError(
             f"{path} cannot be opened: the data set has {number:,} files, "
-            "more than this process may open.\nRaise the limit, as with "
+            "more than this process may open.\nRaise the limit, for example with "
             "`ulimit -n 65536`."
         ) from error
-    # Batches come from anywhere: an image's neighbours are not needed.
+    # Batches are random, so reading ahead would not help.
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
     return file

@@ -1,16 +1,16 @@
-"""Training images to one prefetch queue per tower.
+"""Shuffles and distorts training images, and fills one prefetch queue per tower.
 
-The order of the images is a pure function of (seed, epoch), and their distortions are a
-function of (seed, step, place in the global batch). So an input can start at any step,
-which makes resuming exact, and neither depends on the number of towers.
+The order of images is a pure function of (seed, epoch). The distortion of an image is a
+function of (seed, step, position in the global batch). So the input can start at any
+step, which makes resuming exact, and is the same for any number of towers.
 
-The stream of training images is the permutation of epoch 0, then that of epoch 1, and
-so on without a gap: a batch may hold the last images of one epoch and the first of the
-next, and every epoch shows every image exactly once.
+The stream of training images is one permutation of all images per epoch, without gaps
+between epochs. A batch may hold the last images of one epoch and the first images of
+the next.
 
-`datasets.py` finds the images, in memory or on a disk; `training_batches` orders them,
-has `distortions.py` distort them, and splits them; `PrefetchQueues` holds the results
-ready on the towers' devices.
+`datasets.py` finds the images, in memory or on disk. `training_batches` shuffles the
+images, distorts them and splits them into batches. `PrefetchQueues` keeps batches ready
+on the towers' devices.
 """
 
 import dataclasses
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 QUEUE_CAPACITY = 2
 
 # Rounds of the cipher that shuffles. With TensorFlow's default of 4, seed 0 leaves most
-# images of a small set in place, and in a large one neighbours stay correlated; from 8
-# on no test of ours distinguishes the order from a random one. They cost next to none.
+# images of a small set in place, and neighbours in a large set stay correlated. From 8
+# rounds on, our tests find the order random. Rounds cost almost nothing.
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
 
 
 class Plan(NamedTuple):
-    """The images of a slice of one global batch, in a few numbers per image."""
+    """Which images one slice of a global batch contains, and how to distort them."""
 
-    chosen: tf.Tensor  # int64 [count], which images of the training set.
-    seed: tf.Tensor  # int64 [2], of the distortions of the whole global batch.
-    flip: tf.Tensor | None = None  # bool [count], for `TRANSLATIONS`.
+    chosen: tf.Tensor  # int64 [count], indices into the training set.
+    seed: tf.Tensor  # int64 [2], for distorting the whole global batch.
+    flip: tf.Tensor | None = None  # bool [count], images to flip in `TRANSLATIONS`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ class BatchMaker:
     Attributes:
         distortion: One of `config.fields.DISTORTIONS`.
         seed: Seed of the run.
-        image_size: Side to which distorted images are reduced; None keeps their size.
-        augmentation: The recipe's augmentation; None without one.
+        image_size: Side to which distorted images are resized; None keeps their size.
+        augmentation: The recipe's augmentation, if any.
     """
 
     distortion: str
@@ -73,12 +73,12 @@ class BatchMaker:
     augmentation: "Augmentation | None" = None
 
     def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
-        """Chooses the images of a slice of a step's global batch.
+        """Chooses the images for a slice of a step's global batch.
 
-        `step`, int64 [], is the number of batches before this one, and `examples` the
-        size of the training set.
+        `step`, int64 [], is the number of global batches before this one. `examples` is
+        the size of the training set.
         """
-        # The order has no kernel for GPUs; all these numbers are computed on the CPU.
+        # Shuffling has no GPU kernel, so the whole plan is computed on the CPU.
         with tf.device("/cpu:0"):
             positions = step * batch_slice.global_batch_size + batch_slice.first
             positions += tf.range(batch_slice.batch_size, dtype=tf.int64)
@@ -86,8 +86,8 @@ class BatchMaker:
             seed = tf.stack([np.int64(self.seed), step])
             if self.distortion not in TRANSLATIONS:
                 return Plan(chosen, seed)
-            # Half of the images, drawn once, are flipped in even epochs, the other half
-            # in odd ones; so two epochs show both sides of every image (airbench94).
+            # A random half of the images is flipped in even epochs, the other half in
+            # odd epochs, so two epochs show every image both ways (airbench94).
             of_images = tf.constant([self.seed, -1], tf.int64)
             drawn = uniform([examples], of_images) < 0.5
             odd_epoch = positions // examples % 2 == 1
@@ -96,23 +96,22 @@ class BatchMaker:
     def make(
         self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
     ) -> TowerBatch:
-        """Makes a batch of the images that a plan has chosen, and their labels.
+        """Makes a batch of the images and labels that a plan has chosen.
 
         Args:
-            images: uint8, or float16 with the same values [count, height, width,
-                channels].
+            images: Values 0 to 255, uint8 or float16 [count, height, width, channels].
             labels: int64 [count].
-            plan: From `plan`, for the same slice.
+            plan: What `plan` returned for the same slice.
             batch_slice: Slice of the global batch to which the images belong.
 
         Returns:
-            Images, float32 [count, ...], and labels, int64 [count], or, where images
-            are mixed, float32 [count, classes].
+            Images, float32 [count, ...], and labels: float32 [count, classes] if the
+            augmentation mixes images, else int64 [count].
         """
         if self.augmentation:
             images = self.augmentation.before_distortion(images, plan, batch_slice)
         images = distort(images, self.distortion, plan.seed, batch_slice, plan.flip)
-        # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+        # Bilinear, without antialiasing, as in fulcrum's E1.
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:
@@ -133,14 +132,14 @@ def training_batches(
     """Builds the endless stream of distorted batches, split for the towers.
 
     Args:
-        images: uint8 [count, height, width, channels], the training set. Of images that
-            are not in memory, only those in the batches are read.
+        images: The training set, uint8 [count, height, width, channels]. Images on disk
+            are read when a batch needs them.
         labels: Integers [count].
-        maker: Makes batches of images.
+        maker: Chooses and distorts the images of each batch.
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
         start_step: Step of the first batch.
-        worker: This process's index and the number of processes, each of which makes an
+        worker: This process's index, and the number of processes. Each process makes an
             equal slice of every global batch.
 
     Returns:
@@ -164,7 +163,7 @@ def training_batches(
         batch = maker.make(chosen, chosen_labels, plan, batch_slice)
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
-    # Two stages, so that no core that could distort images waits for a disk.
+    # Two stages, so that cores distort images while reads wait for the disk.
     return without_autotuning(
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
         .map(chosen_at, num_parallel_calls=2, deterministic=True)
@@ -177,8 +176,8 @@ def training_batches(
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset without its autotuning thread, which has nothing to tune.
 
-    That thread sleeps for up to a minute, and the end of an iterator waits for it
-    (TensorFlow 2.21, `Model::OptimizeLoop`). All numbers here are fixed.
+    The thread sleeps for up to a minute, and ending an iterator waits for the thread
+    (TensorFlow 2.21, `Model::OptimizeLoop`).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -188,13 +187,13 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def shuffled_indices(
     positions: tf.Tensor, examples_per_epoch: int, seed: int
 ) -> tf.Tensor:
-    """Returns the training images at some positions of the shuffled stream.
+    """Returns the indices of the training images at positions of the shuffled stream.
 
-    Both are int64 [count]; positions count from the beginning of epoch 0. Within an
-    epoch each image comes once.
+    Indices and positions are int64 [count]. Positions count from the beginning of epoch
+    0. Every epoch contains each image once.
     """
     epochs = positions // examples_per_epoch
-    # The operation takes three numbers per seed; the third has no meaning here.
+    # The operation takes three numbers per seed; the third is not needed.
     seeds = tf.stack([epochs * 0 + seed, epochs, epochs * 0], axis=1)
     # The raw operation, because the wrapper in tf.random.experimental mistakes a matrix
     # of seeds, one per index, for a vector (TensorFlow 2.21).
@@ -209,8 +208,8 @@ def shuffled_indices(
 class PrefetchQueues:
     """One bounded queue per tower, filled in the background on the tower's device.
 
-    `batches` yields tuples with one element per tower, and `capacity` of them wait in
-    each queue. Use it as a context manager, or call `close`.
+    `batches` yields tuples of one (images, labels) per tower. Each queue holds at most
+    `capacity` batches. Use the object as a context manager, or call `close`.
     """
 
     def __init__(
@@ -263,7 +262,7 @@ class PrefetchQueues:
                 self._put(tower, error)
 
     def _put(self, tower: int, item: object) -> None:
-        """Waits for room in one queue; drops the item if closed before that."""
+        """Puts an item into a tower's queue when there is room; drops it on `close`."""
         while not self._closed.is_set():
             try:
                 self._queues[tower].put(item, timeout=0.1)

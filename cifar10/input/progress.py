@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-# Seconds between two reports: the line on a terminal is overwritten, a log grows.
+# Seconds between reports: a terminal's line is overwritten, but a log grows.
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 10.0
 
@@ -14,14 +14,14 @@ _LOG_SECONDS = 10.0
 def progress(
     what: str, unit: str, total: int, start: int, *, unit_size: int = 1
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function that prints on stderr, now and then, how much is done.
+    """Yields a function that takes the amount done, and reports progress on stderr.
 
     Args:
-        what: Begins the line.
-        unit: What is counted, such as "MB".
-        total: How much there is to do, as it is reported.
-        start: How much of it was done before.
-        unit_size: How much one unit is.
+        what: The task, at the beginning of the line.
+        unit: The unit in the line, such as "MB".
+        total: The amount when the task is complete.
+        start: The amount that was done before.
+        unit_size: The amount in one unit, such as 10**6 if the unit is "MB".
     """
 
     def shown(amount: float) -> str:

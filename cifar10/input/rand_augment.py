@@ -1,13 +1,13 @@
-"""RandAugment: some operations in a row, drawn for each image, at one strength.
+"""RandAugment: applies randomly drawn operations to each image, at a fixed strength.
 
-Cubuk et al., https://arxiv.org/abs/1909.13719, with the operations and strengths of
-torchvision's `RandAugment`
+The method is of Cubuk et al., https://arxiv.org/abs/1909.13719. The operations and
+strengths are those of torchvision's `RandAugment`
 (https://github.com/pytorch/vision/blob/v0.20.0/torchvision/transforms/autoaugment.py),
-which are Pillow's and get stronger with the magnitude; in the paper's own code
-posterizing and solarizing get weaker. Signs are drawn, strengths are not.
+which follow Pillow and get stronger with the magnitude. In the paper's code,
+posterizing and solarizing get weaker. Only the direction of an operation is random.
 
-Not Keras's `RandAugment`: it draws one operation for all images of the batch that it is
-given, and equalizes them by their common histogram.
+Keras's `RandAugment` is not used: it draws one operation for all images of a batch, and
+equalizes all of them by one common histogram.
 """
 
 import math
@@ -16,35 +16,35 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-# How far each operation goes, at the highest magnitude and in both directions.
+# The strength of each operation at the highest magnitude, in both directions.
 _HIGHEST_MAGNITUDE = 30
-_SHEAR = 0.3  # Of the other side.
-_TRANSLATION = 150 / 331  # Of the image's side.
+_SHEAR = 0.3  # Pixels per pixel of the other axis.
+_TRANSLATION = 150 / 331  # Fraction of the image's side.
 _DEGREES = 30.0
-_ENHANCEMENT = 0.9  # Away from a factor of 1.
+_ENHANCEMENT = 0.9  # Difference of the factor from 1.
 _LOST_BITS = 4  # Of 8.
 
-# The grey that comes in from beyond the edge, as in the code of AutoAugment
+# The grey of pixels from outside the image, as in the code of AutoAugment
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
 _FILL = 128.0
 _VALUES = 256
-# Added before a blend is rounded down. Processors differ by less; a blend by a whole
-# magnitude that is not a whole value is a hundredth or more below the next one.
+# Added before a blend is rounded down, because processors differ by less than this. At
+# whole magnitudes, a fractional blend is at least 0.01 below the next whole value.
 _ROUNDING = 1 / 512
-# Weights of red, green and blue in Pillow's grey, in parts of 65,536.
+# Weights of red, green and blue in Pillow's grey, divided by 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)
 
 
 def apply(
     images: tf.Tensor, drawn: Sequence[tf.Tensor], operations: int, magnitude: float
 ) -> tf.Tensor:
-    """Changes each image by operations of its own, one after another.
+    """Applies randomly drawn operations to each image, one after another.
 
     Args:
-        images: 0 to 255 in any type [batch, height, width, channels].
-        drawn: Two tensors for each operation, float32 [batch] in [0, 1).
-        operations: How many.
-        magnitude: Their strength, 0 to 30.
+        images: Values 0 to 255 in any type, [batch, height, width, channels].
+        drawn: Random numbers: two tensors per operation, float32 [batch] in [0, 1).
+        operations: Number of operations per image.
+        magnitude: Strength of the operations, 0 to 30.
 
     Returns:
         float32 [batch, height, width, channels], whole numbers 0 to 255.
@@ -59,17 +59,17 @@ def apply(
 def change(
     images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, magnitude: float
 ) -> tf.Tensor:
-    """Changes each image by one operation.
+    """Applies one operation to each image.
 
-    The batch is divided by operation and direction, so that each image goes through
-    its own operation alone, whose numbers are constants. On a GPU the sizes of the
-    parts would have to come to the host, so there every image goes through all.
+    On a CPU, the batch is partitioned by operation and direction, so that each image
+    goes through one operation only. On a GPU, the sizes of the partitions would have to
+    be copied to the host, so every image goes through all operations.
 
     Args:
         images: float32 [batch, height, width, channels], whole numbers 0 to 255.
         chosen: int64 [batch], indices in `OPERATIONS`.
         negative: bool [batch], the direction, for operations that have two.
-        magnitude: 0 to 30.
+        magnitude: Strength of the operations, 0 to 30.
     """
     strength = magnitude / _HIGHEST_MAGNITUDE
     operations = [
@@ -102,16 +102,16 @@ def _count(images: tf.Tensor) -> int | tf.Tensor:
 def _move(
     images: tf.Tensor, a: float, b: float, c: float, d: float, e: float, f: float
 ) -> tf.Tensor:
-    """Takes each pixel x, y from a x + b y + c, d x + e y + f, like Pillow's transform.
+    """Fills each pixel (x, y) from the source pixel (a x + b y + c, d x + e y + f).
 
-    The coordinates are rounded to the nearest pixel.
+    Source coordinates are rounded to the nearest pixel, as in Pillow's transform.
     """
     _, height, width, channels = images.shape
     # In NumPy's float64, so that no device rounds to another pixel.
     y, x = np.ogrid[0.5:height, 0.5:width]
     column, row = np.floor(a * x + b * y + c), np.floor(d * x + e * y + f)
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    # What comes from outside the image is an extra pixel after its last one.
+    # All pixels outside the image are one grey pixel after the image's last pixel.
     pixels = np.where(is_inside, row * width + column, height * width)
     flat = tf.reshape(images, [-1, height * width, channels])
     padded = tf.concat([flat, tf.fill([_count(images), 1, channels], _FILL)], axis=1)
@@ -142,14 +142,14 @@ def _rotate(images: tf.Tensor, strength: float) -> tf.Tensor:
 def _enhance(
     images: tf.Tensor, lesser: tf.Tensor | float, strength: float
 ) -> tf.Tensor:
-    """Moves images away from a `lesser` form, such as their grey, or towards it."""
+    """Moves images away from a `lesser` form such as grey, or towards that form."""
     factor = 1.0 + _ENHANCEMENT * strength
     enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
     return tf.floor(enhanced + _ROUNDING)
 
 
 def _grey(images: tf.Tensor) -> tf.Tensor:
-    """Returns Pillow's grey of images, [batch, height, width, 1]."""
+    """Converts images to grey as Pillow does, [batch, height, width, 1]."""
     channels = images.shape[-1]
     if channels != len(_LUMA):
         return images[..., :1]
@@ -158,16 +158,16 @@ def _grey(images: tf.Tensor) -> tf.Tensor:
 
 
 def _even_grey(images: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of each image's grey, [batch, 1, 1, 1]."""
-    # In float64 the order of summation does not change it.
+    """Returns the mean grey of each image, [batch, 1, 1, 1]."""
+    # In float64, the order of summation does not change the result.
     grey = tf.cast(_grey(images), tf.float64)
     mean = tf.reduce_mean(grey, axis=[1, 2], keepdims=True)
     return tf.cast(tf.floor(mean + 0.5), tf.float32)
 
 
 def _smoothed(images: tf.Tensor) -> tf.Tensor:
-    """Averages each pixel, at weight 5, with its eight neighbours; edges stay."""
-    # Thirteenths are never close to a half: how the sum is rounded does not matter.
+    """Averages each inner pixel (weight 5) with its eight neighbours (weight 1)."""
+    # A multiple of 1/13 is never close to a half, so errors of the sum do not matter.
     around = 9.0 * tf.nn.avg_pool2d(images, 3, 1, "VALID")
     inner = around + 4.0 * images[:, 1:-1, 1:-1]
     border = [[0, 0], [1, 1], [1, 1], [0, 0]]
@@ -186,21 +186,21 @@ def _solarize(images: tf.Tensor, strength: float) -> tf.Tensor:
 
 
 def _auto_contrast(images: tf.Tensor, strength: float) -> tf.Tensor:
-    """Stretches the values of each channel to 0 to 255."""
+    """Stretches the values of each channel to the full range, 0 to 255."""
     del strength
     low = tf.reduce_min(images, axis=[1, 2], keepdims=True)
     high = tf.reduce_max(images, axis=[1, 2], keepdims=True)
-    # Divided once: a quotient that is whole stays so.
+    # Only one division, so that whole quotients stay whole.
     stretched = tf.floor((images - low) * 255.0 / tf.maximum(high - low, 1.0))
     return tf.where(high > low, stretched, images)
 
 
 def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
-    """Makes the histogram of each channel even."""
+    """Equalizes the histogram of each channel."""
     del strength
     count = _count(images) * images.shape[-1]
     planes = tf.range(tf.cast(count, tf.int64)) * _VALUES
-    # Each pixel's place in the histograms of all planes.
+    # The index of each pixel's value in the histograms of all planes.
     places = tf.reshape(planes, [-1, 1, 1, images.shape[-1]]) + tf.cast(
         images, tf.int64
     )
@@ -210,7 +210,7 @@ def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
     )
     counts = tf.reshape(counts, [-1, _VALUES])
     darker = tf.cumsum(counts, axis=-1, exclusive=True)
-    # All pixels but those of the lightest value that there is.
+    # The number of pixels that are darker than the lightest pixel.
     below = tf.reduce_max(tf.where(counts > 0, darker, 0.0), axis=-1, keepdims=True)
     step = tf.floor(below / 255.0)
     lights = tf.floor((tf.floor(step / 2.0) + darker) / tf.maximum(step, 1.0))
@@ -219,8 +219,8 @@ def _equalize(images: tf.Tensor, strength: float) -> tf.Tensor:
     return tf.gather(tf.reshape(table, [-1]), places)
 
 
-# Each takes images, float32 as in `change`, and a strength; an operation with two
-# directions takes the second one if the strength is negative.
+# Each operation takes images, float32 as in `change`, and a strength. Operations with
+# two directions go in the second direction if the strength is negative.
 _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "identity": lambda images, strength: images,  # noqa: ARG005
     "shear_x": lambda images, strength: _move(
@@ -232,7 +232,7 @@ _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "translate_x": _translate_x,
     "translate_y": _translate_y,
     "rotate": _rotate,
-    # As Pillow does, away from black, grey, uniform grey, and a smooth image.
+    # The `lesser` forms are Pillow's: black, grey, uniform grey, and a smooth image.
     "brightness": lambda images, strength: _enhance(images, 0.0, strength),
     "color": lambda images, strength: _enhance(images, _grey(images), strength),
     "contrast": lambda images, strength: _enhance(images, _even_grey(images), strength),

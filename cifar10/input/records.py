@@ -1,11 +1,10 @@
-"""The binary formats of CIFAR-10 and CIFAR-100: files on disk to arrays in memory.
+"""Reads and verifies the binary files of CIFAR-10 and CIFAR-100.
 
-A file consists of records of one length and nothing else. A record is one label byte
-(in CIFAR-100 two, the coarse label and then the fine one), then 1,024 red, 1,024 green
-and 1,024 blue bytes, row by row.
+A file is a sequence of records of equal length. A record is one label byte, then 1,024
+red, 1,024 green and 1,024 blue bytes, row by row. CIFAR-100 has two label bytes: the
+coarse label, then the fine label.
 
-This module reads one folder and verifies what it reads; `cifar.py` finds the folder or
-fills it.
+`cifar.py` finds the folder of the files, or downloads them.
 """
 
 import contextlib
@@ -44,9 +43,9 @@ class Format:
     """The files and records of one data set."""
 
     name: str  # As in `--data`.
-    title: str  # In messages.
-    folder: str  # In the official archive.
-    label_bytes: int  # Before each image; the last of them is the label.
+    title: str  # The name in messages.
+    folder: str  # The folder's name in the official archive.
+    label_bytes: int  # Before each image; the last of these bytes is the label.
     class_names: tuple[str, ...]  # In the order of their labels.
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
@@ -55,7 +54,7 @@ class Format:
 
     @property
     def classes(self) -> int:
-        """Labels are 0 to `classes - 1`."""
+        """Number of classes; labels are 0 to `classes - 1`."""
         return len(self.class_names)
 
     @property
@@ -64,7 +63,7 @@ class Format:
         return self.label_bytes + HEIGHT * WIDTH * CHANNELS
 
     def files(self, split: Split) -> dict[str, int]:
-        """Returns the number of records in each file of a split, by the file's name."""
+        """Maps the name of each file of a split to its number of records."""
         if split == "train":
             return dict.fromkeys(self.train_files, self.train_records_per_file)
         return dict.fromkeys(self.test_files, self.test_records_per_file)
@@ -138,7 +137,7 @@ def read_split(
 def check_files(
     directory: Path, file_format: Format, splits: Sequence[Split] = WITHOUT_VAL
 ) -> None:
-    """Verifies that the files of some splits exist and have the right sizes."""
+    """Verifies that the files of the given splits exist and have the right sizes."""
     length = file_format.record_bytes
     with explained(directory):
         files = {k: v for split in splits for k, v in file_format.files(split).items()}
@@ -150,23 +149,23 @@ def check_files(
             if (count, rest) != (expected, 0):
                 problem = (
                     f"{directory / name} has {count} records and {rest} bytes, but "
-                    f"this file of {file_format.title} has {expected} records of "
-                    f"{length} bytes."
+                    f"this file of {file_format.title} must have {expected} records "
+                    f"of {length} bytes."
                 )
                 raise _damaged(directory, problem)
 
 
 def _damaged(directory: Path, problem: str) -> UsageError:
-    # It says to move, not to delete: the folder may contain the user's own files.
+    # Not "delete": the folder may contain the user's own files.
     return UsageError(
-        f"{problem}\nMove {directory} away and run again for a fresh copy, put the "
-        "right file there, or name another folder with --data_dir."
+        f"{problem}\nMove {directory} away and run again for a fresh copy, or put the "
+        "right file into it, or name another folder with --data_dir."
     )
 
 
 @contextlib.contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """Turns an error of the operating system into a `UsageError`."""
+    """Turns an `OSError` into a `UsageError`."""
     try:
         yield
     except OSError as error:

@@ -1,19 +1,19 @@
-"""The stand-in: generated images in CIFAR-10's own binary format.
+"""Generates the stand-in for CIFAR-10: synthetic images in CIFAR-10's binary format.
 
-It is for trying things out where CIFAR-10 is not available, and for tests. Accuracy on
-it says nothing about CIFAR-10.
+The stand-in is for tests, and for trials where CIFAR-10 is not available. Accuracy on
+the stand-in says nothing about accuracy on CIFAR-10.
 
-Each of the ten classes is a figure, drawn with a random position, size and contrast on
-a background that changes from corner to corner, among small squares and noise. Colours
-are random, but biased to one per class: a linear model gets less than three images of
-five right, and a faint figure in another colour is hard to see for any model. So, as in
-photographs, something can be learned from the first steps on and something is left for
-the last. And some training images have a wrong label, so that certainty never pays.
-Without the bias the tutorial's recipe learns nothing for hundreds of steps and then
-everything at once; without wrong labels its loss jumps (`docs/archive/lab-notes.md`).
+Each of the ten classes is a figure with a random position, size and contrast. It is
+drawn among small squares and noise, on a background whose colour changes from corner to
+corner. Most figures have the typical colour of their class, but a linear model
+classifies fewer than three images of five correctly. A faint figure in another colour
+is hard for any model. So, as with photographs, a model learns from the first steps to
+the last. Some training images have a wrong label, so that certainty never pays. Without
+typical colours, the tutorial's recipe learns nothing for hundreds of steps and then all
+at once; without wrong labels, its loss jumps (`docs/archive/lab-notes.md`).
 
-The bytes are the same on every machine: everything is integer arithmetic on the stream
-of `numpy.random.RandomState`, which NumPy promises never to change.
+The bytes are the same on every machine, because they are computed in integers from the
+stream of `numpy.random.RandomState`, which NumPy promises never to change.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import numpy as np
 
 from cifar10.input import records
 
-# The number is the version of the generator. A change of the bytes must raise it, so
+# The number is the version of the generator. Raise it with any change of the bytes, so
 # that a folder of an older version is never mistaken for the new one.
 FOLDER = "synthetic-v3"
 
@@ -51,31 +51,31 @@ FORMAT = dataclasses.replace(
 )
 
 SIZE = 32
-# Largest distance of a figure's centre from the image's, and half the figure's size, in
-# pixels: most of every figure survives a crop of 24 x 24 pixels.
+# In pixels: the largest distance of a figure's centre from the image's centre, and half
+# the figure's size. Most of every figure survives a crop of 24 x 24 pixels.
 MAX_SHIFT = 4
 MIN_RADIUS = 6
 MAX_RADIUS = 10
-# Brightness, of 0 to 255. A background lies at one level, its four corners above or
-# below; a figure or a square lies above or below its background.
+# Brightness, 0 to 255: the background, the difference of its corners, the difference of
+# figures and squares from the background, and the noise.
 LEVELS = (64, 191)
 MAX_SLOPE = 60
 CONTRASTS = (24, 72)
 NOISE = 23
-# Percentage of figures in their class's colour, and how far a background leans towards
-# the second colour of its class.
+# The percentage of figures in their class's typical colour, and the strength of the
+# background's tint, for which each class has a second colour.
 TYPICAL = 66
 TINTS = (-6, 56)
 SQUARES = 2
 MAX_SQUARE_RADIUS = 3
-# Percentage of training images that have the label of another one.
+# The percentage of training images with the label of another image.
 MISLABELLED = 15
 
 
 def generate(directory: Path) -> None:
-    """Writes the stand-in as a new folder, complete or not at all.
+    """Writes the stand-in to a new folder, completely or not at all.
 
-    Its parents are created as well. If another process does so at the same time, one
+    Missing parent folders are created. If two processes do this at the same time, one
     of the two equal folders is kept.
     """
     with records.explained(directory):
@@ -83,7 +83,7 @@ def generate(directory: Path) -> None:
         with tempfile.TemporaryDirectory(
             prefix=f".{directory.name}.", dir=directory.parent
         ) as scratch:
-            # A folder within it, because only its owner may read the scratch folder.
+            # A folder in the scratch folder, which only its owner may read.
             unpublished = Path(scratch) / directory.name
             unpublished.mkdir()
             train_files = FORMAT.files("train")
@@ -103,14 +103,14 @@ def generate(directory: Path) -> None:
 
 
 def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:
-    """Returns records with equally many labels of each class, uint8 [count, 3073].
+    """Generates records with equally many labels of each class, uint8 [count, 3073].
 
-    The first `mislabelled` of them have exchanged their labels.
+    The labels of the first `mislabelled` records are shuffled.
     """
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % len(CLASS_NAMES))
     images = _backgrounds(count, random)
-    # Not in the figure's colour, so that a colour alone does not give the class away.
+    # Not tinted in the figure's typical colour, so that no colour reveals the class.
     images += _typical_signs(labels >> 1) * _integers(random, *TINTS, (count, 1, 1, 1))
     figures = _figures(labels, random)[:, np.newaxis]  # bool [count, 1, 32, 32]
     images += figures * _colours(labels, random)
@@ -126,23 +126,23 @@ def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:
 def _backgrounds(count: int, random: np.random.RandomState) -> np.ndarray:
     """Interpolates images between random corner colours, int64 [count, 3, 32, 32]."""
     corners = _integers(random, -MAX_SLOPE, MAX_SLOPE, (count, 3, 2, 2))
-    near = np.stack([np.arange(SIZE)[::-1], np.arange(SIZE)])  # To each end of a side.
+    near = np.stack([np.arange(SIZE)[::-1], np.arange(SIZE)])  # Weights of both ends.
     slopes = np.einsum("ncij,iy,jx->ncyx", corners, near, near) // (SIZE - 1) ** 2
     return _integers(random, *LEVELS, (count, 3, 1, 1)) + slopes
 
 
 def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Returns how much brighter the figures are, int64 [count, 3, 1, 1]."""
+    """Returns the figures' difference from the background, int64 [count, 3, 1, 1]."""
     count = len(labels)
     is_typical = _integers(random, 0, 99, (count, 1, 1, 1)) < TYPICAL
     signs = np.where(is_typical, _typical_signs(labels), _signs(count, random))
-    # Of the contrast, in percent.
+    # Percentages of the contrast.
     shares = _integers(random, 50, 100, (count, 3, 1, 1))
     return signs * _contrasts(count, random) * shares // 100
 
 
 def _typical_signs(numbers: np.ndarray) -> np.ndarray:
-    """Returns 1 for the channels whose bits are set in numbers, -1 for the others."""
+    """Returns a sign per channel from a number's three lowest bits: 1 if set, or -1."""
     bits = numbers[:, np.newaxis] >> np.arange(3) & 1
     return (2 * bits - 1)[:, :, np.newaxis, np.newaxis]
 
@@ -156,7 +156,7 @@ def _signs(count: int, random: np.random.RandomState) -> np.ndarray:
 
 
 def _squares(count: int, random: np.random.RandomState) -> np.ndarray:
-    """Returns which pixels belong to one small square each, bool [count, 32, 32]."""
+    """Returns a mask of a small square in each image, bool [count, 32, 32]."""
     shape = (count, 1, 1)
     radius = _integers(random, 1, MAX_SQUARE_RADIUS, shape)
     across = np.arange(SIZE) - _integers(random, 0, SIZE - 1, shape)
@@ -165,7 +165,7 @@ def _squares(count: int, random: np.random.RandomState) -> np.ndarray:
 
 
 def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Returns which pixels belong to the figures, bool [count, 32, 32]."""
+    """Returns a mask of the figure in each image, bool [count, 32, 32]."""
     shape = (len(labels), 1, 1)
     radius = _integers(random, MIN_RADIUS, MAX_RADIUS, shape)
     centre = SIZE // 2
@@ -197,6 +197,6 @@ def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 def _integers(
     random: np.random.RandomState, low: int, high: int, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Returns int64 numbers from `low` to `high`, both included."""
-    # The default type, and with it the stream, differs between operating systems.
+    """Draws int64 numbers from `low` to `high`, both included."""
+    # The default dtype, and so the stream, differs between operating systems.
     return random.randint(low, high + 1, shape, dtype=np.int64)

@@ -164,7 +164,7 @@ def test_what_is_no_such_file_is_refused(tmp_path, photos):
     for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:
             corrected(plain, str(file))
-    assert "no column 'picture'.\nIt is a CSV file whose first" in str(refused.value)
+    assert "no column 'picture'.\nThe file must be CSV, with" in str(refused.value)
 
 
 def test_a_run_keeps_its_corrections_and_resumes_with_no_others(tmp_path, photos):

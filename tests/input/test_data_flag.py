@@ -74,7 +74,7 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
     # Nor of as many, wherever they are named: each would be taken for another.
     settings |= {"class_names": [*"abcdefghij"], "classes": 10}
     for find in (datasets.find_again, lambda run: fitting(stand_in, run)):
-        with pytest.raises(UsageError, match="its class 0 is"):
+        with pytest.raises(UsageError, match="class 0 is"):
             find(settings)
 
 

@@ -1,9 +1,9 @@
-"""Pictures in memory as a data set: from a program, or from an .npz file.
+"""Makes a data set of arrays in memory, from a program or from an .npz file.
 
-The arrays are those of Keras's own data sets: x_train, y_train, x_test and y_test, and
-if there is a third part x_val and y_val.
-Images are uint8 [count, height, width, 3], or grey without the last axis or with 1
-there; labels are whole numbers [count] or [count, 1].
+The arrays are named as in Keras: x_train, y_train, x_test and y_test, and for an
+optional validation split x_val and y_val. Images are uint8 [count, height, width, 3],
+or, if grey, [count, height, width] or [count, height, width, 1]. Labels are whole
+numbers, [count] or [count, 1].
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
-# The arrays of a file may take this many bytes, or a hundred times the file's size if
-# that is more: real pictures are compressed less. Grey ones then take three times as
-# much.
+# The unpacked arrays of a file may have this many bytes, or a hundred times the file's
+# size if that is more. Real pictures are compressed less. Grey pictures later take
+# three times as many bytes.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
@@ -41,14 +41,14 @@ def find_npz(path: Path) -> Dataset:
         why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
             f"{where} cannot be read, or is damaged: {why}.\nAn .npz file of pictures "
-            f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and they "
-            "fit in memory. Pictures in folders, one for each class, need not fit."
+            f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and must "
+            "fit in memory. A folder of pictures, one subfolder per class, need not."
         ) from error
     return array_dataset(found, where, NPZ, path)
 
 
 def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Returns the arrays in a file: no pickles, and not far larger than the file."""
+    """Reads the arrays of an .npz file; refuses pickles and extreme compression."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         has_val = "x_val.npy" in archive.namelist()
@@ -59,9 +59,9 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
             raise ValueError("it is compressed in an unusual way")
         unpacked = sum(entry.file_size for entry in entries)
         if unpacked > max(_MOST_BYTES, _LARGEST_RATIO * size):
-            raise ValueError(f"its {size:,} bytes would be {unpacked:,} unpacked")
+            raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,} bytes")
         found = {}
-        # Not by `np.load`, which prefers an entry without .npy, of any size.
+        # Not `np.load`, which prefers an entry without .npy, whatever its size.
         for name, entry in zip(names, entries, strict=True):
             with archive.open(entry) as stream:
                 found[name] = np.lib.format.read_array(stream, allow_pickle=False)
@@ -71,13 +71,13 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
 def array_dataset(
     found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
 ) -> Dataset:
-    """Checks pictures, and makes a data set of them.
+    """Checks arrays of images and labels, and makes a data set of them.
 
     Args:
-        found: `x_train` and `y_train`, and so on, of one part or several.
-        where: Where they are, for messages.
-        name: As in `config.json`.
-        directory: Where they are found again; None if they were only in memory.
+        found: The arrays `x_train`, `y_train` and so on, of one or more splits.
+        where: The source of the arrays, for messages.
+        name: The kind of data in `config.json`.
+        directory: The path of the .npz file; None for arrays of a program.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
@@ -102,11 +102,11 @@ def array_dataset(
         if unknown.size:
             raise UsageError(
                 f"y_{split} in {where} has labels that y_train lacks, such as "
-                f"{unknown[0]}; no model can learn them."
+                f"{unknown[0]}. No model can learn these labels."
             )
     classes = 1 + int(max(some.max() for some in labels.values()))
     if classes < 2 and "train" in labels:
-        raise UsageError(f"All labels in {where} are 0; two classes are needed.")
+        raise UsageError(f"All labels in {where} are 0. Give at least two classes.")
     height, width, channels = shapes.pop()
     count = sum(map(len, labels.values()))
     description = (
@@ -116,8 +116,8 @@ def array_dataset(
     def read(split: Split) -> tuple[np.ndarray, np.ndarray]:
         if split not in images:
             raise UsageError(
-                f"{description}: it has no {split} images. Add them, as in "
-                "data=((x_train, y_train), (x_test, y_test))."
+                f"{description}: there are no {split} images. Add some, for example "
+                "with data=((x_train, y_train), (x_test, y_test))."
             )
         return images[split], labels[split]
 
@@ -134,18 +134,18 @@ def array_dataset(
 
 
 def numbered_class_names(classes: int) -> tuple[str, ...]:
-    """Returns names for the classes of arrays, which have only numbers."""
+    """Returns the names "class 0", "class 1" and so on, for the classes of arrays."""
     return tuple(f"class {label}" for label in range(classes))
 
 
 def _images(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns images as uint8 [count, height, width, 3]."""
+    """Checks an array of images, and returns uint8 [count, height, width, 3]."""
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
         raise UsageError(
-            f"{what} has the shape {list(array.shape)}, but images are [count, height, "
-            "width, 3], or grey without the 3 or with 1 instead; at least one."
+            f"{what} has the shape {list(array.shape)}. Give at least one image, with "
+            "the shape [count, height, width, 3], or, if grey, without the 3 or with 1."
         )
     check_pixels(array.dtype, what)
     if array.shape[3] == 1:
@@ -154,27 +154,27 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
 
 
 def check_pixels(dtype: np.dtype, what: str) -> None:
-    """Refuses pixels of another type than uint8."""
+    """Refuses pixels of any type other than uint8."""
     if dtype != np.uint8:
         raise UsageError(
-            f"{what} is {dtype}, but pixels have to be uint8, 0 to 255. Convert it "
-            "where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
-            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
+            f"{what} is {dtype}, but pixels must be uint8, 0 to 255. Convert values "
+            "from 0 to 1 with np.rint(x * 255).astype(np.uint8), and values from 0 to "
+            "255 with np.rint(x).astype(np.uint8)."
         )
 
 
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
-    """Returns the labels of `count` images as int32 [count]."""
+    """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
         is_one_hot = array.ndim == 2 and array.shape[1] > 1
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}, but the labels of {count:,} "
-            f"images are whole numbers [{count}] or [{count}, 1]."
-            f"{' Of one-hot labels give y.argmax(1).' if is_one_hot else ''}"
+            f"images must be whole numbers, [{count}] or [{count}, 1]."
+            f"{' For one-hot labels, give y.argmax(1).' if is_one_hot else ''}"
         )
     if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
         raise UsageError(
-            f"{what} has labels from {array.min()} to {array.max()}; they have to be 0 "
-            f"to the number of classes - 1, at most {MAX_CLASSES - 1:,}."
+            f"{what} has labels from {array.min()} to {array.max()}. Labels must be 0 "
+            f"to the number of classes - 1, and at most {MAX_CLASSES - 1:,}."
         )
     return array.reshape(-1).astype(np.int32)

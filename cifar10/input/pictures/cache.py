@@ -1,8 +1,9 @@
-"""A folder of the cache, which holds prepared pictures.
+"""Manages a cache folder of prepared pictures.
 
-Somebody else may have put links, pipes or other files there. So the folder is used only
-if it and its parent are this user's alone, and not links. Nothing is ever written into
-an existing file, and only files with names of this package are removed.
+Another user may have put links, pipes or files there. So a cache folder is used only if
+the folder and its parent are no links, belong to this user, and are not writable by
+others. Existing files are never written to, and only files with names of this package
+are removed.
 """
 
 import contextlib
@@ -20,18 +21,18 @@ from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files
 
-# A shard; files of older versions; and a new file, which a kill may leave.
+# The names of shards, files of older versions, and new files that a kill left behind.
 _OURS = re.compile(
     r"[0-9a-f]{64}\.[a-z]+|"
     r"\.(new|(contact_sheet|labels|manifest|[0-9a-f]{64})\.[a-z]+)-[0-9a-f]+"
 )
 _WAITING = "Waiting for another process to prepare the pictures ..."
-# Descriptions of a hundred million pictures are larger, and would need another format.
+# The largest manifest to read. A hundred million pictures would need another format.
 _DESCRIPTION_BYTES = 2**30
 
 
 def folder_for(cache: Path, name: str, *identity: object) -> Path:
-    """Returns the folder of the cache for one source of pictures."""
+    """Returns the cache folder of pictures, from a `name` and a hash of `identity`."""
     content = json.dumps(identity).encode()
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     return cache / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -39,13 +40,13 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 @contextlib.contextmanager
 def opened(home: Path) -> Iterator[None]:
-    """Checks a folder of the cache, creates it if there is none, and explains errors.
+    """Checks a cache folder, creates it if it is missing, and explains errors.
 
-    The folder and its parent have to be folders of this user; the folders above may
-    be links, as a home or a scratch disk often is.
+    The folder and its parent must be this user's folders. Folders above may be links,
+    as home folders and scratch disks often are.
 
     Raises:
-        UsageError: The folder cannot be used, or an `OSError` was raised within.
+        UsageError: The folder cannot be used, or the `with` block raised an `OSError`.
     """
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +57,13 @@ def opened(home: Path) -> Iterator[None]:
         name = Path(str(error.filename or home)).name
         raise UsageError(
             f"The prepared pictures in {printable(str(home))} cannot be read or "
-            f"written: {printable(name)}: {reason(error)}.\nFix that and start again "
-            "to continue with them, or set XDG_CACHE_HOME to another folder of yours."
+            f"written: {printable(name)}: {reason(error)}.\nFix the error and start "
+            "again, or set XDG_CACHE_HOME to another folder of yours."
         ) from error
 
 
 def _make_own(path: Path) -> None:
-    """Makes a folder that is this user's alone; refuses anything else there."""
+    """Creates a missing folder; refuses links and folders that others may write to."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     about = path.lstat()
@@ -80,7 +81,7 @@ def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
-    """Removes files with names of this package from a folder, except those kept."""
+    """Removes all files with names of this package from a folder except the `kept`."""
     for path in folder.iterdir():
         is_ours = _OURS.fullmatch(path.name) and path.name not in kept
         if is_ours and path.is_file() and not path.is_symlink():
@@ -88,14 +89,14 @@ def remove_others(folder: Path, kept: Collection[str]) -> None:
 
 
 def save(path: Path, values: Any) -> None:
-    """Writes a description: the SHA-256 of its JSON, and the JSON."""
+    """Writes values as JSON, after a line with the SHA-256 checksum of the JSON."""
     content = json.dumps(values, sort_keys=True).encode()
     digest = hashlib.sha256(content).hexdigest()
     files.write_atomically(path, digest.encode() + b"\n" + content)
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Returns the values of a description; None unless it is whole and fits a schema.
+    """Reads the values that `save` wrote; None if they are damaged or not of `schema`.
 
     The schema is a type that `is_a` checks.
     """

@@ -1,4 +1,4 @@
-"""A folder of pictures as a data set."""
+"""Makes a data set of a folder of pictures."""
 
 import dataclasses
 import hashlib
@@ -19,32 +19,32 @@ from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
 
-# The score of a class with fewer test pictures is chance.
+# With fewer test pictures, the score of a class depends mostly on chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """How pictures in files become a data set."""
+    """Settings for making a data set of a folder of pictures."""
 
     cache_home: Path  # The folder for the prepared pictures of all data sets.
-    # Height and width of the images: the shorter side of a picture is resized to it,
-    # and the centre cut out.
+    # Height and width of the images. The shorter side of a picture is resized to this
+    # size, then the centre is cropped.
     image_size: int
-    validation_fraction: float  # The share of the test part where there is none.
-    max_bad_images: float  # The share of pictures that may be bad and left out.
-    division: str | None = None  # That of a run, as `divided` returns it.
-    val_fraction: float = 0.0  # The share of the part `val` where there is none.
+    validation_fraction: float  # The fraction for the test split, if it has no folder.
+    max_bad_images: float  # The fraction of pictures that may be bad and left out.
+    division: str | None = None  # The division of a run, as `divided` returned it.
+    val_fraction: float = 0.0  # The fraction for the split `val`, if it has no folder.
 
 
 def find_folder(directory: Path, how: Preparation) -> Dataset:
-    """Finds the pictures in a folder, and prepares the new ones.
+    """Makes a data set of the pictures in a folder, and prepares new pictures.
 
-    `listing.py` says how the folder has to be laid out.
+    `listing.py` describes the layout of the folder.
 
     Raises:
-        UsageError: Too many are bad, or a part has none.
+        UsageError: Too many pictures are bad, or a split has no pictures.
     """
     directory = directory.expanduser().absolute()
     listing = list_folder(directory)
@@ -75,14 +75,14 @@ def find_folder(directory: Path, how: Preparation) -> Dataset:
             fraction = "val_fraction" if split == "val" else "validation_fraction"
             raise UsageError(
                 f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} part. Add pictures, or change --{fraction}."
+                f"{split} split. Add pictures, or change --{fraction}."
             )
     counts = np.bincount(labels["test"], minlength=len(classes)).tolist()
     if few := [name for name, n in zip(classes, counts, strict=True) if n < _ENOUGH]:
         have = "has" if len(few) == 1 else "have"
         listing.notes.append(
             f"{len(few):,} of {len(classes):,} classes {have} fewer than {_ENOUGH} "
-            f"test pictures, too few to score by: {first_few(few, _SHOWN)}"
+            f"test pictures, too few for a reliable score: {first_few(few, _SHOWN)}"
         )
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(
@@ -107,7 +107,7 @@ def find_folder(directory: Path, how: Preparation) -> Dataset:
 def _fingerprint(
     classes: list[str], side: int, labels: Mapping[Split, np.ndarray], shards: Shards
 ) -> str:
-    """Returns the SHA-256 of the pixels, labels and classes that a training sees."""
+    """Returns the SHA-256 of the pixels, labels and classes of a data set."""
     blocks = {
         f"{split}-{number:05d}.bin": sha256
         for split, of_part in shards.hashes.items()

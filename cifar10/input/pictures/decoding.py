@@ -1,7 +1,7 @@
-"""Decodes the file of a picture, in one way for training and for predicting.
+"""Decodes picture files, in the same way for training and for prediction.
 
-The results are red, green and blue in 0 to 255. A picture that has the right size
-already is returned unchanged, pixel for pixel.
+Results are RGB, 0 to 255. A picture that already has the requested size keeps all its
+pixels unchanged.
 """
 
 import io
@@ -30,27 +30,27 @@ from PIL.WebPImagePlugin import WebPImageFile
 from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
-# More pixels than cameras have; a small file may claim any number. Decoding takes up to
-# 12 bytes per pixel, 600 MB in all.
+# More pixels than usual cameras have. A small file may claim any number, and decoding
+# takes up to 12 bytes per pixel, 600 MB in all.
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 50_000_000
-# Processor time for one picture; the largest photographs take about one second. Files
-# of very many parts, such as a JPEG file's scans, would take minutes.
+# CPU time for one picture. The largest photographs take about one second; a file with
+# very many parts, such as the scans of a JPEG file, would take minutes.
 MAX_SECONDS = 10.0
-# Pillow reads this many bytes at a time, and the clock is checked at each read. A scan
-# of a JPEG file usually has more.
+# Pillow reads this many bytes at a time, and each read checks the CPU time. A scan of a
+# JPEG file usually has more bytes.
 _READ_BYTES = 4096
-# Strips or tiles of a TIFF file, which are decoded without reading by Pillow.
+# Strips or tiles of a TIFF file: Pillow decodes them without reads that check the time.
 _MAX_TILES = 20_000
-# Pixels of all tiles, for each of the image: those at its edges reach beyond.
+# Pixels of all tiles per pixel allowed: tiles may reach beyond the image's edges.
 _MAX_TILED = 4
 
-# A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
-# size, before it is resized. Compared with resizing the full picture, photographs at
-# 64 x 64 differ by 37 dB, as much as with torchvision's filter (lab notes).
+# A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the result is at least this
+# multiple of the requested size. Compared with resizing the full picture, photographs
+# at 64 x 64 differ by 37 dB, as much as with torchvision's filter (lab notes).
 _DRAFT = 1.25
 
-# The first bytes of each kind of file, and the class of Pillow that reads it.
+# The first bytes of each kind of file, and the Pillow class that reads such files.
 _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "PNG": (re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile),
     "JPEG": (re.compile(rb"\xff\xd8\xff"), JpegImageFile),
@@ -60,10 +60,10 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "TIFF": (re.compile(rb"II\*\0|MM\0\*"), TiffImageFile),
 }
 KINDS = tuple(_KINDS)
-# The type of the first box of such files, after its size.
+# The type of the first box in HEIC and AVIF files, which follows the box's size.
 _HEIC_OR_AVIF = b"ftyp"
 
-# The orientations that exchange width and height.
+# The EXIF orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
 
 
@@ -76,23 +76,23 @@ class NoPictureError(PictureError):
 
 
 class UnreadableError(PictureError):
-    """A file's content could not be read: the fault may not be in the picture."""
+    """A file could not be read, but the picture in the file may be good."""
 
 
 def read(path: Path, name: str = "") -> bytes:
-    """Reads the file of an image, at most one byte beyond the size allowed.
+    """Reads an image file, at most one byte more than `MAX_BYTES`.
 
-    Messages call it by its name, or by its path.
+    Messages call the file `name`, or else `path`.
     """
     try:
         with files.opened(path, follow=True) as file:
-            # Python allocates as many bytes as it is asked to read at once.
+            # `read` allocates all the requested bytes in advance.
             length = os.fstat(file.fileno()).st_size
             content = file.read(min(length, MAX_BYTES) + 1)
-            if length < len(content) <= MAX_BYTES:  # Some file systems say less.
+            if length < len(content) <= MAX_BYTES:  # The file is longer than reported.
                 content += file.read(MAX_BYTES + 1 - len(content))
             return content
-    except Exception as error:  # Of the system or the path.
+    except Exception as error:  # From the system or an invalid path.
         problem = f"{name or path} cannot be read: {reason(error)}."
         raise UnreadableError(problem) from error
 
@@ -105,12 +105,12 @@ def decode(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> np.ndarray:
-    """Decodes the content of a file and resizes its image.
+    """Decodes the content of an image file, and resizes the image.
 
-    The image is turned as its EXIF data say, transparent parts become white, the sides
-    are cropped to the right proportions, and each pixel of the result is an average
-    over all pixels that it covers. Of an animation only the first frame is taken. Only
-    the content of the file counts, not its name; messages call it by its `name`.
+    The image is rotated as its EXIF data say, transparent areas become white, and the
+    sides are cropped to the requested proportions. Each pixel of the result is an
+    average over all pixels that it covers. Of an animation, only the first frame is
+    used. The content determines the kind of file; the `name` is only for messages.
 
     Returns:
         uint8 [height, width, 3].
@@ -125,22 +125,22 @@ def decode(
 
 
 class _TimedFile(io.BytesIO):
-    """The content of a picture, which can be read for a limited time."""
+    """The content of a picture file, which can be read for a limited CPU time."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        # Of this thread, so that a busy machine refuses nothing.
+        # The CPU time of this thread, so that a busy machine refuses no picture.
         self._end = time.thread_time() + MAX_SECONDS
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Reads as a file does; `PictureError` once the time is over."""
+        """Reads like a file; raises a `PictureError` when the time is over."""
         if time.thread_time() > self._end:
             raise PictureError(f"takes more than {MAX_SECONDS:g} s to decode.")
         return super().read(size)
 
 
 def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
-    """Opens a picture and checks its kind and size, before it is decoded."""
+    """Opens a picture and checks its kind and size, without decoding the picture."""
     if not content:
         raise NoPictureError("is empty.")
     if len(content) > MAX_BYTES:
@@ -150,7 +150,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
         neither = f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image."
         if content[4:8] == _HEIC_OR_AVIF:
             raise PictureError(
-                f"{neither} Convert HEIC and AVIF images to JPEG, as with: "
+                f"{neither} Convert HEIC and AVIF images to JPEG, for example with: "
                 "heif-convert NAME.heic NAME.jpg"
             )
         raise NoPictureError(neither)
@@ -163,18 +163,18 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     if pixels > max_pixels:
         raise PictureError(
             f"has {image.width:,} x {image.height:,} pixels; at most {max_pixels:,} "
-            "are read. Make it smaller."
+            "are allowed. Make the picture smaller."
         )
     if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
-        raise PictureError("has 32 bits a channel; save it with 8 or 16.")
+        raise PictureError("has 32 bits per channel. Save it with 8 or 16.")
     return image
 
 
 def _check_tiles(content: bytes, max_pixels: int) -> None:
-    """Refuses a TIFF file of very many strips or tiles, or of far too large tiles.
+    """Refuses a TIFF file with very many strips or tiles, or with far too large tiles.
 
-    Pillow lists each of them, and unpacks whole tiles, however little of them is within
-    the image.
+    Pillow lists every strip and tile, and unpacks a whole tile even if little of the
+    tile is within the image.
     """
     file, tags = io.BytesIO(content), ImageFileDirectory_v2(content[:8])
     file.seek(tags.next)
@@ -182,13 +182,13 @@ def _check_tiles(content: bytes, max_pixels: int) -> None:
     strips, tiles = (len(tags.get(of, ())) for of in (STRIPOFFSETS, TILEOFFSETS))
     tiled = tiles * math.prod(int(tags.get(of, 1)) for of in (TILEWIDTH, TILELENGTH))
     if max(strips, tiles) > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
-        raise PictureError("has far more parts than it needs; save it again.")
+        raise PictureError("has far more parts than it needs. Save it again.")
 
 
 def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
-    """Returns an image upright, in the given size, and in red, green and blue."""
-    if isinstance(image, JpegImageFile):  # Before `load`: it decodes less.
-        side = int(_DRAFT * max(height, width))  # It may have to be turned.
+    """Decodes an image, turns it upright, and converts it to the given size and RGB."""
+    if isinstance(image, JpegImageFile):  # Before `load`, which then decodes less.
+        side = int(_DRAFT * max(height, width))  # The image may be rotated below.
         image.draft(None, (side, side))
     image.load()
     upright: Image.Image = image
@@ -196,13 +196,13 @@ def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     mode = "RGBA" if upright.has_transparency_data else "RGB"
-    if upright.mode != mode:  # `convert` would copy the large image.
+    if upright.mode != mode:  # `convert` copies the image even if nothing changes.
         upright = upright.convert(mode)
-    # Resized before the rest, which saves copies of the large image.
+    # Resize before the other steps, so that they copy only small images.
     size = (height, width) if orientation in _SIDEWAYS else (width, height)
     upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
     if orientation != 1:
-        # A copy without the other EXIF data, which would be an error if malformed.
+        # A copy without other EXIF data, which raise errors if they are malformed.
         upright = Image.fromarray(np.asarray(upright))
         upright.getexif()[ExifTags.Base.Orientation] = orientation
         ImageOps.exif_transpose(upright, in_place=True)

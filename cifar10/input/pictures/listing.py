@@ -1,9 +1,9 @@
-"""The list of pictures that a data set is made of.
+"""Lists the pictures in a folder, with their classes and splits.
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
-`test/CLASS/...` and, for a training's decisions, `val/CLASS/...`. `val` may be called
-`validation`, and without `test` it is the test part. Nothing is opened here but
-folders.
+`test/CLASS/...` and optionally `val/CLASS/...`. The folder `val` may also be called
+`validation`. Without a folder `test`, `val` is the test split. Only folders are opened,
+not pictures.
 """
 
 import contextlib
@@ -20,36 +20,36 @@ from typing import TypeAlias
 from cifar10.errors import UsageError, counted, first_few, printable, reason
 from cifar10.input.records import WITHOUT_VAL, Split
 
-# The suffixes of pictures; files with others are left alone. Files with a suffix of the
-# second line are not read, but must not be lost in silence: they count as bad unless
-# they hold a picture of another kind.
+# The suffixes of pictures; files with other suffixes are left out. Most kinds in the
+# second line cannot be decoded. They are listed so that their files count as bad
+# pictures, which the user notices.
 _ENDS = {
     *("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff"),
     *("jfif", "jpe", "heic", "heif", "avif", "jp2", "jxl"),
 }
 
-# ImageNet-21k, the largest labelled set in use, has 21,841. More folders than this are
-# probably one for each picture, and the last layer would be larger than the network.
+# ImageNet-21k, the largest labelled set in use, has 21,841 classes. More folders than
+# this limit probably hold one picture each, and would need a very large last layer.
 MAX_CLASSES = 25_000
 
 TRAIN = "train"
-# In order of preference, if there are several.
+# The folders of the test split, in order of preference.
 TESTS = ("test", "val", "validation")
 
 _SHOWN = 5  # Names in a message.
 _LAYOUTS = (
     "A folder of pictures has one subfolder for each class (cat/1.jpg, dog/2.jpg), or "
-    "train/ and test/ that have them."
+    "train/ and test/ with such subfolders."
 )
 
-# Path within the folder, with /, which names the picture; bytes, -1 if not a file;
-# time of change in nanoseconds. Named tuples would take three times as long.
+# A picture's path within the folder, with /; its size in bytes, or -1 if it is no file;
+# its modification time in nanoseconds. Named tuples would take three times as long.
 File: TypeAlias = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Pictures, class by class."""
+    """The pictures in a folder, class by class."""
 
     classes: list[str]
     files: list[File]
@@ -81,9 +81,9 @@ def list_folder(directory: Path) -> Listing:
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{where}: the {split} part has classes that {TRAIN}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
-                "training pictures of them."
+                f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
+                f"{_some(unknown)}.\nNo model can learn these classes. Move them away, "
+                "or add training pictures."
             )
     files: list[File] = []
     labels: list[int] = []
@@ -94,7 +94,7 @@ def list_folder(directory: Path) -> Listing:
             files += of_class
             labels += [label] * len(of_class)
             parts_of += [split] * len(of_class)
-    # Folders of classes, as the file system and the pictures have them.
+    # The class folders that exist, and the class folders that contain pictures.
     there = {
         name for name in visited if name.rpartition("/")[0] in ("", *used.values())
     } - {""}
@@ -115,10 +115,10 @@ def list_folder(directory: Path) -> Listing:
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
-    """Returns a folder's pictures, its folders, notes, and other files by suffix.
+    """Returns a folder's pictures, subfolders, notes, and counts of other files.
 
-    Each folder comes with the reason why it cannot be read, as with a disk's
-    `lost+found`, or "" if it can. A folder is read once, whatever links lead to it.
+    The subfolders map to the reason why they cannot be read, or else to "". Other files
+    are counted by suffix. A folder is read once, even if several links lead to it.
     """
     pictures: list[File] = []
     visited: dict[str, str] = {}
@@ -138,9 +138,9 @@ def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[st
             visited[prefix.removesuffix("/")] = reason(error)
             continue
         number = (about.st_dev, about.st_ino)
-        is_link = folder.is_symlink() and prefix  # The whole data set may be one.
+        is_link = folder.is_symlink() and prefix  # `root` itself may be a link.
         if number in seen or (is_link and _leads_back(folder, root)):
-            notes.append(f"{prefix} is a link to pictures of this data set, not used")
+            notes.append(f"{prefix} is not used: a link to pictures of this data set")
             continue
         seen.add(number)
         visited[prefix.removesuffix("/")] = ""
@@ -153,7 +153,7 @@ def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[st
             elif stat.S_ISDIR(mode):
                 folders.append(f"{name}/")
             elif end in _ENDS:
-                # A pipe, say, is reported when it is read.
+                # Anything else, such as a pipe, is reported when it is read.
                 is_file = stat.S_ISREG(mode)
                 pictures.append((name, size, time) if is_file else (name, -1, 0))
             elif entry.is_symlink() and not mode:
@@ -175,16 +175,16 @@ def _mode_size_and_time(entry: os.DirEntry[str]) -> tuple[int, int, int]:
 
 
 def _leads_back(link: Path, root: Path) -> bool:
-    """Returns whether a link leads to where its pictures have another class.
+    """Returns whether a link leads into the data set, or to a folder around the set.
 
-    That is a folder within the data set, or one that the data set is in.
+    Such a link would give pictures of the data set another class.
     """
     target, root = link.resolve(), root.resolve()
     return target.is_relative_to(root) or root.is_relative_to(target)
 
 
 def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
-    """Groups pictures by the folders within `top`; those directly in it are at ""."""
+    """Groups pictures by the subfolders of `top`; the key of `top` itself is ""."""
     start = len(f"{top}/") if top else 0
     found: dict[str, list[File]] = {}
     for file in files:
@@ -194,10 +194,10 @@ def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
 
 
 def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> dict[Split, str]:
-    """Returns the folders of the parts, if there are any.
+    """Maps each split to its folder; returns an empty dict if the folders are classes.
 
-    A folder `train` is the training part if it has subfolders and no pictures of its
-    own, and stands beside a test part or alone. Otherwise it is a class.
+    A folder `train` is the training split if all its pictures are in subfolders, and if
+    there is also a test folder or no other folder. Otherwise `train` is a class.
     """
 
     def named(part: str) -> list[str]:
@@ -219,7 +219,7 @@ def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> dict[Spli
 def _check_classes(names: Sequence[str], folder: Path, in_no_class: int) -> None:
     """Refuses too few or too many classes, or classes whose names look the same.
 
-    `in_no_class` pictures lie beside the folders of the classes.
+    `in_no_class` is the number of pictures outside the folders of classes.
     """
     where = printable(str(folder))
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -230,7 +230,7 @@ def _check_classes(names: Sequence[str], folder: Path, in_no_class: int) -> None
         if in_no_class:
             found.append(f"{counted(in_no_class, 'picture')} in no class")
         parent = printable(str(folder.parent))
-        meant = f"If it is the folder of one class, give {parent}. "
+        meant = f"If this is the folder of one class, give {parent}. "
         raise UsageError(
             f"{where} has {', and '.join(found) or 'no pictures'}. Two to "
             f"{MAX_CLASSES:,} classes are needed.\n"
@@ -245,7 +245,7 @@ def _check_classes(names: Sequence[str], folder: Path, in_no_class: int) -> None
 
 
 def _spelling(name: str) -> str:
-    """Returns the form in which names that look the same, or nearly so, are equal."""
+    """Normalizes a name, so that names that look nearly the same become equal."""
     return unicodedata.normalize("NFC", printable(name)).casefold()
 
 

@@ -1,14 +1,14 @@
-"""Pictures that are decoded once, by several threads, into shards of records.
+"""Decodes pictures once, with several threads, into shards of records.
 
-A record is the pixels of a picture, row by row, red, green and blue; the record of a
-picture that is left out is black. A shard has the records of pictures that follow one
-another in the list, and its file is named by their paths, sizes and times of change. It
-is written whole or not at all, and then entered in the manifest: a process that was
-killed, or whose list has changed, goes on with the shards that are entered. A lock lets
-one process at a time prepare; any other waits and finds the work done.
+A record holds the RGB pixels of one picture, row by row. The record of a picture that
+is left out is black. A shard holds the records of consecutive pictures in the list, and
+is named by a hash of their paths, sizes and modification times. A shard is written
+completely or not at all, and then entered in the manifest. After a kill or a change of
+the list, the next process keeps the shards in the manifest. A lock lets one process at
+a time prepare pictures; other processes wait and use the result.
 
-A file that is not as the manifest says is ignored, and so is a damaged manifest or that
-of another version: the pictures are prepared again.
+Files that differ from the manifest are ignored, and so is a damaged manifest or one of
+another version. The pictures are then prepared again.
 """
 
 import contextlib
@@ -32,48 +32,48 @@ from cifar10.input.progress import progress
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
-# Part of the names of shards and of every fingerprint; raised if the decoder makes
-# other pixels.
+# The version of the decoder, in the hashes that name shards and in every fingerprint.
+# Raise it with any change of the decoded pixels.
 PIXELS = 2
 
-# A kill costs what was decoded of one shard. The 1,024 files that a process may have
-# open by default hold four million pictures.
+# A kill loses the work on at most one shard. The 1,024 files that a process may open by
+# default hold four million pictures.
 SHARD_PICTURES = 4096
 _SHARD_BYTES = 256_000_000
-# A part's records are hashed in blocks of this size, on which its fingerprint depends.
+# The records of a split are hashed in blocks of this size. Fingerprints depend on it.
 HASHED_BYTES = 256_000_000
-# A part of the data up to this size becomes an array in memory, like CIFAR: any
-# machine that trains has room for both parts and for the batches' copies.
+# A split up to this size becomes an array in memory, like CIFAR. Any machine that
+# trains has room for both splits and for copies in batches.
 IN_MEMORY_BYTES = 2**30
 
-# A thread for each core, and one for when another waits for the disk. More threads only
-# wait for Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
+# One thread per core, and one more while another waits for the disk. Further threads
+# only wait for Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
-# A shard's SHA-256, and why pictures are left out, by their paths. The SHA-256 is empty
-# if the fault may not be in the picture: then the next start decodes the shard again.
+# A shard's SHA-256, and the reasons why pictures are left out, by path. The SHA-256 is
+# empty if a picture could not be read: the next start then decodes the shard again.
 _Shard: TypeAlias = tuple[str, dict[str, str]]
-# The SHA-256 of each block of a part's records, part by part.
+# The SHA-256 of each block of records, split by split.
 _Hashes: TypeAlias = list[list[str]]
-# The shards by their files, and the hashes by the division of the list into parts.
+# The shards by file name, and the hashes by the division of the list into splits.
 _Manifest: TypeAlias = tuple[dict[str, _Shard], dict[str, _Hashes]]
 
 
 class Shards:
-    """The pictures of a list, prepared in a folder of the cache.
+    """The pictures of a list, decoded into shards in a cache folder.
 
     Args:
-        home: The folder of the cache, one for each source of pictures and each size.
-        source: The folder that the pictures are in.
+        home: The cache folder, one for each source of pictures and each size.
+        source: The folder of the pictures.
         listed: The pictures.
-        parts: str [count], the part of each picture.
-        image_size: Height and width of the results.
+        parts: str [count], the split of each picture.
+        image_size: Height and width of the decoded pictures.
 
     Attributes:
-        left_out: The reason why each picture that is left out is bad, by its path.
-        places: int64 [count], the positions in the list of each part's pictures.
-        hashes: The SHA-256 of each block of a part's pixels.
+        left_out: Maps the path of each bad picture to the reason for leaving it out.
+        places: Maps each split to its pictures' indices in the list, int64 [count].
+        hashes: Maps each split to the SHA-256 of each block of its pixels.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Shards:
         self._per_shard = max(1, min(SHARD_PICTURES, _SHARD_BYTES // self._bytes))
         starts = range(0, len(listed), self._per_shard)
         of_shards = [listed[start : start + self._per_shard] for start in starts]
-        # The pictures of each shard, by its file.
+        # The pictures of each shard, by file name.
         self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
         splits = SPLITS if "val" in parts else WITHOUT_VAL
         members = [np.packbits(parts == split).tobytes().hex() for split in splits]
@@ -100,7 +100,7 @@ class Shards:
             shards, hashes = self._read_manifest()
             if len(shards) < len(self._listed) or division not in hashes:
                 lock.enter_context(cache.locked(home))
-                # Whoever held the lock may have done the work.
+                # The previous holder of the lock may have done the work.
                 shards, hashes = self._read_manifest()
             is_complete = len(shards) == len(self._listed) and division in hashes
             if not is_complete:
@@ -127,9 +127,9 @@ class Shards:
             self.hashes = dict(zip(splits, hashes[division], strict=True))
 
     def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
-        """Returns the images of a part, in memory or on disk.
+        """Returns the images of a split, in memory or on disk.
 
-        Images in memory are compared with their hashes.
+        Images in memory are verified by their hashes.
         """
         with cache.opened(self._home):
             on_disk = self._on_disk(split)
@@ -141,8 +141,8 @@ class Shards:
                     (self._home / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(
                     f"The prepared pictures in {printable(str(self._home))} were "
-                    "damaged: their hashes do not match.\nStart again to have them "
-                    "prepared again."
+                    "damaged: their hashes do not match.\nStart again to prepare the "
+                    "pictures again."
                 )
         return images
 
@@ -151,10 +151,10 @@ class Shards:
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
     def _read_manifest(self) -> _Manifest:
-        """Returns the manifest, without the shards whose file is missing."""
+        """Reads the manifest; drops shards whose files are missing or of wrong size."""
         empty: _Manifest = ({}, {})
         shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
-        if not {*map(len, hashes.values())} <= {2, 3}:  # Of parts.
+        if not {*map(len, hashes.values())} <= {2, 3}:  # Splits.
             shards, hashes = empty
         sizes = {
             path.name: path.stat().st_size
@@ -173,7 +173,7 @@ class Shards:
         """Decodes the missing shards, and enters each in the manifest when complete."""
         total = sum(map(len, self._listed.values()))
         done = sum(len(self._listed[file]) for file in shards)
-        # Pillow warns of odd data beside the pixels without saying in which file.
+        # Pillow warns of unusual metadata, but does not name the file.
         with (
             warnings.catch_warnings(action="ignore"),
             progress("Preparing", "pictures", total, done) as report,
@@ -186,7 +186,10 @@ class Shards:
     def _write_shard(
         self, file: str, report: Callable[[int], None], done: int
     ) -> _Shard:
-        """Decodes the pictures of a shard into its file, after `done` others."""
+        """Decodes the pictures of a shard and writes its file.
+
+        `done` is the number of pictures in earlier shards, for the progress report.
+        """
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
         bad: dict[str, str] = {}
@@ -206,7 +209,7 @@ class Shards:
             for (name, size, _), error in zip(listed, errors, strict=True):
                 if error:
                     bad[name] = str(error)
-                    # That a link or pipe is no file is seen in the list.
+                    # The list already has a negative size for a link or pipe.
                     may_change |= isinstance(error, UnreadableError) and size >= 0
                 report(done := done + 1)
         files.write_atomically(self._home / file, images.tobytes())
@@ -218,7 +221,7 @@ def _digest(values: object) -> str:
 
 
 def _hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
-    """Returns the SHA-256 of each block of images; one is in memory at a time."""
+    """Returns the SHA-256 of each block of images; reads one block at a time."""
     block = max(1, HASHED_BYTES // int(np.prod(images.shape[1:])))
     return [
         hashlib.sha256(images[first : first + block].data).hexdigest()

@@ -335,10 +335,10 @@ def test_a_file_that_the_disk_did_not_give_is_tried_again(pictures, cache, monke
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):
     directory = write(tmp_path / "set", *numbered(3, "a", "b"))
-    assert "test part" in refused(directory, cache, validation_fraction=0.0)
+    assert "test split" in refused(directory, cache, validation_fraction=0.0)
     for path in directory.rglob("*.png"):
         path.write_bytes(b"broken")
-    assert "train part" in refused(directory, cache, max_bad_images=1.0)
+    assert "train split" in refused(directory, cache, max_bad_images=1.0)
 
 
 def test_a_second_start_decodes_nothing_and_needs_no_lock(pictures, cache, monkeypatch):
