@@ -114,7 +114,7 @@ def test_a_held_out_val_part_leaves_the_pictures_their_numbers(tmp_path):
     assert len(left) == 15
     assert bytes(x[last]) not in left
     held_out = next(number for number in names if names[number] == "val")
-    with pytest.raises(UsageError, match="not in the training part"):
+    with pytest.raises(UsageError, match="not in the training split"):
         corrected(dataset, listed(tmp_path, f"train picture {held_out},"))
 
 
