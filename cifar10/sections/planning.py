@@ -24,10 +24,10 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes): bytes of a compiled convolution; oneDNN's padding of the
-# workspace, which copies what the largest gradient of a convolution's inputs reads and
-# writes; and the copies of the trainable variables, made by oneDNN and to keep the old
-# values beside the new ones.
+# Measured on CPUs (lab notes): the bytes of a compiled convolution; the factor by which
+# oneDNN pads the workspace, a copy of what the largest input gradient of a convolution
+# reads and writes; and the number of copies of the trainable variables, which oneDNN
+# makes or which keep the old values during an update.
 _CONVOLUTION_BYTES = 1_500_000
 _PADDING = 1.2
 _COPIES = 7
@@ -121,7 +121,7 @@ class Planner:
                 raise UsageError(
                     f"--sections: no section can begin with layer {name}."
                     f"{did_you_mean(name, known)}\nThe model's summary() lists all "
-                    "layers. A section cannot take a mask from an earlier section."
+                    "layers. A section cannot begin where a mask is passed on."
                 )
             place = known[name.strip() if name.strip() in known else similar[-1]]
             at[place] = self._boundaries[place]
@@ -275,7 +275,7 @@ class Planner:
         gradients = self.gradient_bytes
         tensors, places = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))
-        # All batches stay in memory until the step ends. Accumulation adds a buffer.
+        # Batches stay in memory until the step ends. Accumulation doubles gradients.
         batch = _size(self.images) + self.images.shape[0] * tf.int64.size
         sums = gradients if self.accumulate == 1 else 2 * gradients
         tower_bytes = self.accumulate * batch + sums + tensors + workspace
@@ -338,7 +338,7 @@ def balanced(
             }
         return best[0]
 
-    # The last section is not recomputed, so an early begin saves time.
+    # The last section is not recomputed, so beginning early saves time.
     begins = sorted(boundaries)
     bound = _ROOM * smallest(begins)[0]
     fewest = bisect.bisect_left(
@@ -410,7 +410,7 @@ def memory_limit(
         gigabytes: The value of `--memory_limit`; None for 85 % of the free memory.
         placement: The devices of the towers.
         held: The bytes that the run already uses.
-        sharing: Number of workers that share the CPU. GPUs count as not shared.
+        sharing: Number of workers that share the CPU. Each should have its own GPUs.
 
     Returns:
         The bytes; infinity if the free memory is unknown.

@@ -45,7 +45,7 @@ class SectionedTower(Tower):
         *,
         training: bool,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None], Tensors]:
-        """Does the same as `model.inference` in training mode, section by section."""
+        """Computes `model.inference` in training mode, section by section."""
         del training
         # The key includes the device, because a function's body does not inherit the
         # worker, and frozen names, because frozen batch norm computes differently.

@@ -155,7 +155,7 @@ def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
 def _take(
     flag: str, gpus: Sequence[tf.config.PhysicalDevice], parts: int = 1
 ) -> tuple[str, ...]:
-    """Hides all GPUs except `gpus`, splits these, and returns the parts' names.
+    """Leaves only `gpus` visible, each split into `parts`; returns device names.
 
     If TensorFlow has already started, other GPUs may remain visible.
     """

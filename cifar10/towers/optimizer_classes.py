@@ -45,7 +45,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, or skips an overflowing update and lowers the scale."""
+        """Applies an update. If it overflows, skips it and lowers the loss scale."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]

@@ -15,11 +15,10 @@ import tensorflow as tf
 
 Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
-# Factor of the tutorial's learning rate every `epochs_per_decay` epochs.
+# The tutorial multiplies the rate by this factor every `epochs_per_decay` epochs.
 _DECAY_FACTOR = 0.1
 # The defaults of PyTorch's OneCycleLR: the fraction of the run in which the rate rises,
-# the highest rate divided by the first rate, and the first rate divided by the last
-# rate.
+# the highest rate divided by the first, and the first divided by the last.
 _RISING_PART = 0.3
 _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
@@ -93,9 +92,9 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 class Warmup:
     """A schedule that rises evenly from zero to the rate of another schedule.
 
-    The warm-up counts an update's own images as seen. Otherwise the first rate would be
-    zero and the first batch wasted. The other schedule is not delayed: it also begins
-    at the first update, and ends when it would without a warm-up.
+    The rate of an update counts the update's own batch as already seen. Otherwise the
+    first rate would be zero and the first batch wasted. The other schedule is not
+    delayed: it begins at the first update and ends when it would without a warm-up.
     """
 
     schedule: Schedule

@@ -22,7 +22,7 @@ def stack(
 
 
 def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult":
-    """Builds the operations of one step for each stacked batch of a tower."""
+    """Builds the operations of several steps, one for each stacked batch."""
 
     def batches_of(step: tf.Tensor | int) -> "list[Batch]":
         batches = []

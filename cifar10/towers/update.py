@@ -1,9 +1,9 @@
-"""The synchronous update, which does all writing of a step, and the variables.
+"""The synchronous update of a step, and the variables that it writes.
 
 Only the device knows whether a step's results are finite. Waiting for the host to find
 out would delay updates on a GPU. Therefore each update is applied, and undone if the
 results are not finite. Undoing moves no bytes, because old and new values have separate
-buffers. Selecting on the device would take a kernel for each variable.
+buffers. Selecting values on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class TrainState:
         global_step: int64 [], the number of updates applied so far, or skipped because
             a loss or gradient was not finite.
         halted: bool [], whether updates have ended because a loss or gradient was not
-            finite. Not in checkpoints.
+            finite. Checkpoints do not hold this variable.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Averages(NamedTuple):
 
 
 class Update:
-    """Does all the writing of a step.
+    """Applies the averages of a step to all variables.
 
     Args:
         learning_rate: Maps the number of examples seen, int64 [], to the next rate.
@@ -98,9 +98,9 @@ class Update:
             the averages keep their initial values.
         clip_norm: Largest global norm of the gradients, which are scaled down if
             needed. If None, gradients are not clipped.
-        halts: Whether a loss or gradient that is not finite ends all writing, from that
-            step on. If False, only the update of that step is skipped, and
-            `global_step` advances.
+        halts: Whether a step with a loss or gradient that is not finite ends all
+            updates: neither that step nor a later one writes anything. If False, only
+            that step is skipped, and `global_step` advances.
     """
 
     def __init__(
