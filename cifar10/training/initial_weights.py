@@ -345,9 +345,9 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
 def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the name of the layer whose variables are at the path `variables`.
 
-    The names of the layers around this layer come first, separated by slashes. Keras
-    numbers default names by a counter, which differs between processes. So a default
-    name is replaced by that of the HDF5 group, numbered by the order in the model.
+    The names of the layers around this layer come first, separated by slashes. Keras's
+    default names end in a counter, which differs between processes. Such a name is
+    replaced by that of the HDF5 group, whose number is the layer's position.
     """
     import h5py
 

@@ -75,7 +75,7 @@ class Goodput:
         return {part: round(of, 3) for part, of in self._seconds.items()}
 
     def go_back(self, log: Path, step: int) -> None:
-        """Moves the time spent on work after `step` to `work lost`.
+        """Moves the time spent on work after `step` to the part `work lost`.
 
         The first call in a process also adds the seconds that earlier processes logged.
         """

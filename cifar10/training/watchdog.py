@@ -82,7 +82,7 @@ class Watchdog:
             self._thread.start()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Stops watching, without waiting for answers of the other workers."""
+        """Stops watching, without waiting for answers from the other workers."""
         self._over.set()
         if self._thread:
             self._thread.join(_SECONDS_TO_STOP)
