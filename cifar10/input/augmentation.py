@@ -5,11 +5,11 @@ cutout, mixup and cutmix change distorted images; mixup and cutmix also change l
 As in `distortions.py`, random values for the global batch depend on seed and step. Each
 augmentation has its own random stream, so adding one does not change the distortions.
 
-Keras's layers of these names are not used. Its `RandomErasing` draws height and width
-independently, and clips the noise to black and white. Its `MixUp` and `CutMix` shuffle
-each batch, so the number of towers would change which images are mixed. Here images
-2 k and 2 k + 1 of the global batch mix with each other, each with its own weight. The
-pairs are random because the order of images is, and both images are on one tower.
+Keras's layers of the same names are not used. `RandomErasing` draws height and width
+independently, and clips the noise to black and white. `MixUp` and `CutMix` shuffle each
+batch, so the number of towers would change which images are mixed. Here images 2 k and
+2 k + 1 of the global batch mix with each other, each with its own weight. The order of
+images is random, so the pairs are random too. Both images of a pair are on one tower.
 """
 
 import functools
@@ -137,7 +137,7 @@ def cut_out(
         images: float32 [batch, height, width, channels], scaled.
         vertical: float32 [batch], position of the square from top (0) to bottom (1).
         horizontal: float32 [batch], position from left (0) to right (1).
-        side: Side of the square in pixels of an image of 32 x 32; other sizes scale it.
+        side: Side of the square for images of 32 x 32 pixels; scaled for other images.
 
     Returns:
         float32 [batch, height, width, channels].
@@ -207,7 +207,7 @@ def mix(
 def quantiles_of_beta(alpha: float | None) -> np.ndarray:
     """Returns equally probable values of Beta(alpha, alpha), float64 [4096].
 
-    All values are 1 if `alpha` is None. TensorFlow's own beta sampler needs a CPU.
+    All are 1 if `alpha` is None. TensorFlow can sample this distribution only on CPUs.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)
@@ -226,7 +226,7 @@ def quantiles_of_beta(alpha: float | None) -> np.ndarray:
 def _rectangle(
     images: tf.Tensor, place: Sequence[tf.Tensor], sizes: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns a mask of one rectangle in each image, at a position in [0, 1)."""
+    """Returns a mask of one rectangle in each image, at a `place` in [0, 1)."""
     sides = []
     for side, chance, taken in zip(images.shape[1:3], place, sizes, strict=True):
         first = tf.floor(tf.cast(chance, tf.float64) * (side - taken + 1.0))

@@ -30,10 +30,10 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             for the generated stand-in; "auto" for CIFAR-10 if available, else the
             stand-in.
         data_dir: Folder with the data files, with the unpacked archive, or with the
-            archive. It is only read, and refused if it has no data set. None for the
-            folder in the environment variable CIFAR10_DATA_DIR, by default
+            archive. The folder is only read, and refused without a data set. None for
+            the folder in the environment variable CIFAR10_DATA_DIR, by default
             ~/.cache/cifar10; a missing data set is downloaded to this folder.
-        data_url: URL of the archive, or of its folder, which ends in a slash.
+        data_url: URL of the archive, or of its folder with a slash at the end.
     """
     if data_url:
         download.check_url(data_url)
@@ -116,7 +116,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Finds the stand-in in `home`, or generates it unless the user `named` `home`."""
+    """Finds the stand-in in `home`. Generates it if missing, unless `named` is True."""
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

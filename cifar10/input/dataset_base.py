@@ -41,12 +41,12 @@ class Dataset:
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.
         description: One line for the user, which says what and where the data set is.
-        read: Function that returns the images of a split and its int32 labels [count].
+        read: Function that returns the images and int32 labels [count] of a split.
         parts: The splits of the data set, in the order of `SPLITS`.
         fingerprint: SHA-256 of the images and labels; None if they are always the same,
             as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: Maps each split to its pictures' names. Without names, they are numbered.
+        paths: Maps each split to the names of its pictures, unless they are numbered.
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
         division: The division into splits by hashes (`division.py`), if there was one.
@@ -75,7 +75,7 @@ class Dataset:
 
     @property
     def validation_split(self) -> Literal["val", "test"]:
-        """The split that a training run validates on: `val`, or `test` without it."""
+        """The split for validation during training: `val` if it exists, else `test`."""
         return "val" if "val" in self.parts else "test"
 
 

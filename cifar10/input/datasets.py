@@ -1,7 +1,7 @@
 """Finds the data set of a run.
 
 `find` chooses the module: `cifar.py` for CIFAR and its stand-in, `pictures/` for the
-user's pictures. Both return a `Dataset`, so other modules need not know the kind.
+user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def find(
 def cache_of_pictures() -> Path:
     """Returns the cache folder for prepared pictures.
 
-    CIFAR10_DATA_DIR is not used, because other users may read it or write to it.
+    CIFAR10_DATA_DIR is not used, because other users may read or write that folder.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return home / "cifar10" if home.is_absolute() else cifar.cache()
@@ -129,7 +129,7 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
         raise UsageError(
             f"{name} has {dataset.classes} classes and images of the shape "
             f"{dataset.image_shape}, but the run was trained on {len(names)} classes "
-            f"and the shape {shape}.\n{fix}"
+            f"and images of the shape {shape}.\n{fix}"
         )
     if dataset.name == settings["data"] and dataset.name in cifar.FORMATS:
         return  # CIFAR's classes are fixed, whatever an older version called them.
@@ -181,7 +181,7 @@ def _is_shape(shape: Any) -> bool:
 def _required(data: str, data_dir: str | None) -> str:
     if data_dir is None:
         raise UsageError(
-            f"The data of this run is a {data} of a user, and its path is not known.\n"
+            f"The data of this run is a user's {data}, whose path is not known.\n"
             "Name the path with --data_dir."
         )
     return data_dir

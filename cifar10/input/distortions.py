@@ -131,7 +131,7 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
 
 
 def normalize(images: tf.Tensor) -> tf.Tensor:
-    """Scales each channel to zero mean and unit variance over CIFAR-10.
+    """Scales each channel by the channel's mean and deviation over CIFAR-10.
 
     All data sets are scaled alike, because other photographs have similar statistics.
     """
@@ -208,7 +208,7 @@ def random_sizes(
 
     `attempts` are random numbers in [0, 1): `CROP_ATTEMPTS` for the fraction of the
     image's area, then as many for the ratio of width to height. The first pair that
-    fits into `size` is used, or else `otherwise`. Results are whole, float64 [batch].
+    fits `size` is used, or else `otherwise`. Returns whole numbers, float64 [batch].
     """
     height, width = size
     least, most = ratio_range
@@ -287,7 +287,7 @@ def _change_brightness_and_contrast(
 ) -> tf.Tensor:
     """Adjusts brightness, then contrast about each channel's mean, as in `tf.image`.
 
-    Values are not clipped to 0 to 255: the tutorial's images are floats at this point.
+    Values are not clipped to 0 to 255, just as in the tutorial's float images.
     """
     low, high = CONTRAST_RANGE
     shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA

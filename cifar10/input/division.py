@@ -37,7 +37,7 @@ def divided(
         names: The names of the images, such as paths.
         labels: The labels of the images.
         classes: The number of classes.
-        shares: The fraction of images in each split except the training split. Each
+        shares: The fraction of images for each split except the training split. Each
             class has an image to train on and, if possible, one in each split.
         division: The recorded division of a run, or `BY_FRACTION`. None divides anew,
             and so does a division for another number of classes.
@@ -97,7 +97,7 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
     """Returns the upper limit of each split for the sorted hashes of one class.
 
-    A split with a share gets at least one image, unless none would remain to train on.
+    A split with a share above 0 gets an image, unless none would remain to train on.
     """
     found, taken = [], 0
     for share in shares:
@@ -108,7 +108,7 @@ def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
 
 
 def _hash_of(name: str) -> int:
-    """Returns a hash of a name, 64 bits."""
+    """Returns a 64-bit hash of a name."""
     # File systems store accents in one of two Unicode forms.
     name = name if name.isascii() else unicodedata.normalize("NFC", name)
     content = name.encode(errors="surrogateescape")

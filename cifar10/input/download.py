@@ -93,15 +93,15 @@ def fetch(
     url: str | None = None,
     packed: Path | None = None,
 ) -> Path:
-    """Downloads an archive if it is missing, and unpacks it if it is still packed.
+    """Returns the unpacked folder of an archive, after downloading it if necessary.
 
     Args:
         archive: The archive to fetch. Another or a damaged file is refused.
         directory: The folder to unpack into, which is created if missing.
         url: URL of the archive, or of its folder if the URL ends in a slash. By default
             the official URL.
-        packed: Path of the archive on disk. The default is in `directory`, where a
-            missing archive is downloaded.
+        packed: Path of the archive on disk. By default, the archive is in `directory`,
+            and is downloaded if it is missing.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.

@@ -9,7 +9,7 @@ from cifar10.input.dataset_base import Images
 def is_in_memory(images: Images) -> bool:
     """Returns whether images are a NumPy array in memory.
 
-    A memory-mapped array is not, although its class derives from `ndarray`.
+    A memory-mapped array is not in memory, although it is an instance of `ndarray`.
     """
     return type(images) is np.ndarray
 

@@ -30,8 +30,8 @@ MOST_BYTES = 2**30
 class StoredSet(NamedTuple):
     """A training set in the memory of a device.
 
-    float16 and int64 stay on a GPU. TensorFlow cannot gather uint8 on a GPU and keeps
-    int32 on the host, so with these types it would copy all images at every step.
+    float16 and int64 stay on a GPU. TensorFlow cannot gather uint8 on a GPU, and keeps
+    int32 on the host: with these types, all images would be copied at every step.
     """
 
     images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.
@@ -84,7 +84,7 @@ def device_batches(
     start_step: int,
     worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Yields endless lists of one (images, labels) per tower, on the tower's device.
+    """Yields, without end, one (images, labels) per tower, made on the tower's device.
 
     `devices` holds the device of each tower, in order. The other arguments are as in
     `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.

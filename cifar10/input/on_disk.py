@@ -23,7 +23,7 @@ from cifar10.process import files
 class ImagesOnDisk:
     """The images of one split, in files that contain only pixels.
 
-    It is indexed like a NumPy array of all images, by a slice or an array of indices.
+    Index this object like a NumPy array of all images, by a slice or by an array.
     Several threads may read at once. The files must not change.
 
     Args:
@@ -72,7 +72,7 @@ class ImagesOnDisk:
 
 
 def _read(row: memoryview, file: BinaryIO, start: int) -> None:
-    """Reads an image that starts at byte `start` of a file into `row`."""
+    """Fills `row` with an image that starts at byte `start` of a file."""
     read = 0
     while read < len(row):
         count = os.preadv(file.fileno(), [row[read:]], start + read)
@@ -81,7 +81,7 @@ def _read(row: memoryview, file: BinaryIO, start: int) -> None:
             raise UsageError(
                 f"{path} ends within an image, after {path.stat().st_size:,} bytes."
                 f"\nThe file is damaged. Remove the folder {path.parent}, and run "
-                "again to create it again."
+                "again to create a new one."
             )
         read += count
 

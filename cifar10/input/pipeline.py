@@ -229,7 +229,7 @@ class PrefetchQueues:
     def get(self) -> Sequence[TowerBatch]:
         """Waits for the next (images, labels) of every tower, and returns them.
 
-        Raises the exception that stopped the filling thread, if there was one.
+        If an exception stopped the filling thread, raises this exception.
         """
         batches = [tower_queue.get() for tower_queue in self._queues]
         for batch in batches:

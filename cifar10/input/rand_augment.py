@@ -1,6 +1,6 @@
 """RandAugment: applies randomly drawn operations to each image, at a fixed strength.
 
-The method is of Cubuk et al., https://arxiv.org/abs/1909.13719. The operations and
+The method is from Cubuk et al., https://arxiv.org/abs/1909.13719. The operations and
 strengths are those of torchvision's `RandAugment`
 (https://github.com/pytorch/vision/blob/v0.20.0/torchvision/transforms/autoaugment.py),
 which follow Pillow and get stronger with the magnitude. In the paper's code,

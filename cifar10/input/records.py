@@ -40,7 +40,7 @@ turtle wardrobe whale willow_tree wolf woman worm
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """The files and records of one data set."""
+    """The file format of one data set."""
 
     name: str  # As in `--data`.
     title: str  # The name in messages.
@@ -158,8 +158,8 @@ def check_files(
 def _damaged(directory: Path, problem: str) -> UsageError:
     # Not "delete": the folder may contain the user's own files.
     return UsageError(
-        f"{problem}\nMove {directory} away and run again for a fresh copy, or put the "
-        "right file into it, or name another folder with --data_dir."
+        f"{problem}\nPut the right file into {directory}, or move this folder away and "
+        "run again for a fresh copy, or name another folder with --data_dir."
     )
 
 

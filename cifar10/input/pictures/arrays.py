@@ -42,7 +42,7 @@ def find_npz(path: Path) -> Dataset:
         raise UsageError(
             f"{where} cannot be read, or is damaged: {why}.\nAn .npz file of pictures "
             f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and must "
-            "fit in memory. A folder of pictures, one subfolder per class, need not."
+            "fit in memory. A folder of pictures may be larger than memory."
         ) from error
     return array_dataset(found, where, NPZ, path)
 
@@ -144,8 +144,8 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
         raise UsageError(
-            f"{what} has the shape {list(array.shape)}. Give at least one image, with "
-            "the shape [count, height, width, 3], or, if grey, without the 3 or with 1."
+            f"{what} has the shape {list(array.shape)}. Give at least one image, as "
+            "[count, height, width, 3], or for grey as [count, height, width]."
         )
     check_pixels(array.dtype, what)
     if array.shape[3] == 1:

@@ -32,7 +32,7 @@ _DESCRIPTION_BYTES = 2**30
 
 
 def folder_for(cache: Path, name: str, *identity: object) -> Path:
-    """Returns the cache folder of pictures, from a `name` and a hash of `identity`."""
+    """Returns the cache folder that is named by `name` and a hash of `identity`."""
     content = json.dumps(identity).encode()
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     return cache / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -81,7 +81,7 @@ def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
-    """Removes all files with names of this package from a folder except the `kept`."""
+    """Removes the files of this package from a folder, except those in `kept`."""
     for path in folder.iterdir():
         is_ours = _OURS.fullmatch(path.name) and path.name not in kept
         if is_ours and path.is_file() and not path.is_symlink():
@@ -96,7 +96,7 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Reads the values that `save` wrote; None if they are damaged or not of `schema`.
+    """Reads what `save` wrote; returns None if it is damaged or does not fit `schema`.
 
     The schema is a type that `is_a` checks.
     """

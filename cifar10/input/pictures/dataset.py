@@ -1,4 +1,4 @@
-"""Makes a data set of a folder of pictures."""
+"""Turns a folder of pictures into a data set."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ _SHOWN = 5  # Classes or pictures in a message.
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Settings for making a data set of a folder of pictures."""
+    """Settings for turning a folder of pictures into a data set."""
 
     cache_home: Path  # The folder for the prepared pictures of all data sets.
     # Height and width of the images. The shorter side of a picture is resized to this
@@ -39,7 +39,7 @@ class Preparation:
 
 
 def find_folder(directory: Path, how: Preparation) -> Dataset:
-    """Makes a data set of the pictures in a folder, and prepares new pictures.
+    """Prepares the new pictures in a folder, and returns the folder's data set.
 
     `listing.py` describes the layout of the folder.
 

@@ -82,8 +82,8 @@ def list_folder(directory: Path) -> Listing:
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
                 f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn these classes. Move them away, "
-                "or add training pictures."
+                f"{_some(unknown)}.\nNo model can learn these classes. Move their "
+                "folders away, or add training pictures."
             )
     files: list[File] = []
     labels: list[int] = []
@@ -117,7 +117,7 @@ def list_folder(directory: Path) -> Listing:
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
     """Returns a folder's pictures, subfolders, notes, and counts of other files.
 
-    The subfolders map to the reason why they cannot be read, or else to "". Other files
+    Each subfolder maps to the reason why it cannot be read, or else to "". Other files
     are counted by suffix. A folder is read once, even if several links lead to it.
     """
     pictures: list[File] = []
@@ -175,7 +175,7 @@ def _mode_size_and_time(entry: os.DirEntry[str]) -> tuple[int, int, int]:
 
 
 def _leads_back(link: Path, root: Path) -> bool:
-    """Returns whether a link leads into the data set, or to a folder around the set.
+    """Returns whether a link leads to a folder within or above the data set.
 
     Such a link would give pictures of the data set another class.
     """
@@ -184,7 +184,7 @@ def _leads_back(link: Path, root: Path) -> bool:
 
 
 def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
-    """Groups pictures by the subfolders of `top`; the key of `top` itself is ""."""
+    """Groups pictures by the subfolder of `top`; the key "" stands for `top` itself."""
     start = len(f"{top}/") if top else 0
     found: dict[str, list[File]] = {}
     for file in files:
