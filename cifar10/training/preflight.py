@@ -133,8 +133,16 @@ def _explained(
     """Returns a message on how a run's configuration differs, and what to do."""
     lines = [f"{path} holds a run with another configuration:"]
     ends = f"; --schedule {recorded.get('schedule')} fixes this length"
+    notes = dict.fromkeys(fields.LENGTHS, ends)
+    if "batch_size" in differences and "global_batch_size" not in differences:
+        batches = recorded["global_batch_size"] // recorded["batch_size"]
+        towers, times = map(invocation.option_name, ("num_gpus", "accumulate"))
+        notes["batch_size"] = (
+            "; batch norm or dropout depends on the images\n    of a batch, so the "
+            f"towers ({towers}) times {times} have to stay {batches}"
+        )
     lines += [
-        f"    {name}: {there} there, {now} now{ends if name in fields.LENGTHS else ''}"
+        f"    {name}: {there} there, {now} now{notes.get(name, '')}"
         for name, (there, now) in differences.items()
         if name != _DATA
     ]

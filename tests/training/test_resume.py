@@ -176,6 +176,24 @@ def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
 
 
+def test_other_towers_with_batch_norm_are_refused_with_what_works(
+    tmp_path, stand_in_dir
+):
+    run = tmp_path / "run"
+    normed = "small_model:normalized"
+    flags = runs.training_flags(run, stand_in_dir, max_steps=1, model=normed)
+    assert runs.call(SCRIPT, *flags, "--num_gpus", 2).returncode == 0
+    words = runs.flags(resume=run, num_gpus=1, max_steps=2)
+    refused = runs.call(SCRIPT, *words)
+    assert refused.returncode == 2
+    assert "batch norm" in refused.stderr
+    assert "(--num_gpus) times --accumulate have to stay 2" in refused.stderr
+    done = runs.call(SCRIPT, *words, "--accumulate", 2)
+    assert done.returncode == 0, done.stderr
+    words = runs.flags(resume=run, num_gpus=1, global_batch_size=8, max_steps=3)
+    assert "times --accumulate" not in runs.call(SCRIPT, *words).stderr
+
+
 # ---- Signals
 
 
