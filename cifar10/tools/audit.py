@@ -1,4 +1,4 @@
-"""`python -m cifar10 audit`: checks a run, by its chain and by recomputing parts."""
+"""`python -m cifar10 audit`: checks a run's checksums and recomputes some steps."""
 
 import argparse
 import dataclasses
@@ -17,27 +17,27 @@ from cifar10.tools.replay import ReplayOptions, open_run, parse
 if TYPE_CHECKING:
     from cifar10.training.replay import Replay
 
-HELP = "check that a run is what it claims, by recomputing parts of it"
-DESCRIPTION = """Checks that a run is what it claims, by recomputing parts of it.
+HELP = "find out whether a run was altered, by checksums and by recomputing steps"
+DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputation.
 
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
-First the chain: each checkpoint's manifest holds the digest of its files, of the
-log, of all manifests before, and what the run was computed from. Then segments,
-each from a checkpoint to the next one that is kept, drawn by --seed, are
-recomputed, scored, and compared. Choose the seed after the run has ended.
-Exit code 1: something is not what it claims.
+A checkpoint's manifest holds the settings of the run and SHA-256 checksums of the
+checkpoint, the log and all earlier manifests. First, all manifests are checked.
+Then segments are drawn at random, recomputed, scored and compared with the run. A
+segment begins at one saved checkpoint and ends at the next. Choose the --seed of
+the draw after the run has ended. Exit code 1: the run differs from its records.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ReplayOptions):
-    """What to recompute.
+    """What to recompute in an audit.
 
     Attributes:
         segments: number of segments to recompute
-        seed: seed by which the segments are drawn
-        json: print JSON
+        seed: seed of the random draw of segments
+        json: print the result as JSON
     """
 
     segments: Count = 5
@@ -46,17 +46,17 @@ class Options(ReplayOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     run, options = parse(parser, words, Options)
     breaks = [*dict.fromkeys(chain.find_breaks(run, run_config.read_run_config(run)))]
     chained = [one for one in chain.read(run).values() if chain.ENTRY in one]
     found = {"chain": len(chained), "breaks": breaks}
     older = (at for at, one in chain.manifests(run).items() if chain.ENTRY not in one)
-    found["unchained"] = max(older, default=0)  # The last step of an older version.
+    found["unchained"] = max(older, default=0)  # Last step without a chain entry.
     found |= {"segments": [], "of": 0, "differences": [], "verified": 0.0}
     try:
         found |= recompute(open_run(run, options), options.segments, options.seed)
-    except UsageError as error:  # As of a run whose `config.json` was edited.
+    except UsageError as error:  # For example, because `config.json` was edited.
         if not breaks:
             raise
         breaks.append(f"no step can be recomputed: {error}")
@@ -65,19 +65,19 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
-    """Recomputes some of the segments of a run.
+    """Recomputes `count` segments of a run, drawn by `seed`, and returns JSON values.
 
-    Returns the `segments` that were drawn, `of` how many, and as `differences` the
-    first steps in them that differ; the fraction of the run's steps that is `verified`,
-    within the `bound`; `passes`, the probability that a run with one segment tampered
-    with passes these draws.
+    They are the `segments` that were drawn; the number `of` all segments; the first
+    step that differs in each segment, as `differences`; the fraction of the run's steps
+    that were `verified`; the `bound` within which they are equal; and the probability
+    `passes` that such a draw misses a single altered segment.
     """
-    # The initial values follow from the seed.
+    # The initial values follow from the run's seed, so step 0 needs no checkpoint.
     begun = [] if replay.recorded.get("initial_weights") else [0]
     segments = [*itertools.pairwise(sorted({*begun, *replay.saved}))]
     if not segments:
         raise UsageError(
-            f"{replay.run} has no two checkpoints to recompute a segment between."
+            f"{replay.run} has no segment to recompute: save at least two checkpoints."
         )
     drawn = random.Random(seed).sample(segments, min(count, len(segments)))  # noqa: S311
     differences = []
@@ -100,7 +100,7 @@ def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
 def _text(found: dict[str, Any]) -> str:
     chained = counted(found["chain"], "checkpoint")
     if last := found["unchained"]:
-        chained += f"; none up to step {last:,}, which an earlier version wrote"
+        chained += f"; earlier ones, up to step {last:,}, have no chain"
     segments = [f"{first:,} to {last:,}" for first, last in found["segments"]]
     differing = "  DIFFERS: step {step:,}, {place}: {name}".format
     lines = [
@@ -110,9 +110,9 @@ def _text(found: dict[str, Any]) -> str:
         *(differing(**one) for one in found["differences"]),
     ]
     if found["breaks"] or found["differences"]:
-        return "\n".join([*lines, "The run is not what it says."])
+        return "\n".join([*lines, "The run differs from its records."])
     bits = f"within {found['bound']:g}" if found["bound"] else "to the last bit"
     lines.append(f"Verified: {found['verified']:.0%} of the steps, {bits}")
     chance = f"{found['passes']:.0%}"
-    lines.append(f"A run with one segment tampered with passes such draws in {chance}.")
+    lines.append(f"Such a draw misses a single altered segment in {chance} of cases.")
     return "\n".join(lines)

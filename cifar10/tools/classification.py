@@ -1,7 +1,6 @@
-"""From pictures to the names of their classes: what `predict` and `serve` share.
+"""Decodes pictures and ranks their classes, for `predict` and `serve`.
 
-Pictures are decoded in processes of their own, which end if a picture takes too long;
-the logits that a model computes for them become names and probabilities.
+Pictures are decoded in separate processes, which end if a picture takes too long.
 """
 
 import multiprocessing
@@ -20,10 +19,10 @@ from PIL import Image
 from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 
-# The interpreter with its libraries, and 12 bytes per pixel for Pillow.
+# Memory of a decoding process: the interpreter, and 12 bytes per pixel for Pillow.
 _BYTES = 2**30
 _BYTES_PER_PIXEL = 16
-# Progressive JPEG files, the slowest, take half a second for these.
+# Progressive JPEG files, which decode slowest, take half a second for these bytes.
 _BYTES_PER_SECOND = 10_000_000
 _DEFAULT_TOP_K = 3
 
@@ -33,14 +32,14 @@ class TooCostlyError(decoding.PictureError):
 
 
 class NotFiniteError(UsageError):
-    """A model computes numbers that are not finite."""
+    """A model computes logits that are NaN or infinite."""
 
 
 class Decoder(threading.local):
-    """Decodes pictures, each within `seconds`, and one more for each 10 MB.
+    """Decodes pictures in a separate process for each thread.
 
-    These are seconds of processor time, so a busy machine refuses nothing. Each thread
-    has a process from its first call on, and a new one if a call has ended that.
+    A picture may take `seconds` of processor time, and one more second for each 10 MB.
+    A process that takes longer ends, and the thread's next call starts a new one.
     """
 
     _process: ProcessPoolExecutor | None = None
@@ -52,13 +51,13 @@ class Decoder(threading.local):
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes a file as `decoding.decode` does; messages call it by its `name`.
+        """Decodes the bytes of a picture, which errors call by its `name`.
 
         Returns:
-            uint8 `shape`; its brightness if the shape has a single channel.
+            The pixels, uint8 `shape`. A single channel holds the brightness.
 
         Raises:
-            PictureError: The file is not a picture, is damaged, or is too costly.
+            PictureError: The bytes are no picture, are damaged, or take too long.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
@@ -69,19 +68,19 @@ class Decoder(threading.local):
             self._process = None
             raise TooCostlyError(
                 f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
-                "decoder; make it smaller."
+                "decoder. Make the picture smaller."
             ) from error
 
     def _new_process(self) -> ProcessPoolExecutor:
-        # Not a fork: this process has TensorFlow's threads.
+        # Not forked, because this process has TensorFlow's threads.
         spawn = multiprocessing.get_context("spawn")
         memory = _BYTES + _BYTES_PER_PIXEL * self._max_pixels
         return ProcessPoolExecutor(1, spawn, _prepare_process, (memory,))
 
 
 def _prepare_process(memory: int) -> None:
-    """Limits a decoder's memory, and lets only the end of its parent end it."""
-    # A signal to all processes of a service comes before its last answers.
+    """Limits a decoder's memory, ignores signals, and ends with the parent process."""
+    # A service that gets a signal still needs its decoders for the last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -104,7 +103,7 @@ def _decode(
     max_pixels: int,
 ) -> np.ndarray:
     height, width, channels = shape
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process.
     try:
         image = decoding.decode(content, name, height, width, max_pixels=max_pixels)
     finally:
@@ -122,7 +121,7 @@ def likeliest_classes(
     Args:
         logits: floating [images, classes].
         class_names: Names of the classes, in the order of the logits.
-        top_k: How many classes to name; None for three, or all of fewer.
+        top_k: Number of classes to name; None for three, or for all if there are fewer.
 
     Returns:
         `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
@@ -140,7 +139,7 @@ def likeliest_classes(
         )
     if not np.isfinite(logits).all():
         raise NotFiniteError(
-            "The model computes logits that are not finite; use an earlier checkpoint."
+            "The model computes logits that are not finite. Use an earlier checkpoint."
         )
     logits = logits.astype(np.float64)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""`python -m cifar10 data`: prepares pictures, and shows what is in them."""
+"""`python -m cifar10 data`: prepares a data set and shows its contents."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from cifar10.run_directory import restoring
 if TYPE_CHECKING:
     from cifar10.input.dataset_base import Dataset
 
-HELP = "prepare your pictures, and show what is in them"
-DESCRIPTION = """Prepares pictures as a training would, and shows what is in them.
+HELP = "prepare a data set of your pictures, and show its contents"
+DESCRIPTION = """Prepares a data set as a training run would, and shows its contents.
 
     python -m cifar10 data photos
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
-Prints how many pictures each class has in each part, which were left out and
-why, and which are equal or nearly so: a held-out picture that is also trained
-on makes scores too good, and a picture in two classes cannot be learned. With
---contact_sheet it draws some of each class. It prints the command that trains
-on them, with --max_bad_images if a training would refuse so many bad pictures.
-A training with the same flags finds the pictures prepared. With --train_dir it
-writes which training pictures' labels a run contradicts, as corrections.csv
-and corrections.html in the run's directory.
-Exit code 0: shown; 2: a mistake that you can fix.
+Prints how many pictures each class has in each split, which pictures were left
+out and why, and which are equal or nearly equal: a held-out picture that is also
+trained on makes scores too good, and a picture in two classes cannot be learned.
+Prints the command to train on the pictures, with --max_bad_images if too many are
+bad. A training run with the same flags reuses the prepared pictures.
+--contact_sheet draws some pictures of each class. --train_dir writes the training
+pictures whose labels a run contradicts to corrections.csv and corrections.html in
+the run's directory. Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_DIVISION = ("image_size", "validation_fraction", "val_fraction")  # As of a run.
+# Flags that decide how a run splits its data.
+_DIVISION = ("image_size", "validation_fraction", "val_fraction")
 _PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
 
-_CLASSES = 30  # Of more, those with the fewest pictures are printed.
-_SHOWN = 5  # Of pictures and groups of pictures.
-_MARGIN = 10  # Of the lines, where their titles stand.
+_CLASSES = 30  # Of more classes, only those with the fewest pictures are printed.
+_SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
+_MARGIN = 10  # Width of the titles of the lines.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Options(Checked):
     """How to show a data set.
 
     Attributes:
-        contact_sheet: PNG of some pictures of each class (default: none)
-        json: print all that was found as JSON
-        train_dir: directory of a run: write there which labels it contradicts
+        contact_sheet: PNG file for some pictures of each class (default: none)
+        json: print the contents as JSON
+        train_dir: directory of a run, for a list of the labels that it contradicts
         trust_model: model to trust, as module:function, in a run not yours (default:
             none)
     """
@@ -67,8 +67,8 @@ class Options(Checked):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
-    what = "as --data of a training: a folder, an .npz, cifar10, ..."
+    """Runs the command with these arguments and returns the exit code."""
+    what = "data set, as in --data of train: a folder, an .npz file, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _PREPARATION)
@@ -81,21 +81,21 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
-    """Returns the flags that divided the data of a run; refuses an unusable run."""
+    """Checks that a run is usable, and returns the flags that split its data."""
     invocation.require_packages("report", "jinja2")
     restoring.check_usable(train_dir, None, trust_model)
     run = layout.locate_run(train_dir)
     if os.path.lexists(file := run / layout.CORRECTIONS):
-        raise UsageError(f"{file} exists, perhaps with your changes. Rename it.")
+        raise UsageError(f"{file} exists and may have your changes. Rename this file.")
     settings = run_config.read_run_config(run)
     recorded = {name: settings[name] for name in _DIVISION if name in settings}
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 
 def _show(given: Mapping[str, Any], options: Options) -> None:
-    """Prepares the data of a training with the given flags, and prints what it found.
+    """Prepares the data set that the flags select, and prints its contents.
 
-    The contact sheet and the list of labels are written, if the options ask for them.
+    If the options request them, writes a contact sheet and a list of wrong labels.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents
@@ -104,7 +104,7 @@ def _show(given: Mapping[str, Any], options: Options) -> None:
     sheet = options.contact_sheet and layout.absolute_path(options.contact_sheet)
     if sheet:
         files.check_replaceable(sheet, flag, "contact sheet", data_contents.SHEET_MARK)
-    # However many are bad: the list of them says which to repair.
+    # Any number of bad pictures is accepted, since they are listed.
     settings = {**config.values, "max_bad_images": 1.0}
     dataset = datasets.find_for(settings, say_notes=False)
     if not options.json:
@@ -133,9 +133,9 @@ def _show(given: Mapping[str, Any], options: Options) -> None:
 
 
 def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
-    """Returns the command that trains on the data set, in a directory of its own.
+    """Returns the command that trains on a data set of `count` training images.
 
-    `count` is the number of images in the training part.
+    Its --train_dir is a new directory.
     """
     name = dataset.name
     if name in KINDS and dataset.directory:
@@ -145,7 +145,7 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
         run = files.unused(run.with_name(f"{run.name}."))
     words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
     words = ["--data", given["data"], *words, f"--train_dir={run}"]
-    if count < defaults(fields.ALL)["batch_size"]:  # A step shows no image twice.
+    if count < defaults(fields.ALL)["batch_size"]:  # A batch holds no image twice.
         words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
     words += ["--max_steps=300", "--eval_steps=100"]
     return f"{invocation.command('train')} {shlex.join(words)}"
@@ -200,15 +200,15 @@ def _on_duplicates(
         yield f"{some} may be nearly the same as a training picture; look at them:"
         yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
     if not groups:
-        yield "no two pictures pixel for pixel"
+        yield "no two pictures are equal pixel for pixel"
         return
     repeating = counted(repeated, "picture repeats", "pictures repeat")
-    yield f"{repeating} another one, pixel for pixel as prepared"
+    yield f"{repeating} another picture pixel for pixel, once prepared"
     if in_both_parts:
         some = counted(in_both_parts, *held_out)
         yield f"{some} trained on too: scores are too good"
     if in_several_classes:
-        several = counted(in_several_classes, "is", "are")
+        several = counted(in_several_classes, "picture is", "pictures are")
         yield f"{several} in several classes: no model can learn them"
     for group in groups[:_SHOWN]:
         more = f" and {len(group) - _SHOWN:,} more" if group[_SHOWN:] else ""
@@ -223,5 +223,5 @@ def _on_labels(
     yield f"the run agrees with {agreement:.1%} of the training pictures' labels"
     yield from ("{picture}: {label}, or {class}?".format(**i) for i in issues[:_SHOWN])
     page = Path(corrections).with_suffix(".html")
-    yield f"{len(issues):,} are suspicious: look at {page},"
+    yield f"{len(issues):,} labels are suspicious: look at {page},"
     yield f"and edit {corrections}"

@@ -1,4 +1,4 @@
-"""The contents of a data set, for `data`: counts, equal pictures, a contact sheet."""
+"""Describes a data set for `data`: class counts, equal pictures, a contact sheet."""
 
 import contextlib
 import functools
@@ -22,34 +22,33 @@ from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.records import Split
 from cifar10.tools.near_duplicates import difference_hash, find_pairs
 
-# Images and labels of the training part, and then of the other parts.
+# Images and labels of each split, the training split first.
 Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
 
-_READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
+_READ_BYTES = 2**26  # Images are read in pieces, since all may not fit in memory.
 
-# With this ratio the smaller of two classes has a fifth of the images. Google's guide
-# calls a data set imbalanced from there
-# (developers.google.com/machine-learning/crash-course).
+# At this ratio the smaller of two classes has a fifth of the images, which Google's
+# guide calls imbalanced (developers.google.com/machine-learning/crash-course).
 _UNEVEN = 4
 
-# What distinguishes a sheet from other pictures.
+# Text in the PNG file that distinguishes a contact sheet from other pictures.
 SHEET_MARK = "A contact sheet of python -m cifar10 data"
 
-# So that a sheet of any data set is at most 700 x 9,000 pixels.
+# Limits a contact sheet to 700 x 9,000 pixels.
 _MOST_CLASSES = 100
 _EACH = 10  # Pictures of a class.
-_SIDE = 64  # Of a picture on the sheet.
+_SIDE = 64  # Pixels of a picture's longer side.
 _GAP = 4
-_LINE = 20  # Of text.
-_TEXT = 13  # Height of its letters.
-_FONT = "DejaVuSans.ttf"  # Pillow's own font is one of English letters.
+_LINE = 20  # Height of a line of text.
+_TEXT = 13  # Height of a letter.
+_FONT = "DejaVuSans.ttf"  # Pillow's default font has only English letters.
 _WIDTH = _GAP + _EACH * (_SIDE + _GAP)
 
 
 def draw_sheet(
     title: str, names: Sequence[str], images: Images, labels: np.ndarray
 ) -> bytes:
-    """Returns a PNG with a row for each class, or for some if there are many."""
+    """Returns a PNG with a row of pictures for each class, up to 100 classes."""
     shown = _spread(np.arange(len(names)), _MOST_CLASSES)
     if len(shown) < len(names):
         title = f"{len(shown)} of {len(names):,} classes: {title}"
@@ -62,9 +61,10 @@ def draw_sheet(
 
 
 def draw_grid(title: str, cells: Sequence[tuple], columns: int) -> bytes:
-    """Returns a PNG with `columns` pictures in a row, each below a text.
+    """Returns a PNG of a grid of cells, `columns` in a row.
 
-    Each cell is a text and a picture, uint8 [height, width, 3], or None.
+    A cell is a text and a picture below it, uint8 [height, width, 3]. Either may be
+    None.
     """
     row = _LINE + _SIDE + 2 * _GAP
     height = _LINE + math.ceil(len(cells) / columns) * row + _GAP
@@ -84,7 +84,7 @@ def draw_grid(title: str, cells: Sequence[tuple], columns: int) -> bytes:
 
 
 def _write(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None:
-    """Writes a line of text, without its accents where no font has them."""
+    """Draws a line of text, without accents if no installed font has them."""
     font = _find_font()
     if font is None:
         apart = unicodedata.normalize("NFKD", text)
@@ -95,7 +95,7 @@ def _write(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None
 
 @functools.cache
 def _find_font() -> ImageFont.FreeTypeFont | None:
-    """Returns the font of Matplotlib or of the system; None without either."""
+    """Returns the font `_FONT` of Matplotlib or of the system; None without either."""
     packages = sysconfig.get_path("purelib")
     for place in (Path(packages, "matplotlib/mpl-data/fonts/ttf", _FONT), _FONT):
         with contextlib.suppress(OSError):
@@ -111,8 +111,8 @@ def _spread(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def thumbnail(image: np.ndarray) -> Image.Image:
-    """Returns an image at the size of the sheet's pictures."""
-    # What is enlarged shows its pixels.
+    """Returns an image scaled to the size of a contact sheet's pictures."""
+    # Small images are enlarged without interpolation, so that their pixels show.
     is_small = max(image.shape) < _SIDE
     how = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
     return ImageOps.contain(Image.fromarray(image), (_SIDE, _SIDE), how)
@@ -145,19 +145,18 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
 
 
 def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
-    """Finds the pictures that are equal pixel for pixel once they are prepared.
-
-    They are compared by a hash of 128 bits.
+    """Finds prepared pictures that are equal pixel for pixel, or nearly equal.
 
     Args:
-        parts: The training part, and then the others.
-        names: The name of each picture, in this order.
+        parts: Images and labels of each split, the training split first.
+        names: The names of all pictures, in the order of the splits.
 
     Returns:
-        `groups`, the names of equal pictures; `repeated`, the number of pictures beyond
-        the first of each group; `in_both_parts`, that of pictures of other parts that
-        are trained on too; `in_several_classes`, that of groups; and `nearly`, pairs of
-        a training picture and one of another part that are nearly equal.
+        `groups`: the names of the pictures in each group of equal pictures.
+        `repeated`: the number of pictures beyond the first of each group.
+        `in_both_parts`: the number of held-out pictures that are also trained on.
+        `in_several_classes`: the number of groups with several labels.
+        `nearly`: pairs of a training picture and a nearly equal held-out picture.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])
@@ -191,7 +190,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _hashes(images: Images) -> tuple[list[bytes], np.ndarray]:
-    """Returns a hash of each image's pixels, and a perceptual one, uint64."""
+    """Returns a hash of each image's pixels, and a perceptual hash of it, uint64."""
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
     digests, looks = [], []
     for start in range(0, len(images), step):
@@ -204,5 +203,5 @@ def _hashes(images: Images) -> tuple[list[bytes], np.ndarray]:
 def _notes_on_balance(trained: Sequence[int]) -> Iterator[str]:
     most, fewest = max(trained), min(trained)
     if fewest and most >= _UNEVEN * fewest:
-        yield f"the largest class has {most / fewest:.1f} times as many as the smallest"
-        yield 'class_weights = "balanced" in a recipe makes the classes count the same'
+        yield f"the largest class is {most / fewest:.1f} times as large as the smallest"
+        yield 'class_weights = "balanced" in a recipe gives all classes equal weight'

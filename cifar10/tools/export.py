@@ -100,7 +100,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     restoring.check_usable(options.train_dir, options.step, options.trust_model)

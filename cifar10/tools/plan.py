@@ -43,7 +43,7 @@ _EXAMPLES = 50_000
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
     text = "print the plan as JSON, in bytes"
     parser.add_argument("--json", action="store_true", help=text)

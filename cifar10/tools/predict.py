@@ -77,7 +77,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     images = "image files; folders of them; - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)

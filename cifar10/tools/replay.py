@@ -75,7 +75,7 @@ class Options(ReplayOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     run, options = parse(parser, words, Options)
     replay = open_run(run, options)
     first, last = map(int, options.steps.split(":"))

@@ -36,7 +36,7 @@ _PRUNE = "show what removing these runs would remove; with --yes, remove it"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with the words of its command line; returns its exit code."""
+    """Runs the command with these arguments and returns the exit code."""
     place = "directory of runs (default: runs)"
     parser.add_argument(
         "directory", nargs="?", default="runs", metavar="DIR", help=place

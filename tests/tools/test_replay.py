@@ -233,7 +233,7 @@ def test_a_run_begun_by_an_earlier_version_says_where_its_chain_begins(copied, c
     forge(copied)
     code, said = called(audit, capsys, copied, "--segments", 1)
     assert code == 0
-    assert "2 checkpoints; none up to step 12, which an earlier version wrote" in said
+    assert "2 checkpoints; earlier ones, up to step 12, have no chain" in said
 
 
 def folder_of(run, step):
