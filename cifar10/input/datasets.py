@@ -93,7 +93,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     _check_findable(settings["data"])
     recorded, corrections = settings["data_dir"], None
     # Not `Path.exists`, which raises an error without permission to look.
-    if data_dir is None and recorded is None:  # Removed by `config/run_config.py`.
+    if data_dir is None and recorded is None:  # `config/run_config.py` set it to None.
         say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir, file = recorded, settings.get("corrections")

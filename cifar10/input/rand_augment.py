@@ -31,7 +31,7 @@ _VALUES = 256
 # Added before a blend is rounded down, because processors differ by less than this. At
 # whole magnitudes, a fractional blend is at least 0.01 below the next whole value.
 _ROUNDING = 1 / 512
-# Weights of red, green and blue in Pillow's grey, divided by 65,536.
+# Weights of red, green and blue in Pillow's grey, in units of 1 / 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)
 
 

@@ -32,10 +32,10 @@ class Preparation:
     # Height and width of the images. The shorter side of a picture is resized to this
     # size, then the centre is cropped.
     image_size: int
-    validation_fraction: float  # The fraction for the test split, if it has no folder.
+    validation_fraction: float  # The fraction for a test split that has no folder.
     max_bad_images: float  # The fraction of pictures that may be bad and left out.
     division: str | None = None  # The division of a run, as `divided` returned it.
-    val_fraction: float = 0.0  # The fraction for the split `val`, if it has no folder.
+    val_fraction: float = 0.0  # The fraction for a `val` split that has no folder.
 
 
 def find_folder(directory: Path, how: Preparation) -> Dataset:

@@ -42,7 +42,7 @@ MAX_SECONDS = 10.0
 _READ_BYTES = 4096
 # Strips or tiles of a TIFF file: Pillow decodes them without reads that check the time.
 _MAX_TILES = 20_000
-# Pixels of all tiles per pixel allowed: tiles may reach beyond the image's edges.
+# The most pixels of all tiles, as a multiple of the limit: tiles may exceed the image.
 _MAX_TILED = 4
 
 # A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the result is at least this

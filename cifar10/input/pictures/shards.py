@@ -43,10 +43,10 @@ _SHARD_BYTES = 256_000_000
 # The records of a split are hashed in blocks of this size. Fingerprints depend on it.
 HASHED_BYTES = 256_000_000
 # A split up to this size becomes an array in memory, like CIFAR. Any machine that
-# trains has room for both splits and for copies in batches.
+# trains has room for a training and a test split, and for copies in batches.
 IN_MEMORY_BYTES = 2**30
 
-# One thread per core, and one more while another waits for the disk. Further threads
+# One thread per core, and a spare one while another waits for the disk. More threads
 # only wait for Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
