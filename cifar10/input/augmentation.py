@@ -249,7 +249,7 @@ def _between(
     rows: tuple[tf.Tensor, tf.Tensor],
     columns: tuple[tf.Tensor, tf.Tensor],
 ) -> tf.Tensor:
-    """Returns a mask of the pixels in `rows` and `columns`, bool [batch, ..., 1].
+    """Returns a mask of the pixels within `rows` and `columns`, bool [batch, ..., 1].
 
     `rows` and `columns` are pairs of start and end (exclusive), float64 [batch].
     """

@@ -23,7 +23,7 @@ ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 
 def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
-    """Finds a data set, or downloads or generates it.
+    """Finds a data set, and downloads or generates a missing one.
 
     Args:
         data: "cifar10" or "cifar100" for a local copy or else a download; "synthetic"

@@ -1,9 +1,9 @@
 """Corrects the training split: leaves pictures out or moves them to other classes.
 
 The corrections are in a CSV file, which `python -m cifar10 data --train_dir` writes.
-Its column `picture` names a training picture. Its column `class` names the new class of
-the picture, or is empty to leave the picture out. An optional column `label` must equal
-the present class of the picture.
+The column `picture` names a training picture. The column `class` names its new class,
+or is empty to leave the picture out. An optional column `label` must equal the present
+class of the picture.
 """
 
 import csv
@@ -22,7 +22,7 @@ from cifar10.process import files
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
-    """Returns the names of a split's `count` pictures: their paths, or else numbers."""
+    """Returns the paths of a split's pictures, or names such as `train picture 0`."""
     numbered = [f"{split} picture {n}" for n in range(count)]
     return dataset.paths.get(split, numbered)
 

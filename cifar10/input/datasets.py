@@ -119,7 +119,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
-    """Refuses a data set whose image shape or classes differ from a run's.
+    """Refuses a data set whose image shape or classes differ from those of a run.
 
     Messages call the data set `name`.
     """

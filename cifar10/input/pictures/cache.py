@@ -96,7 +96,7 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Reads what `save` wrote; returns None if it is damaged or does not fit `schema`.
+    """Reads what `save` wrote. Returns None if the file is damaged or not of `schema`.
 
     The schema is a type that `is_a` checks.
     """

@@ -166,7 +166,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
             "are allowed. Make the picture smaller."
         )
     if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
-        raise PictureError("has 32 bits per channel. Save it with 8 or 16.")
+        raise PictureError("has 32 bits per channel. Save the picture with 8 or 16.")
     return image
 
 
@@ -182,7 +182,7 @@ def _check_tiles(content: bytes, max_pixels: int) -> None:
     strips, tiles = (len(tags.get(of, ())) for of in (STRIPOFFSETS, TILEOFFSETS))
     tiled = tiles * math.prod(int(tags.get(of, 1)) for of in (TILEWIDTH, TILELENGTH))
     if max(strips, tiles) > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
-        raise PictureError("has far more parts than it needs. Save it again.")
+        raise PictureError("has far more parts than it needs. Save the picture again.")
 
 
 def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
