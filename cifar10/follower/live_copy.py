@@ -3,8 +3,9 @@
     with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
 
-`Follower` loads each new checkpoint of a run, in any process. It refuses checkpoints
-that are damaged or of another run or model, and predicts on with the last good one.
+`Follower` loads each new checkpoint of a run, in any process. It refuses damaged
+checkpoints and those of another run or model, and keeps predicting with the last good
+one.
 
 The weights are tensors that never change, not variables, and the traced function takes
 them as arguments. New weights are prepared while the old ones are in use, and then
@@ -97,8 +98,9 @@ class Follower(FollowedRun):
     Attributes:
         closed: Set by `close()`.
         swaps: Number of times that the weights were replaced.
-        swap_seconds: Seconds from the start of the last check until the weights were
-            replaced; None before the first. Predictions continue meanwhile.
+        swap_seconds: Seconds that the last swap took, from the first read until the new
+            weights were in use; None before the first swap. Predictions continue
+            meanwhile.
     """
 
     def __init__(

@@ -102,11 +102,13 @@ def import_tensorflow(
 
     With `deterministic`, disables oneDNN, whose kernels sum in an order that depends on
     the shapes. Without oneDNN, rounding depends several times less on how a batch is
-    split among towers (lab notes). Without `deterministic`, GPUs use cuDNN's
-    channels-last kernels for batch normalization. These may overflow on activations
-    far from 1, but other kernels need two transpositions.
+    split among towers (docs/archive/lab-notes.md).
 
-    A signal during the import ends the program at once, through `stop` if given.
+    Without `deterministic`, GPUs use cuDNN's channels-last kernels for batch
+    normalization. These kernels may overflow on activations far from 1, but other
+    kernels need two transpositions.
+
+    A signal during the import ends the program at once; `stop` handles it if given.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -148,9 +150,9 @@ def _silent_stderr() -> Iterator[None]:
 def guard_streams(*, output_is_log: bool) -> None:
     """Replaces stdout and stderr by streams that handle failed writes.
 
-    A failed write to stderr loses the line, and so does one to stdout if
-    `output_is_log`; otherwise it ends the program. A closed stream becomes /dev/null.
-    Otherwise the next file would get its descriptor, and libraries would print into it.
+    A failed write to stderr loses the line. A failed write to stdout ends the program
+    or, if `output_is_log`, loses the line. A closed stream becomes /dev/null, so that
+    libraries do not print into the next file that gets its descriptor.
     """
     # Read-only, so that writing to a closed log fails with a warning.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR
@@ -184,7 +186,7 @@ def drawing() -> Iterator[None]:
 
 
 class _Output:
-    """A stream that reports a failed write once: as a warning if `lossy`, or an error.
+    """A stream that reports a failed write once, as an error or, if `lossy`, a warning.
 
     Escapes control characters, unless another program may read the output.
     """

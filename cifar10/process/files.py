@@ -51,7 +51,7 @@ def opened(
 
 
 def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file, at most `most` bytes or an `OSError`."""
+    """Returns the content of a regular file; an `OSError` if beyond `most` bytes."""
     with opened(path, follow=follow) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -136,7 +136,7 @@ def rename(path: Path, target: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """Appends the first number to a path that makes the path unused."""
+    """Returns the path with the smallest number appended that makes it unused."""
     numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
     # `Path.exists` would overlook a broken link.
     return next(name for name in numbers if not os.path.lexists(name))

@@ -102,7 +102,7 @@ def as_given(**values: Any) -> str:
 
 
 def in_memory(model: str, data: str) -> str:
-    """Returns `model=...` and `data=...` for those that only a user's program has."""
+    """Returns the call arguments for a model or data that only a user's program has."""
     named = {"model": model, "data": data}
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
@@ -116,7 +116,7 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
 
 
 def option_name(name: str) -> str:
-    """Returns the name of a field of `Config` as a flag, or else as an argument."""
+    """Formats the name of a `Config` field: a flag, or else a keyword argument."""
     return f"--{name}" if takes_flags() else name
 
 
@@ -134,7 +134,7 @@ def require_packages(extra: str, *names: str) -> None:
 
 
 def takes_flags() -> bool:
-    """Returns whether this program trains by flags, unlike a user's program."""
+    """Returns whether flags configure the training run, not a user's program."""
     return is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 

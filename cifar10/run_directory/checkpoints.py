@@ -54,7 +54,7 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: its files match its manifest."""
+    """A checkpoint whose files match its manifest."""
 
     path: Path
     step: int
@@ -198,9 +198,9 @@ def reading(directory: Path, step: int) -> Iterator[None]:
     """Keeps the checkpoint of a step from being deleted while it is read.
 
     A reader holds a shared lock on the manifest, and `delete` needs an exclusive one.
-    The lock is on a file, not the folder, because NFS locks exclusively only what is
-    open for writing. The lock ends with the process. On a file system without locks,
-    the checkpoint may vanish while it is read.
+    NFS grants an exclusive lock only on a file that is open for writing, so the lock
+    cannot be on the folder. The lock ends with the process. On a file system without
+    locks, the checkpoint may vanish while it is read.
     """
     with contextlib.ExitStack() as stack:
         # The caller handles a missing file. A refused lock means that the checkpoint is
@@ -229,7 +229,7 @@ def delete(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
-    """Keeps a checkpoint from use: prefixes its name with `why`; returns the path."""
+    """Renames a checkpoint with the prefix `why`, so that it is kept but never read."""
     path = folder(directory, step)
     return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 
@@ -239,7 +239,7 @@ def restore(
 ) -> None:
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
-    With `partly`, the checkpoint may hold more entries, but no longer or shorter lists.
+    With `partly`, the checkpoint may hold more entries; lengths of lists must match.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
@@ -278,7 +278,7 @@ def restore(
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint whose lists of variables have other lengths."""
+    """Raises a `ValueError` if a saved list of variables has another length."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
@@ -310,7 +310,7 @@ def _trouble(file: Path, error: Exception) -> Exception:
 
 
 def is_plausible(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a manifest's entries have the types and ranges of `save`."""
+    """Returns whether a manifest's entries have the expected types and ranges."""
     try:
         averages = manifest.get("loss_averages", {})
         counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]

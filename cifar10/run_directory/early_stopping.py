@@ -30,7 +30,7 @@ _ENTRY = "validation"  # The key of this record in a manifest.
 class EarlyStopping:
     """The best evaluation so far, and the number of evaluations since then."""
 
-    images: int = 0  # 0 before the first evaluation.
+    images: int = 0  # Number scored; 0 before the first evaluation.
     step: int = 0
     without_gain: int = 0
     score: float = 0.0
@@ -63,7 +63,7 @@ class EarlyStopping:
         return dataclasses.replace(self, without_gain=self.without_gain + 1)
 
     def should_stop(self, evaluations: int | None) -> bool:
-        """Returns whether `evaluations` in a row have brought no better score."""
+        """Returns whether the score has not improved for `evaluations` evaluations."""
         return evaluations is not None and self.without_gain >= evaluations
 
 

@@ -39,7 +39,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock; deletes what it created if no run has begun."""
+        """Releases the lock; deletes its file and a new directory if no run began."""
         with contextlib.suppress(OSError):
             if not (self._path / layout.CONFIG).exists():
                 (self._path / _LOCK).unlink()
@@ -61,7 +61,7 @@ class RunLock:
             path.mkdir(parents=True, exist_ok=True)
             lock = files.opened(path / _LOCK, "a+b", buffering=0)
             _lock(held.enter_context(lock).fileno(), path)
-            if os.fstat(lock.fileno()).st_nlink > 1:  # Truncated below.
+            if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
             with contextlib.suppress(PermissionError):  # Another user owns it.
                 os.fchmod(lock.fileno(), 0o666)  # Who may write here may lock it.
@@ -124,7 +124,7 @@ class DirectoryGuard:
         self._before = [*map(_identity, self._paths)]
 
     def problem(self) -> str:
-        """Returns why the run must not write to the directory; empty if it may.
+        """Returns why the run must not write to the directory; empty if it is safe.
 
         A deleted directory is not reported here, because writing to it fails anyway.
         """

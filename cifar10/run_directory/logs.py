@@ -84,10 +84,10 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 
 
 class LogWriter:
-    """Writes to the logs of a run, and loses entries while their disk fails.
+    """Writes to the logs of a run, and lets the run continue if a write fails.
 
-    Prints one message for the failure and one for the recovery. Does not write if the
-    run's directory has vanished or was replaced.
+    Prints one message when writes begin to fail, and one when they succeed again.
+    Writes nothing if the run's directory has vanished or was replaced.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -116,7 +116,7 @@ class LogWriter:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards what existing event files and a log recorded after a step.
+    """Discards the records of later steps from event files and a log, if they exist.
 
     A run that resumes from this step, or is rolled back to it, repeats later steps.
     """

@@ -113,7 +113,7 @@ def restore_newest(
         directory: Folder of the run's checkpoints.
         load: Reads the values of an intact checkpoint of this run. The checkpoint is
             not deleted during the call.
-        settings: The run's settings, which expose a checkpoint of another run.
+        settings: The run's settings, by which checkpoints of other runs are refused.
         wanted: Which checkpoint to use.
         skip: Steps whose checkpoints are ignored.
         tolerate: Errors after which an older checkpoint is tried. Other errors are
@@ -144,7 +144,7 @@ def restore_newest(
 
 
 def _check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Refuses the checkpoint of another run."""
+    """Raises a `UsageError` if a checkpoint is of another run."""
     for name in _RUN_IDENTITY:
         recorded, expected = checkpoint.manifest.get(name), settings.get(name)
         if recorded != expected:

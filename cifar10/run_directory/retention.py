@@ -1,7 +1,7 @@
 """Deletes old checkpoints.
 
-The newest checkpoints are kept, those with the best scores, and those in whose folder
-the user has created an empty file `keep`.
+Keeps the newest checkpoints, those with the best scores, and those in whose folder the
+user has created an empty file `keep`.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ KEEP = "keep"
 
 
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
-    """Deletes all but the newest, the best and the user's kept checkpoints of a run.
+    """Deletes the checkpoints of a run, except the newest, the best and marked ones.
 
     A checkpoint that is being read stays until the next call. Checkpoints after `step`,
-    the run's newest, belong to another run and are neither deleted nor counted. A
-    `DiskError` never costs a checkpoint that should be kept.
+    the run's newest, belong to another run and are neither deleted nor counted. If
+    the disk fails (`DiskError`), all checkpoints to keep remain.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

@@ -58,22 +58,22 @@ def append(
 def read(
     directory: Path, num_examples: int | None = None, by: str = PRECISION
 ) -> dict[int, float]:
-    """Returns the score `by` of each step, from the entries that are `comparable`."""
+    """Returns the score named `by` at each step, from `comparable` entries."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
-    """Returns the steps in `found`, best score first; equal scores in order of steps.
+    """Returns the steps of scores from best to worst; ties in order of steps.
 
-    All code that picks a best checkpoint calls this function, so that picks agree.
+    Every choice of a best checkpoint uses this function, so all choices agree.
     """
     sign = 1 if by in LOWER_IS_BETTER else -1
     return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
 
 
 def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
-    """Returns the `count` best-scored of the given `steps` of a run, best first."""
+    """Returns the `count` steps with the best scores among `steps`, best first."""
     found = ranked(deciding(run), deciding_score(run))
     return [step for step in found if step in steps][:count]
 

@@ -1,8 +1,8 @@
 """Temperature scaling: divides logits so that confidence agrees with accuracy.
 
-No prediction changes. See C. Guo et al., On Calibration of Modern Neural Networks, 2017
-(https://arxiv.org/abs/1706.04599). `eval.py --calibrate` writes the temperature into
-the checkpoint's folder, so that it is copied and deleted together with the weights.
+Predictions do not change. See C. Guo et al., On Calibration of Modern Neural Networks,
+2017 (https://arxiv.org/abs/1706.04599). `eval.py --calibrate` writes the temperature
+into the checkpoint's folder, where it is copied and deleted together with the weights.
 """
 
 import math
@@ -44,7 +44,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def read(path: Path) -> float:
-    """Returns the temperature in a file, or 1 without the file; refuses damage."""
+    """Returns the temperature from a file, or 1 if absent; rejects a damaged file."""
     try:
         if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
             return found
