@@ -212,7 +212,7 @@ def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> dict[Spli
     if len(named(TESTS[0])) == 1 and tests[1:]:
         used["val"] = tests[1]
     if unused := [name for name in (*tests, *others) if name not in used.values()]:
-        notes.append(f"{_some(unused)} beside {_some([*used.values()])} is not used")
+        notes.append(f"only {_some([*used.values()])} are used, not {_some(unused)}")
     return used
 
 
