@@ -152,6 +152,7 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    edited = ["once you have edited that list:"] if "labels" in found else []
     sections = {
         "Classes": _on_classes(found["classes"]),
         "Left out": _on_left_out(found["left_out"]),
@@ -159,7 +160,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "The same": _on_duplicates(**found["duplicates"]),
         "Labels": _on_labels(**found["labels"]) if "labels" in found else [],
         "Sheet": [found["contact_sheet"] or "--contact_sheet FILE.png draws pictures"],
-        "Next": [found["next"]],
+        "Next": [*edited, found["next"]],
     }
     for title, lines in sections.items():
         for number, line in enumerate(lines):
@@ -218,10 +219,12 @@ def _on_duplicates(
 
 
 def _on_labels(
-    agreement: float, issues: Sequence[Any], corrections: str
+    agreement: float, contradicted: int, issues: Sequence[Any], corrections: str
 ) -> Iterator[str]:
     yield f"the run agrees with {agreement:.1%} of the training pictures' labels"
     yield from ("{picture}: {label}, or {class}?".format(**i) for i in issues[:_SHOWN])
-    page = Path(corrections).with_suffix(".html")
-    yield f"{len(issues):,} labels are suspicious: look at {page},"
+    yield f"it contradicts {contradicted:,} labels; the list has {len(issues):,}"
+    if contradicted > len(issues):
+        yield "(a twentieth, and at most 2,500), of which many may be right after all:"
+    yield f"look at {Path(corrections).with_suffix('.html')},"
     yield f"and edit {corrections}"

@@ -40,8 +40,9 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     in `RunOptions`.
 
     Returns:
-        JSON values: the `issues`, most suspicious first, the `agreement` of the newest
-        checkpoint with all labels, and the path of the `corrections`.
+        JSON values: the `agreement` of the newest checkpoint with all labels, how many
+        are `contradicted`, the `issues` that are listed of these, most suspicious
+        first, and the path of the `corrections`.
 
     Raises:
         UsageError: The run has other images or classes, or cannot be written to.
@@ -64,6 +65,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         trained.restore(step)
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
     places, instead, own = find_issues(logits, labels)
+    contradicted = len(places)
+    places = places[: min(_MOST, int(_SHARE * len(labels)))]
     pictures = corrections.names_of(dataset, "train", len(labels))
     issues = [
         {
@@ -83,7 +86,12 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     for text, where in ((shown, path.with_suffix(".html")), (table, path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
     agreement = float(np.mean(logits[-1].argmax(axis=1) == labels))
-    return {"agreement": agreement, "issues": issues, "corrections": str(path)}
+    return {
+        "agreement": agreement,
+        "contradicted": contradicted,
+        "issues": issues,
+        "corrections": str(path),
+    }
 
 
 def find_issues(
@@ -103,8 +111,8 @@ def find_issues(
     sure = np.mean(highest, axis=0)
     sure[of_labels] = 0
     places = np.flatnonzero(sure.max(axis=1) > own)
-    ordered = places[np.argsort(own[places], kind="stable")]
-    return ordered[: min(_MOST, int(_SHARE * len(labels)))], sure.argmax(axis=1), own
+    places = places[np.argsort(own[places], kind="stable")]
+    return places, sure.argmax(axis=1), own
 
 
 def _table(

@@ -140,12 +140,7 @@ class TowerBuilder:
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        devices: Sequence[str],
-        *,
-        tower: Tower,
-        update: Update,
+        self, state: TrainState, devices: Sequence[str], *, tower: Tower, update: Update
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
