@@ -1,7 +1,7 @@
-"""`python -m cifar10 doctor`: what is wrong with this machine, and how to fix it.
+"""`python -m cifar10 doctor`: finds problems of this machine, and how to fix them.
 
-A fact is a dictionary: of the machine, of NVIDIA's driver or libraries, of TensorFlow,
-or of a computation on a device. If something is wrong, it has an `error`.
+A fact is a dictionary that describes the machine, NVIDIA's driver or libraries,
+TensorFlow, or a computation on a device. A fact with an `error` is a problem.
 """
 
 import argparse
@@ -28,21 +28,21 @@ from cifar10.distributed import cluster
 from cifar10.process import invocation
 from cifar10.towers import hardware
 
-HELP = "find out why a GPU is not found, or what else is wrong here"
-DESCRIPTION = """Finds out why a GPU is not found, or what else is wrong here.
+HELP = "find out why a GPU is not found, and other problems of this machine"
+DESCRIPTION = """Finds out why a GPU is not found, and other problems of this machine.
 
     python -m cifar10 doctor
 
-Looks at versions, memory, the disk of runs, NVIDIA's driver and CUDA's libraries,
-and computes a little on each device. Problems are listed at the end, each with its
-fix. Exit code 0: training can run as the machine stands, with or without a GPU;
+Checks versions, memory, the disk for runs, NVIDIA's driver and CUDA's libraries,
+and computes a little on each device. Lists the problems at the end, each with its
+fix. Exit code 0: training can run on this machine, with or without a GPU;
 1: something is broken; 2: a wrong flag.
 """
 
 DRIVER, TENSORFLOW = "driver", "TensorFlow"
 LIBRARIES, NCCL, LIBDEVICE = "CUDA libraries", "NCCL", "libdevice"
 
-# The libraries that TensorFlow 2.21 and 2.22 open. Without one they use no GPU.
+# TensorFlow 2.21 and 2.22 use no GPU if they cannot open all of these libraries.
 _CUDNN = "libcudnn.so.9"
 _NAMES = (
     "libcudart.so.12",
@@ -53,53 +53,53 @@ _NAMES = (
     "libcusparse.so.12",
     _CUDNN,
 )
-# The file that XLA links into GPU code with an exponential or the like, and where it
-# looks: in --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the system's CUDA.
+# XLA links this file into GPU code with functions such as the exponential. It looks in
+# --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the system's CUDA folders.
 _BITCODE = "nvvm/libdevice/libdevice.10.bc"
 _CUDA_ROOTS = ("/usr/local/cuda-12.5", "/usr/local/cuda")
-_CAPABILITY = (75, 76)  # Its major and minor number, in NVIDIA's cuda.h.
+_CAPABILITY = (75, 76)  # Attributes for its major and minor number, from cuda.h.
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
-# cuDNN 9.11 dropped GPUs below this capability; in versions before 9.24, which PyTorch
-# may bring, XLA finds no configuration for convolutions.
+# cuDNN 9.11 dropped GPUs below this compute capability. With cuDNN before 9.24, which
+# PyTorch may install, XLA finds no configuration for convolutions.
 NEW_GPU = (7, 5)
 OLD_CUDNN = "nvidia-cudnn-cu12==9.10.2.21"
 NEW_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
-# The newest compute capability for which TensorFlow 2.21 and 2.22 have code. The
-# driver compiles the small kernels for it, from CUDA 12.5's PTX.
+# The newest compute capability that TensorFlow 2.21 and 2.22 support. The driver
+# compiles the small kernels for it, from CUDA 12.5's PTX.
 NEWEST_GPU = (9, 0)
 
-# In gigabytes. A run writes tens of megabytes, the data set 360 with its archive.
+# In gigabytes. A run writes tens of megabytes. CIFAR-10 and its archive take 360.
 _LEAST_DISK = 1.0
-# A training of the tutorial's network took 1.1 at most; the rest is for the system.
+# Training the tutorial's network took 1.1 GB at most. The rest is for the system.
 _LEAST_MEMORY = 2.0
-# The driver wakes eight sleeping GPUs in less than half of it.
+# The driver wakes eight sleeping GPUs in less than half of this time.
 _DRIVER_SECONDS = 60.0
-# TensorFlow starts in 5 s, with a slow disk and eight GPUs in a minute; for a GPU newer
-# than TensorFlow the driver first compiles kernels.
+# TensorFlow starts in 5 s, or in a minute with a slow disk and eight GPUs. For a GPU
+# newer than TensorFlow, the driver first spends minutes compiling kernels.
 _COMPUTATION_SECONDS = 600.0
 _LONGEST_CAUSE = 300
 _SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
 
 _INSTALL = "pip install --force-reinstall 'tensorflow[and-cuda]>=2.21,<2.23'"
 _INSTALL_DRIVER = (
-    "Install NVIDIA's driver 555 or newer (for Pascal and Volta 580, the last one; "
-    "Ubuntu: sudo ubuntu-drivers install; for WSL in Windows) and restart the machine; "
-    "sudo dmesg shows why it does not load, such as for lack of a signature. "
+    "Install NVIDIA's driver 555 or newer (580 for Pascal and Volta; on Ubuntu: sudo "
+    "ubuntu-drivers install; for WSL: in Windows) and restart the machine. If the "
+    "driver does not load, sudo dmesg shows why, for example a missing signature. "
     "A container needs --gpus all (Docker) or a limit nvidia.com/gpu (Kubernetes)."
 )
 _ON_CPU = "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before a command."
 _RESTART = (
-    "Restart the machine; if it has an NVSwitch, sudo systemctl start "
-    f"nvidia-fabricmanager. {_ON_CPU} Otherwise: "
+    "Restart the machine. If it has an NVSwitch, run sudo systemctl start "
+    f"nvidia-fabricmanager. {_ON_CPU} If a restart does not help: "
 )
 _FIXES = {
     "memory": "End other programs, or give the container more memory.",
     "runs": "Keep fewer checkpoints (--keep_checkpoints), or give another --train_dir.",
-    LIBDEVICE: f"Train without --xla, which is the default, or {_INSTALL}.",
+    LIBDEVICE: f"Train without --xla (the default), or {_INSTALL}.",
     TENSORFLOW: (
         f"{_INSTALL}. SIGILL means that the processor has no AVX: use another machine, "
-        "or pass the host's processor through to a virtual one."
+        "or pass the host's processor through to the virtual machine."
     ),
 }
 
@@ -108,11 +108,11 @@ Fact = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """What to look at.
+    """What to check.
 
     Attributes:
-        train_dir: directory of runs
-        json: print all that was found as JSON
+        train_dir: directory for runs, whose disk is checked
+        json: print all facts and problems as JSON
     """
 
     train_dir: str = TRAIN_DIR
@@ -121,7 +121,7 @@ class Options(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A problem, or a note if nothing is broken, and what to do about it."""
+    """A finding and its fix: a problem if something is broken, otherwise a note."""
 
     finding: str
     fix: str
@@ -154,10 +154,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def explain_missing_gpus() -> str:
-    """Returns why TensorFlow lacks a GPU that was asked for, a line for each cause.
+    """Returns why TensorFlow does not find a GPU, with a line for each cause.
 
-    It computes nothing, and uses the TensorFlow of this process. The text is empty if
-    TensorFlow finds all GPUs that there are.
+    The text is empty if TensorFlow finds all GPUs. Nothing is computed, and TensorFlow
+    is queried in this process.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
@@ -179,20 +179,20 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
     yield "runs", {"path": str(folder), **space}
     driver = _examine_driver()
     yield from driver.items()
-    # A driver that does not answer would stall TensorFlow.
+    # A driver that does not answer would also block TensorFlow.
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if "unfinished" in driver[DRIVER] else {}
     yield from _ask_child(TENSORFLOW, _COMPUTATION_SECONDS, **hidden).items()
 
 
 def _describe_space(free: int, least: float) -> Fact:
-    """Describes the free bytes of a memory or disk; `least` is in gigabytes."""
+    """Describes `free` bytes of memory or of a disk; `least` is in gigabytes."""
     gigabytes = round(free / 10**9, 2)
-    error = f"only {gigabytes} GB are free; a training needs {least:g}"
+    error = f"only {gigabytes} GB are free, but training needs {least:g} GB"
     return {"free GB": gigabytes, **({"error": error} if gigabytes < least else {})}
 
 
 def _examine_driver() -> dict[str, Fact]:
-    """Asks NVIDIA's driver, and loads CUDA's libraries where TensorFlow finds them.
+    """Queries NVIDIA's driver, and loads the CUDA libraries that TensorFlow would load.
 
     TensorFlow looks in LD_LIBRARY_PATH, then in NVIDIA's wheels, then in the system's
     folders.
@@ -211,15 +211,15 @@ def _glob_wheels(pattern: str) -> list[str]:
 
 
 def _capabilities(facts: dict[str, Fact]) -> list[tuple[int, ...]]:
-    """Returns the compute capability of each GPU that works, such as (9, 0)."""
+    """Returns the compute capability of each working GPU, such as (9, 0)."""
     return [tuple(each) for each in facts[DRIVER].get("capabilities", ())]
 
 
 def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
-    """Yields what is wrong and what is worth knowing, the most basic first."""
+    """Yields the problems and notes that follow from facts, the most basic first."""
     for name, fact in facts.items():
         if "error" in fact:
-            # On one machine only --variable_update mirrored needs it, on several GPUs.
+            # On one machine, only --variable_update mirrored on several GPUs uses it.
             is_alone = name == NCCL and cluster.TF_CONFIG not in os.environ
             if not is_alone or len(_capabilities(facts)) > 1:
                 broken = not is_alone and name != LIBDEVICE
@@ -234,17 +234,17 @@ def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
     if not count and "error" not in facts[DRIVER]:
         text = f"There is no NVIDIA GPU: {facts[DRIVER].get('absent')}."
-        fix = f"None is needed. If there is one: {_INSTALL_DRIVER}"
+        fix = f"Training needs none. If the machine has one: {_INSTALL_DRIVER}"
         yield Advice(text, fix, broken=False)
     if found < count:
         text = f"TensorFlow finds {found} of {count} NVIDIA GPUs"
         fix = (
-            "Fix the rest; if that does not help, TF_CPP_MAX_VLOG_LEVEL=3 before a "
-            "command shows which files TensorFlow opens."
+            "Fix the other problems first. If that does not help, put "
+            "TF_CPP_MAX_VLOG_LEVEL=3 before a command to see the files that it opens."
         )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None:
-            text += f" of those in CUDA_VISIBLE_DEVICES={visible}"
+            text += f", with CUDA_VISIBLE_DEVICES={visible}"
             fix = "Unset CUDA_VISIBLE_DEVICES to use all of them."
         yield Advice(f"{text}.", fix, broken=visible is None)
     if count and not facts[TENSORFLOW]["has_cuda"]:
@@ -252,9 +252,9 @@ def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
         yield Advice("TensorFlow was built without CUDA.", fix)
     if facts.get(LIBRARIES, {}).get("cuDNN", [9, 24]) < [9, 24]:
         text = "cuDNN is older than 9.24, so --xla cannot compile convolutions."
-        # Nobody can have both: a cuDNN for XLA has no code for old GPUs.
+        # A cuDNN that is new enough for XLA has no code for old GPUs.
         other = "" if _has_old_gpu(facts) else f", or pip install '{NEW_CUDNN}'"
-        fix = f"Train without --xla, which is the default{other}."
+        fix = f"Train without --xla (the default){other}."
         yield Advice(text, fix, broken=False)
 
 
@@ -263,28 +263,28 @@ def _has_old_gpu(facts: dict[str, Fact]) -> bool:
 
 
 def _find_fix(name: str, facts: dict[str, Fact]) -> str:
-    """Returns what to do about the error of a fact."""
+    """Returns the fix for the error of the fact with this name."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
     if name in (LIBRARIES, NCCL):
         path = os.environ.get("LD_LIBRARY_PATH")
-        unset = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
+        unset = f"Unset LD_LIBRARY_PATH={path}, which comes first, or " if path else ""
         old_cudnn = f" '{OLD_CUDNN}'" if _has_old_gpu(facts) else ""
         return f"{unset}{_INSTALL}{old_cudnn}."
     if name.startswith("/gpu") and _has_old_gpu(facts):
         return (
-            f"pip install '{OLD_CUDNN}', as the extra gpu-old does: a later cuDNN has "
-            "no code for Pascal and Volta. Train without --xla."
+            f"pip install '{OLD_CUDNN}' (or the extra gpu-old): a later cuDNN has no "
+            "code for Pascal and Volta. Train without --xla."
         )
     if name.startswith("/gpu") and max(_capabilities(facts), default=()) > NEWEST_GPU:
         return (
-            "TensorFlow has no code for compute capabilities above 9.0: use NVIDIA's "
-            "container, an older release of nvcr.io/nvidia/tensorflow, or a "
-            f"TensorFlow built from source with CUDA 12.8 or newer. {_ON_CPU}"
+            "TensorFlow has no code for compute capabilities above 9.0. Use NVIDIA's "
+            "container nvcr.io/nvidia/tensorflow in an older release, or build "
+            f"TensorFlow from source with CUDA 12.8 or newer. {_ON_CPU}"
         )
     return _FIXES.get(name) or (
-        "End the programs that fill its memory (nvidia-smi lists them), or "
-        f"{_INSTALL}; restart the machine. {_ON_CPU}"
+        "End the programs that fill the device's memory (nvidia-smi lists them), or "
+        f"{_INSTALL}. Then restart the machine. {_ON_CPU}"
     )
 
 
@@ -292,7 +292,7 @@ _OF_CHILD = {
     "TF_CPP_MIN_LOG_LEVEL": "0",  # Any message may give the reason for a failure.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Another training may need the memory.
 }
-# With -P: no file beside the package may hide a module.
+# Python's option -P keeps files beside the package from hiding modules.
 _CHILD = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from cifar10.tools.doctor import find_in_child; find_in_child(sys.argv[2])"
@@ -300,11 +300,11 @@ _CHILD = (
 
 
 def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
-    """Returns the facts that a child process finds, as drivers may crash or hang.
+    """Returns the facts that a child process finds, since drivers may crash or hang.
 
-    The child asks the `DRIVER` or computes by `TENSORFLOW`, whichever is named `first`,
-    for at most `seconds`, with the `variables` added to its environment. A fact that it
-    does not finish gets the reason as its error.
+    If `first` is `DRIVER`, the child queries the driver. If it is `TENSORFLOW`, the
+    child computes. It may take `seconds`, and gets `variables` in its environment. A
+    fact that the child does not finish has the reason as its `error`.
     """
     process = subprocess.Popen(  # noqa: S603 - this file.
         [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]), first],
@@ -319,7 +319,7 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     except subprocess.TimeoutExpired as expired:
         stdout, error = expired.stdout or b"", f"no answer within {seconds:g} s"
         process.kill()
-        # A process that waits for a broken driver may not even die of this.
+        # A process that waits for a broken driver may survive even this.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=10)
     finally:
@@ -332,9 +332,9 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
 
 
 def _cause_of_death(status: int, stderr: str) -> str:
-    """Returns why a process died; its status is negative for a signal."""
+    """Returns why a process died; a negative `status` is the number of a signal."""
     lines = [line.strip() for line in stderr.splitlines()]
-    # Without stack traces and their titles, which stand between stars.
+    # Drops stack traces and their titles, which begin with stars.
     lines = [line for line in lines if line and not line.startswith(("***", "@"))]
     failures = [line for line in lines if _SIGNS_OF_FAILURE.search(line)]
     cause = (failures or lines or ["it printed no reason"])[-1][:_LONGEST_CAUSE]
@@ -344,22 +344,22 @@ def _cause_of_death(status: int, stderr: str) -> str:
 
 
 def find_in_child(first: str) -> None:
-    """Prints [name, null] before each step and [name, fact] after it, as JSON."""
+    """Finds facts; prints [name, null] before and [name, fact] after each as JSON."""
     stdout = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What libraries print is no fact.
+    os.dup2(2, 1)  # Libraries must not print between the facts.
 
     def take(name: str, examine: Callable[..., Fact], *arguments: Any) -> Fact:
-        # So the step that ended the process is known.
+        # If the process dies, the parent knows during which fact.
         print(json.dumps([name, None]), file=stdout, flush=True)
         try:
             fact = examine(*arguments)
-        except Exception as error:  # noqa: BLE001 - TensorFlow's are of many classes.
+        except Exception as error:  # noqa: BLE001 - TensorFlow raises many classes.
             fact = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]}
         print(json.dumps([name, fact]), file=stdout, flush=True)
         return fact
 
     if first == DRIVER:
-        # What the variable hides is no fault of the driver.
+        # The driver has to count the GPUs that this variable hides, too.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if "capabilities" in take(DRIVER, _describe_driver):
             take(LIBRARIES, _load, *_NAMES)
@@ -368,15 +368,15 @@ def find_in_child(first: str) -> None:
         gpus = [f"/gpu:{number}" for number in range(found["gpus"])]
         for device in ("/cpu:0", *gpus):
             take(device, _compute, device)
-    os._exit(0)  # How TensorFlow and CUDA shut down says nothing about a training.
+    os._exit(0)  # Skips the shutdown of TensorFlow and CUDA, whose errors are harmless.
 
 
 def _describe_driver() -> Fact:
-    """Asks the driver for its GPUs and the newest CUDA that it supports."""
+    """Queries the driver for its GPUs and the newest CUDA that it supports."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        # Of an installed driver, another library may be missing.
+        # An installed driver may lack another library, which is an error.
         is_absent = re.search(r"(?i)libcuda\.so\.1\b.*no such file", str(error))
         return {"absent" if is_absent else "error": str(error)}
 
@@ -400,12 +400,12 @@ def _describe_driver() -> Fact:
     ]
     minor = 5 if max(capabilities) >= NEWEST_GPU else 0
     if version < (12, minor):
-        fact["error"] = f"it runs CUDA {fact['CUDA']} at most; the GPUs need 12.{minor}"
+        fact["error"] = f"at most CUDA {fact['CUDA']} runs, but GPUs need 12.{minor}"
     return fact
 
 
 def _load(*names: str) -> Fact:
-    """Loads libraries, and returns cuDNN's version; an error names its library."""
+    """Loads libraries, and returns cuDNN's version if it is among them."""
     loaded = {name: ctypes.CDLL(name) for name in names}
     if _CUDNN not in loaded:
         return {"loaded": True}
@@ -414,7 +414,7 @@ def _load(*names: str) -> Fact:
 
 
 def _find_libdevice() -> Fact:
-    """Finds the file without which XLA compiles no exponential for a GPU."""
+    """Finds the libdevice file that XLA needs to compile exponentials for a GPU."""
     chosen = re.findall(r"--xla_gpu_cuda_data_dir=(\S+)", os.getenv("XLA_FLAGS", ""))
     roots = [*chosen, *_glob_wheels("cuda_nvcc"), *_CUDA_ROOTS]
     for path in (Path(root, _BITCODE) for root in roots):
@@ -424,7 +424,7 @@ def _find_libdevice() -> Fact:
 
 
 def describe_tensorflow() -> Fact:
-    """Returns the versions of this process's TensorFlow, and how many GPUs it finds."""
+    """Returns the versions of TensorFlow and Keras, and the number of their GPUs."""
     import tensorflow as tf
 
     return {
@@ -440,7 +440,7 @@ def _compute(device: str) -> Fact:
     import tensorflow as tf
 
     with tf.device(device):
-        # The exponential is TensorFlow's kernel, the rest is cuDNN's and cuBLAS's.
+        # The exponential is TensorFlow's kernel. The others are cuDNN's and cuBLAS's.
         images, filters = tf.exp(tf.zeros((8, 26, 26, 3))), tf.ones((3, 3, 3, 16))
         convolved = tf.nn.conv2d(images, filters, 1, "VALID")
         result = (tf.reshape(convolved, (-1, 16)) @ tf.ones((16, 64))).numpy()

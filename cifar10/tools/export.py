@@ -1,8 +1,8 @@
-"""`python -m cifar10 export`: writes the model of a run, and checks what was written.
+"""`python -m cifar10 export`: exports the model of a run, and checks the export.
 
 The export is written under a temporary name, loaded in another process, compared with
-the run's own model on test images, and only then renamed. So whatever exists under its
-final name is complete and correct.
+the run's model on test images, and only then renamed. So an export under its final
+name is complete and correct.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
 
-HELP = "write the model of a run for other programs"
-DESCRIPTION = """Writes the model of a run for other programs.
+HELP = "export the model of a run for other programs"
+DESCRIPTION = """Exports the model of a run for other programs.
 
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 export --output /tmp/cifar10_model.onnx
@@ -29,29 +29,29 @@ DESCRIPTION = """Writes the model of a run for other programs.
     python -m cifar10 export --output /tmp/cifar10_model.tflite
     python -m cifar10 export --output it.tflite --quantize int8
 
-The model takes images as evaluation prepares them and returns logits, both
-float32, whatever precision the run was trained in. With --with_preprocessing it
-prepares uint8 images of any size itself and returns probabilities. The export
-is loaded in a separate process and has to compute the same as the run's model
-on 256 test images (random ones, if the run's data was in a program's memory);
-otherwise it is removed. A .keras file needs Keras alone.
-With --quantize int8 weights and activations are integers, whose ranges come
-from 500 training images; up to 10,000 test images are classified, and int8 may
-misclassify 1 % more of them. A description (preparation of images, class names,
-step) is in a SavedModel's cifar10.json, in the metadata of ONNX, and in the
-cifar10.json that unzip finds in a .keras or .tflite file. With --model_card the
-folder can be pushed to Hugging Face's hub as it is. Exit code 0: written
-and checked; 1: the export computes something else; 2: a mistake that you can
-fix. ONNX and LiteRT need the packages of the extra `export`.
+The export takes images as evaluation prepares them and returns logits, both in
+float32, whatever the precision of the training run. With --with_preprocessing it
+prepares uint8 images of any size itself and returns probabilities. The export is
+loaded in a separate process and must compute the same as the run's model on 256
+test images (random images, if the run's data was in a program's memory).
+Otherwise it is removed. With --quantize int8, weights and activations are
+integers, whose ranges are estimated from 500 training images. The export may then
+misclassify 1 % more of up to 10,000 test images than the run's model. The
+preparation of images, the class names and the step are described in cifar10.json
+in a SavedModel's folder, in the metadata of ONNX, or in the cifar10.json that
+unzip extracts from a .keras or .tflite file. With --model_card the folder can be
+pushed to Hugging Face's hub. Exit code 0: written and checked; 1: the export
+computes something else; 2: a mistake that you can fix. ONNX and LiteRT need the
+packages of the extra `export`. Programs that load a .keras file need only Keras.
 """
 
-# What the formats need besides TensorFlow.
+# Packages that a format needs besides TensorFlow.
 _PACKAGES = {
     "onnx": ("tf2onnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert",),
 }
 _SUFFIXES = {".onnx": "onnx", ".keras": "keras", ".tflite": "litert"}
-# Endings of other programs' models; any other one may be part of a folder's name.
+# Endings of unsupported formats. Other endings may be part of a folder's name.
 _OTHERS = (".h5", ".hdf5", ".pb", ".pt", ".pth", ".ckpt", ".safetensors", ".zip")
 
 
@@ -61,12 +61,12 @@ class Options(run_options.RunOptions):
 
     Attributes:
         output: file that ends in .onnx, .keras or .tflite, or folder for a SavedModel
-        with_preprocessing: take uint8 images, give probabilities
-        quantize: compute in integers, in a .tflite file
+        with_preprocessing: export a model from uint8 images to probabilities
+        quantize: type of integers to compute in, for a .tflite file
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
-        model_card: write README.md, a card for Hugging Face's hub, in the folder or
-            beside the file; the step needs a score
+        model_card: write README.md, a model card for Hugging Face's hub, in the folder
+            or beside the file; the checkpoint must have been scored
     """
 
     output: str
@@ -81,21 +81,20 @@ class Options(run_options.RunOptions):
         ending = Path(self.output).suffix
         if ending not in _SUFFIXES and ending.lower() in {*_SUFFIXES, *_OTHERS}:
             raise UsageError(
-                f"--output {self.output}: {ending} is the ending of no format.\nLet it "
-                f"end in {', '.join(_SUFFIXES)}, or in none for a SavedModel's folder."
+                f"--output {self.output}: {ending} is not a supported format.\nUse "
+                f"{', '.join(_SUFFIXES)}, or no ending for a SavedModel's folder."
             )
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
-                f"--quantize {self.quantize} needs an --output that ends in .tflite, "
-                "and no --with_preprocessing: integers of 8 bits are too coarse to "
-                "resize and standardize images.\nThe description says how to prepare "
-                "them."
+                f"--quantize {self.quantize}: give an --output that ends in .tflite, "
+                "without --with_preprocessing, because\nintegers of 8 bits are too "
+                "coarse to prepare images. The export describes how to prepare them."
             )
 
     @property
     def file_format(self) -> str:
-        """The format, which the ending of `output` names."""
+        """The format that the ending of `output` selects."""
         return _SUFFIXES.get(Path(self.output).suffix, "savedmodel")
 
 
@@ -109,7 +108,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def export_run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 if the export computes differently."""
+    """Exports a model; returns the exit code, 1 if the export computes wrong values."""
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.tools import export_formats, exported, model_card
@@ -186,7 +185,7 @@ def export_run(options: Options) -> int:
 
 @contextlib.contextmanager
 def _temporary(output: Path) -> Iterator[Path]:
-    """Yields a folder beside the output, which is removed afterwards."""
+    """Yields a temporary folder beside the output, and removes it afterwards."""
     import tensorflow as tf
 
     prefix = f".incomplete-{output.name}-"
@@ -195,15 +194,15 @@ def _temporary(output: Path) -> Iterator[Path]:
             yield Path(folder)
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(
-            f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
-            f"Create {output.parent}, make it writable, free space there, or name "
-            "another place."
+            f"--output {output} cannot be written: {reason(error)}. No file remains.\n"
+            f"Create {output.parent}, make it writable, free space there, or give "
+            "another --output."
         ) from error
 
 
 def _check_free(output: Path) -> None:
     if os.path.lexists(output):
         raise UsageError(
-            f"--output {output} exists already, and nothing is overwritten.\nName "
-            "another place, or move it away."
+            f"--output {output} exists already and is not overwritten.\nMove it away, "
+            "or give another --output."
         )

@@ -1,10 +1,10 @@
-"""Writes a Keras model for other programs, by Keras's own `Model.export` and `save`.
+"""Exports a Keras model for other programs, with Keras's `Model.export` and `save`.
 
-The export is a wrapper around the model that computes as an evaluation does, with the
-preparation of images and probabilities on request. A `.keras` file names the classes of
-its layers, and only Keras's own are found wherever Keras is installed; so there the
-layers of this package are replaced by some of Keras, which compute the same in float32
-up to rounding, only slower in training. LiteRT computes these in integers too.
+The export computes as an evaluation does. On request, it also prepares images and
+returns probabilities. A `.keras` file names the classes of its layers, and programs
+that load the file may not have this package. So the layers of this package are replaced
+by layers of Keras, which compute the same in float32 up to rounding, but train more
+slowly. LiteRT can also compute the layers of Keras in integers.
 """
 
 import contextlib
@@ -30,36 +30,36 @@ from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import described, not_exportable
 
-# Describes a model, in the folder of a SavedModel.
+# File with the description of an export.
 _DESCRIPTION = "cifar10.json"
-# Keras's names of formats.
+# Keras's names of the formats.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
-# Test images on which the exported model has to agree with the run's, and the largest
-# difference in float32, relative to the largest value: summing in another order stays
-# below a third of it.
+# Number of test images on which the export must agree with the run's model, and the
+# largest difference in float32, relative to the largest value. Summing in another order
+# causes less than a third of this difference.
 _IMAGES = 256
 _TOLERANCE = 1e-5
-# With --quantize: test images to classify, at most, and training images from which the
-# ranges of the activations are estimated; TensorFlow's guide says 100 to 500. Int8
-# loses less than a point of accuracy where the ranges were estimated well
+# With --quantize: the most test images to classify, and the training images from which
+# the ranges of activations are estimated. TensorFlow's guide recommends 100 to 500.
+# With good estimates, int8 loses less than a percentage point of accuracy
 # (https://arxiv.org/abs/2004.09602).
 _CLASSIFIED = 10_000
 _SAMPLES = 500
 _MOST_LOST = 0.01
-# How LiteRT's converter names operations that need TensorFlow itself, or an extension.
+# LiteRT's converter names the operations that it lacks in this form.
 _LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
-# Layers that differ in how they are trained, not in what they compute.
+# Layers of this package, and the layers of Keras that compute the same more slowly.
 _FASTER = {
     ours.FusedBatchNormalization: keras.layers.BatchNormalization,
     ours.NewSection: keras.layers.Identity,
     ours.WideConv2D: keras.layers.Conv2D,
 }
-# What a layer's configuration has only for training; it may be a class of ours.
+# Endings of settings that a layer uses only in training.
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
 def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
-    """Describes an export by its run, its input and its output, as JSON values."""
+    """Describes an export's run, input and output as JSON values."""
     settings, channels = trained.settings, trained.picture_shape[-1]
     given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
     if with_preprocessing:
@@ -88,7 +88,7 @@ def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
 
 
 def in_float32(trained: TrainedModel) -> keras.Model:
-    """Returns the model of a run in float32, with the variables' values in use.
+    """Returns the model of a run in float32, with the restored values.
 
     The converters support no other precision.
     """
@@ -113,23 +113,24 @@ def write_model(
     description: Mapping[str, Any],
     samples: np.ndarray | None = None,
 ) -> None:
-    """Writes a float32 model, with the input and output that its description names.
+    """Exports a float32 model, with its description.
 
-    A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
-    strings as they are and other values as JSON. Files of Keras and LiteRT are also ZIP
-    archives, in which it is `cifar10.json`.
+    The description is in the file `cifar10.json` of a SavedModel, in the metadata of an
+    ONNX file (values other than strings as JSON), and in `cifar10.json` of the ZIP
+    archive in a file of Keras or LiteRT.
 
     Args:
         model: The model of the run.
-        path: What to make: a folder, or a file with the ending of its format.
+        path: Folder or file to create. A file has the ending of its format.
         file_format: As `export.Options.file_format`.
-        description: What the model is, as JSON values.
-        samples: Images as the model takes them, from which LiteRT estimates the
-            ranges of its int8 values; None for float32.
+        description: Description of the export as JSON values. It names the input and
+            output that the export gets.
+        samples: Prepared images from which LiteRT estimates the ranges of int8 values;
+            None for float32.
 
     Raises:
         UsageError: The format cannot represent the model.
-        OSError, tf.errors.OpError: The disk fails.
+        OSError, tf.errors.OpError: The export cannot be written.
     """
     with _reworded_errors(file_format):
         wrapped = wrap(model, file_format, description)
@@ -149,7 +150,7 @@ def write_model(
     elif file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")
     else:
-        # LiteRT's own convention: an archive follows the model in its file.
+        # By LiteRT's convention, a ZIP archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(_DESCRIPTION, text)
 
@@ -157,7 +158,7 @@ def write_model(
 def wrap(
     model: keras.Model, file_format: str, description: Mapping[str, Any]
 ) -> keras.Model:
-    """Returns a model with the input and output that an export's description names."""
+    """Wraps a model to have the input and output that the description names."""
     is_ours = description["model"] in ARCHITECTURES
     if file_format == "keras" or (file_format == "litert" and is_ours):
         model = with_keras_layers(model)
@@ -169,8 +170,8 @@ def wrap(
     if description["with_preprocessing"]:
         shape = tuple(description["picture_shape"])
         prepared = preparation.prepare(images, shape, description["distortions"])
-    # A user's own layer may behave as in training unless told otherwise; a .keras file
-    # may be trained further.
+    # A user's layer may behave as in training without this argument. A .keras file may
+    # be trained further, and gets the argument from its caller.
     training = {} if file_format == "keras" else {"training": False}
     output = keras.ops.cast(model(prepared, **training), "float32")
     if description["with_preprocessing"]:
@@ -183,7 +184,7 @@ def wrap(
 
 
 def _litert_options(samples: np.ndarray | None) -> dict[str, Any]:
-    """Returns the options of a conversion to LiteRT's own operations alone."""
+    """Returns the options for a conversion that uses only LiteRT's operations."""
     operations = [tf.lite.OpsSet.TFLITE_BUILTINS]
     if samples is None:
         return {"target_spec": {"supported_ops": operations}}
@@ -213,7 +214,7 @@ def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _reworded_errors(file_format: str) -> Iterator[None]:
-    """Hides the warnings of Keras and the converters, and rewords their errors."""
+    """Hides warnings of Keras and converters, and turns errors into a `UsageError`."""
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -231,24 +232,24 @@ def _reworded_errors(file_format: str) -> Iterator[None]:
 
 
 def with_keras_layers(model: keras.Model) -> keras.Model:
-    """Returns a copy of a model, with layers of Keras in place of this package's.
+    """Returns a copy of a model whose layers of this package are layers of Keras.
 
     Raises:
-        ValueError: The model is neither functional nor sequential, or has a layer of a
-            user's own.
+        ValueError: The model is neither functional nor sequential, or has a layer that
+            the user defined.
     """
     copies = []
 
     def copy(layer: keras.Operation) -> keras.Operation:
-        if not isinstance(layer, keras.layers.Layer):  # Of a graph: one of keras.ops.
+        if not isinstance(layer, keras.layers.Layer):  # An operation of keras.ops.
             return layer
         if type(layer) in _COMPOSED:
             return _COMPOSED[type(layer)](layer)
         kind = _FASTER.get(type(layer), type(layer))
         if kind.__module__.partition(".")[0] != "keras":
             raise ValueError(
-                f"its layer {layer.name} is of the class {kind.__module__}."
-                f"{kind.__qualname__}, which Keras cannot open alone"
+                f"the layer {layer.name} is of the class {kind.__module__}."
+                f"{kind.__qualname__}, which is not part of Keras"
             )
         config = {
             key: value
@@ -262,7 +263,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
     for layer, same in copies:
         same.set_weights(layer.get_weights())
     if isinstance(rebuilt, keras.Sequential):
-        # Without its own Input it would take as many images as it was built with.
+        # Without a new Input the model would keep the batch size of its first call.
         images = keras.Input(model.input_shape[1:], name="images")
         rebuilt = keras.Sequential([images, *rebuilt.layers], name=model.name)
     return rebuilt
@@ -271,7 +272,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
 def _local_response_normalization(
     layer: ours.LocalResponseNormalization,
 ) -> keras.Model:
-    """Returns x * s^-beta, where a 1 x 1 convolution of x^2 computes the energy s."""
+    """Builds x * s^-beta, where a 1 x 1 convolution of x^2 computes the energy s."""
     inputs = _input_of(layer)
     channels = inputs.shape[-1]
     window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")
@@ -281,7 +282,7 @@ def _local_response_normalization(
     window.set_weights([layer.alpha * near[None, None], np.full(channels, layer.bias)])
     power = energy**-layer.beta
     if layer.beta == 0.75:
-        # LiteRT has an integer kernel of the reciprocal root, and none of powers.
+        # LiteRT has an integer kernel for reciprocal roots, but none for powers.
         root = keras.ops.rsqrt(energy)
         power = root * keras.ops.rsqrt(energy * root)
     return keras.Model(inputs, inputs * power, name=layer.name)
@@ -305,7 +306,7 @@ _COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
 
 
 def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
-    """Returns training images, as the model takes them, to estimate int8 ranges."""
+    """Returns prepared training images, to estimate the ranges of int8 values."""
     images, _ = _sample(dataset, "train", _SAMPLES)
     return pipeline.prepare(tf.constant(images), distortions).numpy()
 
@@ -315,10 +316,10 @@ def examples(
     dataset: datasets.Dataset | None,
     description: Mapping[str, Any],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns test images as an export takes them, expected outputs, and labels.
+    """Returns test images as an export takes them, the expected outputs, and labels.
 
-    The model is the run's, in float32. Without a data set the images are random, which
-    suffices to compare an export; their labels mean nothing.
+    `model` is the run's model in float32. Without a data set, the images are random,
+    which suffices for a comparison, and the labels are meaningless.
     """
     shape = (_IMAGES, *description["picture_shape"])
     images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -343,7 +344,7 @@ def examples(
 def _sample(
     dataset: datasets.Dataset, split: Split, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels spread over a part, whose first may be of one class."""
+    """Returns at most `most` images and labels, evenly spread over a split."""
     images, labels = dataset.read(split)
     count = min(most, len(images))
     chosen = np.arange(count) * len(images) // count
@@ -355,17 +356,17 @@ def compare(
 ) -> tuple[bool, str]:
     """Returns whether an export computes what the run's model does, and a report.
 
-    In float32 the two may differ by rounding; int8 has to classify nearly as many
-    images correctly.
+    In float32, outputs may differ by rounding. In int8, the export must classify nearly
+    as many images correctly as the run's model.
 
     Args:
-        computed: floating [images, classes], of the export.
-        expected: The same of the run's model, in float32.
-        labels: integers [images].
+        computed: Outputs of the export, floating [images, classes].
+        expected: Outputs of the run's model in float32, of the same shape.
+        labels: Labels of the images, integers [images].
         precision: `float32` or `int8`.
     """
     if computed.shape != expected.shape or not np.isfinite(computed).all():
-        return False, "computes numbers that are not finite, or too few or many"
+        return False, "returns values that are not finite, or another number of them"
     if precision == "float32":
         difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
         return difference <= _TOLERANCE, (

@@ -1,4 +1,4 @@
-"""Runs exported models in a process of its own, to check them."""
+"""Runs exported models in a separate process, to check them."""
 
 import multiprocessing
 import os
@@ -10,35 +10,35 @@ import numpy as np
 from cifar10.errors import StoppedError, UsageError, reason
 
 _MAX_ERROR_LENGTH = 300
-# Images that LiteRT computes at once; in float32 it keeps all intermediate values.
+# Images per batch in LiteRT, which keeps all intermediate values in float32.
 _LITERT_BATCH = 64
 
 
 def described(error: Exception) -> str:
-    """Returns an error's class and the beginning of its cause."""
+    """Returns an error's class and the beginning of its message."""
     return f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH].rstrip('.')}"
 
 
 def not_exportable(file_format: str, why: str) -> UsageError:
     """Returns the error to raise for a model that a format cannot represent."""
     return UsageError(
-        f"The model cannot be exported as {file_format}; {why}. Nothing was "
-        "written.\nA layer may run Python code, or an operation that the format lacks."
+        f"The model cannot be exported as {file_format}: {why}. Nothing was written.\n"
+        "Check for layers that run Python code or operations that the format lacks."
     )
 
 
 def compute_in_another_process(
     path: Path, file_format: str, images: np.ndarray
 ) -> np.ndarray:
-    """Returns what an export computes in a process without the layers of this package.
+    """Returns an export's outputs, computed in a process without this package's layers.
 
     Args:
         path: The exported model.
         file_format: As `export.Options.file_format`.
-        images: As the model takes them.
+        images: Images as the export takes them.
 
     Raises:
-        UsageError: The model cannot be loaded, or fails.
+        UsageError: The export cannot be loaded, or fails.
     """
     spawn = multiprocessing.get_context("spawn")
     arguments = (file_format, str(path), images)
@@ -48,7 +48,7 @@ def compute_in_another_process(
         except StoppedError:
             raise
         except Exception as error:  # A format's library may raise anything.
-            why = f"in a process of its own: {described(error)}"
+            why = f"in a separate process, it fails with {described(error)}"
             raise not_exportable(file_format, why) from error
         finally:
             for child in multiprocessing.active_children():
@@ -56,7 +56,7 @@ def compute_in_another_process(
 
 
 def _hide_gpus_and_messages() -> None:
-    # A GPU rounds to TF32, and its memory may be a training's.
+    # A GPU rounds to TF32, and a training run may need its memory.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Libraries print when they start.
 

@@ -1,10 +1,10 @@
-"""Where a model looks: heat maps by HiResCAM, drawn over pictures.
+"""Draws heat maps over pictures to show where a model looks, by HiResCAM.
 
-From Draelos and Carin 2020 (https://arxiv.org/abs/2011.08891): the activations of the
-last convolution, times the gradients of a class's logit with respect to them, summed
-over the channels; negative sums become 0. Grad-CAM (https://arxiv.org/abs/1610.02391)
-averages the gradients over positions first, which misleads where dense layers follow,
-as in the tutorial's network (`docs/archive/lab-notes.md`).
+HiResCAM (Draelos and Carin 2020, https://arxiv.org/abs/2011.08891) multiplies the
+activations of the last convolution by their gradients for a class's logit, sums over
+the channels, and replaces negative sums by 0. Grad-CAM
+(https://arxiv.org/abs/1610.02391) first averages the gradients over positions, which
+misleads if dense layers follow (`docs/archive/lab-notes.md`).
 """
 
 import io
@@ -20,23 +20,23 @@ from cifar10.input.distortions import prepare
 MARK = "A heat map of python -m cifar10 predict"
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 _SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.
-_STRONGEST = 0.7  # The colour's share where the heat is 1, so that the picture shows.
+_STRONGEST = 0.7  # Opacity where the heat is 1, so that the picture shows through.
 
 
 def heat_maps(
     trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
 ) -> np.ndarray | None:
-    """Computes how much each pixel speaks for a class.
+    """Computes how strongly each pixel supports a class.
 
     Args:
-        trained: The model, restored.
-        images: uint8 [images, height, width, channels], as in the data set.
-        classes: int64 [images].
+        trained: The restored model.
+        images: Images of the data set, uint8 [images, height, width, channels].
+        classes: The class for each image, int64 [images].
         device: Device that computes.
 
     Returns:
-        float32 [images, height, width]; the highest value of an image is 1, or 0 if
-        nothing speaks for the class. None if no convolution of the model has an output
+        float32 [images, height, width]. The highest value in each image is 1, or 0 if
+        no pixel supports the class. None if no convolution of the model has an output
         larger than 1 x 1.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
@@ -52,7 +52,7 @@ def heat_maps(
         heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))
         heat = tf.image.resize(heat, prepared.shape[1:3])
         heat = tf.math.divide_no_nan(heat, tf.reduce_max(heat, [1, 2], keepdims=True))
-        # Around the centre, where a model that crops images looks at nothing.
+        # Pads with 0 what a model that crops images does not see.
         return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
 
     with tf.device(device):
@@ -63,8 +63,8 @@ def heat_maps(
 def _products(chosen: tf.Tensor) -> tf.Tensor | None:
     """Returns the activations of the last convolution times their gradients.
 
-    They are taken after the normalization, sum and nonlinearity that may follow, just
-    before height or width changes.
+    The activations are taken after any normalization, sum and nonlinearity that follow
+    the convolution, just before height or width changes.
     """
     sides: list[int | None] = []
     found: list[tf.Tensor] = []
@@ -78,13 +78,13 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
                     found.append(tensor)
     for features in reversed(found):
         (slopes,) = tf.gradients(chosen, features)
-        if slopes is not None:  # Else it leads nowhere.
+        if slopes is not None:  # None if `chosen` does not depend on the features.
             return tf.cast(features, tf.float32) * tf.cast(slopes, tf.float32)
     return None
 
 
 def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
-    """Draws a heat map over a picture as a PNG, from red to yellow where it is highest.
+    """Returns a PNG of a picture under a heat map, red for low and yellow for high.
 
     Args:
         picture: uint8 [height, width, channels].
