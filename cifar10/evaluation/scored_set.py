@@ -184,8 +184,8 @@ class ScoredSet:
             )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
-                f"--eval_data val, --calibrate: {dataset.description} has no split "
-                "val. Train with --val_fraction 0.1, or on data with this split."
+                f"--eval_data val, --calibrate: {dataset.description} has no val "
+                "split. Train with --val_fraction 0.1, or on data with a val split."
             )
         self.part = options.split
         images, labels = dataset.read(options.split)

@@ -50,7 +50,7 @@ class TrainedModel:
             if self.settings.get(key, known[0]) not in known:
                 raise UsageError(
                     f"{directory}: {key} is {self.settings[key]!a}, but this version "
-                    f"knows {', '.join(known)}. Use the version that wrote the run."
+                    f"supports {', '.join(known)}. Use the version that wrote the run."
                 )
         self.picture_shape, self.class_names = datasets.describe(self.settings)
         self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
@@ -68,8 +68,8 @@ class TrainedModel:
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(
                 f"--model {name} has {self.model.count_params():,} parameters now, but "
-                f"had {self.settings['parameters']:,} in training. Restore the code of "
-                "that time."
+                f"had {self.settings['parameters']:,} in training. Restore the model's "
+                "earlier code."
             )
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
@@ -107,7 +107,10 @@ class TrainedModel:
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:
-            say(f"Step {checkpoint.step} has the temperature {self.temperature:.3f}.")
+            say(
+                f"The logits of step {checkpoint.step} are divided by the temperature "
+                f"{self.temperature:.3f}."
+            )
 
     def calibrate(self, fitted: float) -> None:
         """Uses a fitted temperature, and writes it beside the loaded checkpoint."""

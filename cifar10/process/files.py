@@ -146,7 +146,7 @@ def unreadable(path: Path, error: OSError) -> DiskError:
     """Returns the error to raise for a file that exists and cannot be read."""
     return DiskError(
         f"{path} cannot be read: {reason(error)}.",
-        "Make it readable for this user and try again.",
+        "Make the path readable for this user and try again.",
     )
 
 

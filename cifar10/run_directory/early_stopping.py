@@ -40,7 +40,7 @@ class EarlyStopping:
     def from_manifest(
         cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns the record in a manifest; an empty one if `best_by` has changed.
+        """Returns a manifest's record; an empty one if the setting `best_by` changed.
 
         `settings` is the content of the run's `config.json`.
         """

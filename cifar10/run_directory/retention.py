@@ -13,7 +13,7 @@ KEEP = "keep"
 
 
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
-    """Deletes the checkpoints of a run, except the newest, the best and marked ones.
+    """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
     A checkpoint that is being read stays until the next call. Checkpoints after `step`,
     the run's newest, belong to another run and are neither deleted nor counted. If

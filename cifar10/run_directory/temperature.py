@@ -38,7 +38,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     if not _LOWEST < low < high < _HIGHEST:
         raise UsageError(
             f"No temperature from {_LOWEST:g} to {_HIGHEST:g} fits the {len(labels):,} "
-            "val images: the model knows all or none. Use more, or train longer."
+            "val images: the model knows all or none. Use more images or train longer."
         )
     return low
 
@@ -53,4 +53,4 @@ def read(path: Path) -> float:
         return 1.0
     except (OSError, ValueError) as error:
         why = reason(error)
-    raise UsageError(f"{path} cannot be used: {why}. Delete it and calibrate again.")
+    raise UsageError(f"{path} cannot be used: {why}. Delete the file and recalibrate.")
