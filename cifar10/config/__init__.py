@@ -1,1 +1,1 @@
-"""Everything that a user may set: flags, recipes, and the command line."""
+"""Everything that a user can set: options, flags and recipes."""

@@ -1,4 +1,4 @@
-"""A recipe's table of changes to training images besides `--distortions`.
+"""A recipe's `[augmentation]` table: changes to images in addition to `--distortions`.
 
     [augmentation]
     rand_augment = {operations = 2, magnitude = 9}
@@ -7,8 +7,8 @@
     mixup = {alpha = 0.2, probability = 0.5}
     cutmix = {alpha = 1.0, probability = 0.5}
 
-Each part may be left out, and so may each of its values: `cutmix = {}` takes the
-defaults below. `input/augmentation.py` implements the parts.
+Every entry is optional, and so is every value in an entry: `cutmix = {}` uses the
+defaults below. `input/augmentation.py` implements the augmentations.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from cifar10.errors import UsageError, did_you_mean
 
 
 def _number(default: float, least: float, most: float) -> Option:
-    """Declares a number in a part of the table; an integer if its default is one."""
+    """Declares a numeric value of an augmentation, of the same type as its default."""
     limits = (Range(least, most),)
     return Option(type=type(default), default=default, limits=limits, in_flags=False)
 
 
 _PROBABILITY = _number(1.0, 0.0, 1.0)
-# Beyond these, nearly all weights are a half, or nearly all are 0 or 1.
+# Smaller alphas draw almost only mixing weights of 0 or 1, and larger ones of 0.5.
 _ALPHAS = (0.01, 100.0)
 
 PARTS = {
@@ -34,14 +34,14 @@ PARTS = {
         "operations": _number(2, 1, 14),
         "magnitude": _number(9.0, 0.0, 30.0),
     },
-    # The paper's, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
+    # The paper's value for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
     "random_erasing": {"probability": _number(0.5, 0.0, 1.0)},
-    # airbench96's side, in pixels of 32. The paper has 16, and squares cut off at the
-    # edge (https://arxiv.org/abs/1708.04552, section 4.1).
+    # In pixels of a 32 x 32 image, as in airbench96. The paper has 16, and squares that
+    # the edge may cut off (https://arxiv.org/abs/1708.04552, section 4.1).
     "cutout": {"side": _number(12, 1, 31)},
-    # The paper's, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
+    # The paper's alpha for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
     "mixup": {"alpha": _number(0.2, *_ALPHAS), "probability": _PROBABILITY},
-    # The paper's alpha, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
+    # The paper's alpha. Its probability is 0.5 for CIFAR-10 and 1 for ImageNet
     # (https://arxiv.org/abs/1905.04899, section 4.1).
     "cutmix": {"alpha": _number(1.0, *_ALPHAS), "probability": _PROBABILITY},
 }
@@ -50,17 +50,17 @@ _WHERE = "augmentation of the recipe"
 
 
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Returns the values of each part that is declared; refuses invalid ones.
+    """Returns the declared augmentations with all their values; refuses invalid ones.
 
-    An image is mixed in one way at most, so the probabilities of `mixup` and `cutmix`
-    add up to at most 1.
+    An image is mixed in at most one way, so the probabilities of `mixup` and `cutmix`
+    must not add up to more than 1.
     """
     parts = {}
     for name, given in (declared or {}).items():
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
-                f"{_WHERE}: {name} = {given!a}: the table takes {', '.join(PARTS)}, "
-                "each a table that may be empty, as in cutmix = {}."
+                f"{_WHERE}: {name} = {given!a}: the entries are {', '.join(PARTS)}. "
+                "Each is a table, which may be empty: cutmix = {}."
             )
         known = PARTS[name]
         for key, value in given.items():
@@ -74,21 +74,21 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     if mixed > 1.0:
         raise UsageError(
             f"{_WHERE}: the probabilities of {' and '.join(MIXING)} "
-            f"add up to {mixed:g}, and an image is mixed in one way.\nGive each its "
-            "probability, as mixup = {probability = 0.5}."
+            f"add up to {mixed:g}; the maximum is 1.\nLower them, for example to "
+            "mixup = {probability = 0.5}."
         )
     return parts
 
 
 def mixes(declared: Mapping[str, Any] | None) -> bool:
-    """Returns whether images are mixed, so that labels have fractions of classes."""
+    """Returns whether images are mixed, which makes a label a mix of two classes."""
     return any(name in (declared or {}) for name in MIXING)
 
 
 def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
-    """Refuses a tower's batch in which one image would have no other to mix with."""
+    """Refuses an odd batch size if images are mixed, because they mix in pairs."""
     if mixes(declared) and batch_size % 2:
         raise UsageError(
-            f"--batch_size {batch_size}: mixup and cutmix mix images in pairs, each "
-            "on one tower.\nGive an even number of images per tower and batch."
+            f"--batch_size {batch_size}: mixup and cutmix mix the images of a tower in "
+            "pairs.\nGive an even number of images per tower and batch."
         )

@@ -1,7 +1,7 @@
-"""The configuration of a training: as requested, and as a machine resolves it.
+"""The configuration of a training run, as requested and as resolved for a machine.
 
-Flags, recipes, Python's arguments and the `config.json` of a run are all values of the
-fields that `fields.py` declares. A `Config` has them in sections.
+Flags, recipes, the arguments of `Config` and `config.json` all set the fields that
+`fields.py` declares. A `Config` groups these fields in sections.
 """
 
 import dataclasses
@@ -26,43 +26,43 @@ from cifar10.process import files
 from cifar10.towers.stages import Stage, resolve_stages
 
 _RECIPES = Path(__file__).parent / "recipes"
-# Bytes; Python reads a name of thousands of parts for minutes.
+# In bytes. Python takes minutes to parse a key of thousands of dotted names.
 _LONGEST_RECIPE = 50_000
-# Fields of names with commas, which may be a list in a program.
+# Fields of comma-separated names, which a program may give as a list.
 _NAMES = ("freeze", "sections")
 
 
 class Config(fields.Sections):
-    """The configuration of a training.
+    """The configuration of a training run.
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
 
-    Every flag of train_multi_gpu.py is an argument, with the same default. So are a
-    recipe's other settings, such as `stages`, and `resume="runs/mine"`. The values are
-    in sections: `config.batch.batch_size`, `config.update.optimizer`.
+    Every flag of train_multi_gpu.py is an argument with the same default, for example
+    `resume="runs/mine"`. The settings that only recipes have, such as `stages`, are
+    arguments too. Read values by section, for example `config.batch.batch_size`.
 
     Args:
         model: The name of a model, or a function that takes (image_shape, classes) and
             returns a Keras model.
-        data: The name of a data set or the path of pictures, as --data takes it; or
-            arrays (x, y) or ((x, y), (x_test, y_test)), or an object with the
+        data: The name of a data set or the path of your pictures, as for --data;
+            arrays (x, y) or ((x, y), (x_test, y_test)); or an object with the
             attributes of `cifar10.input.dataset_base.Dataset`. Images are uint8
-            [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
-            [count, height, width, 1]; labels are integers [count] or [count, 1]. A
-            finite `tf.data.Dataset` of (image, label) may take the place of (x, y).
-        **given: The other flags. `freeze` and `sections` may be lists of names, or
-            `sections` a number; `initial_weights` and `resume` may be a `Record`,
-            `optimizer` an optimizer and `learning_rate` a schedule of Keras.
-            `loss` and the values of the dict `metrics` are functions that take labels,
-            int64 [batch], and logits, floating [batch, classes], and return a value
-            for each image, [batch], or the mean; `loss` may be a `keras.losses.Loss`.
+            [count, height, width, 3], from 0 to 255. Grey images may also be [count,
+            height, width] or [count, height, width, 1]. Labels are integers [count] or
+            [count, 1]. A finite `tf.data.Dataset` of (image, label) may replace (x, y).
+        **given: The other settings. `freeze` and `sections` may be lists of names;
+            `sections` may be a number. `initial_weights` and `resume` may be a
+            `Record`, `optimizer` a Keras optimizer, `learning_rate` a Keras schedule
+            and `loss` a `keras.losses.Loss`. `loss` and the values of the dict
+            `metrics` may be functions of labels, int64 [batch], and logits, floating
+            [batch, classes], that return a value per image, [batch], or the mean.
 
     Attributes:
         model_function: `model` if it is a function, else None.
-        data_objects: `data` unless it is a name or a path, else None.
+        data_objects: `data` if it is neither a name nor a path, else None.
 
     Raises:
-        UsageError: A value is invalid, or there is no such flag.
+        UsageError: A value is invalid, or there is no such argument.
     """
 
     model_function: Callable[..., Any] | None
@@ -85,7 +85,7 @@ class Config(fields.Sections):
         for name, value in named.items():
             if name not in known:
                 raise UsageError(
-                    f"Config: there is no {name}.{did_you_mean(name, known)}"
+                    f"Config: there is no argument {name}.{did_you_mean(name, known)}"
                 )
             known[name].check(value)
         self._assign(_completed(named))
@@ -94,9 +94,9 @@ class Config(fields.Sections):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Returns a configuration with values by field, and defaults for the others.
+        """Returns a configuration of these values, with defaults for other fields.
 
-        No recipe is read.
+        Reads no recipe.
         """
         config = cls.__new__(cls)
         config.model_function = config.data_objects = None
@@ -105,7 +105,7 @@ class Config(fields.Sections):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of all fields, by name, as `config.json` has them."""
+        """The values of all fields, by the name of the field."""
         return {
             name: value
             for section in dataclasses.fields(self)
@@ -131,7 +131,7 @@ class Config(fields.Sections):
 
     @property
     def periods(self) -> dict[str, int]:
-        """The periods of logs, checkpoints and so on, in steps, by field."""
+        """The steps between two logs, two checkpoints and so on, by flag."""
         periods = {
             "log_frequency": self.output.log_frequency,
             "summary_steps": self.output.summary_steps,
@@ -142,7 +142,7 @@ class Config(fields.Sections):
 
     @property
     def all_stages(self) -> list[Stage]:
-        """The stages of the training, with the layers of `freeze` frozen in each."""
+        """The stages of the training run, each with the layers of `freeze` frozen."""
         return resolve_stages(
             self.update.stages, self.run.max_steps, self.fine_tuning.freeze
         )
@@ -153,14 +153,14 @@ class Config(fields.Sections):
 
     @property
     def steps_per_call(self) -> int:
-        """The most steps in a call; 1 until the training's devices are known."""
+        """The most steps in one TensorFlow call; 1 until the devices are known."""
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
-        """Returns the number of steps in the next call: 1 or `steps_per_call`.
+        """Returns the number of steps in the next TensorFlow call.
 
-        In a call of several steps, hooks can act only after the last step, a stage can
-        end only there, and no step is profiled.
+        The number is `steps_per_call`, or 1 if a log, a checkpoint or the end of a
+        stage is due before the last step, or if a step is to be verified or profiled.
         """
         count = self.steps_per_call
         last = step + count
@@ -189,32 +189,32 @@ class Config(fields.Sections):
         for name, period in self.periods.items():
             if self.steps_per_call > period:
                 raise UsageError(
-                    f"--steps_per_call {self.steps_per_call}: --{name} asks for "
-                    f"something every {period} steps. Give at most {period}, or raise "
-                    f"--{name}."
+                    f"--steps_per_call {self.steps_per_call} is more than --{name} "
+                    f"{period}. Give at most {period}, or raise --{name}."
                 )
         keep, max_steps = self.checkpoints, self.run.max_steps
         eval_steps = keep.eval_steps
         if keep.stop_after_no_gain and not eval_steps:
             some = min(keep.checkpoint_steps, max(1, max_steps // 10))
             raise UsageError(
-                f"--stop_after_no_gain {keep.stop_after_no_gain}: it counts "
-                f"evaluations during training. Give --eval_steps {some}, or neither."
+                f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
+                f"during training. Add --eval_steps {some}, or leave out "
+                "--stop_after_no_gain."
             )
         if eval_steps and eval_steps > max_steps:
             raise UsageError(
-                f"--eval_steps {eval_steps}: the training ends before that, at "
+                f"--eval_steps {eval_steps}: the training run ends earlier, at "
                 f"--max_steps {max_steps}. Give at most {max_steps}."
             )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
-                "best_by total_loss: evaluations do not compute a program's own loss. "
+                "best_by total_loss: evaluations do not compute your loss function. "
                 "Give another score, such as best_by='cross_entropy'."
             )
         if self.run.max_hours and self.update.schedule_ends:
             raise UsageError(
-                f"--max_hours {self.run.max_hours:g}: hours leave the last step open, "
-                f"where --schedule {self.update.schedule} ends. Give --max_epochs, or "
+                f"--max_hours {self.run.max_hours:g}: --schedule {self.update.schedule}"
+                " must know the last step in advance. Give --max_epochs, or "
                 "--schedule staircase."
             )
         self.all_stages  # noqa: B018 - refuses invalid tables.
@@ -231,15 +231,15 @@ class ResolvedConfig(Config):
 
     @property
     def global_batch_size(self) -> int:
-        """Images in a step of all towers of all workers."""
+        """The number of images per step, over all towers of all workers."""
         return self.batch.batch_size * self.machine.towers * self.batch.accumulate
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Returns the values of a recipe, by field.
+    """Returns the fields that a recipe sets, with their values.
 
-    A recipe is a TOML file of fields and values, in `recipes/` or, by its path,
-    anywhere. It overrides the defaults; flags that are given override the recipe.
+    A recipe is a TOML file that sets fields. `name` is a recipe in `recipes/`, or the
+    path of any file. A recipe overrides the defaults, and flags override the recipe.
     """
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
@@ -250,7 +250,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(
             f"--recipe {name}: there is no such recipe and no such file."
-            f"{did_you_mean(name, known)} There are {', '.join(known)}."
+            f"{did_you_mean(name, known)} The recipes are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -262,23 +262,23 @@ def read_recipe(name: str) -> dict[str, Any]:
     for field, value in values.items():
         if field not in possible:
             raise UsageError(
-                f"{source}it cannot set {field}.{did_you_mean(field, possible)} "
-                "Correct it, or take it out."
+                f"{source}a recipe cannot set {field}.{did_you_mean(field, possible)} "
+                "Correct or remove that line."
             )
         possible[field].check(value, source)
     return values
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given values, completed by the recipe's.
+    """Returns the given values, and the recipe's values for other fields.
 
-    If `resume`, a run's directory, is among them, that run takes the recipe's place.
+    If `resume` is given, the run that it names replaces the recipe.
     """
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
             both = " and ".join(named)
-            raise UsageError(f"{both} say the same thing; give one of them.")
+            raise UsageError(f"{both} exclude each other. Give only one of them.")
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
@@ -291,20 +291,20 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             default = "finetune"
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
-    if "batch_size" in given:  # It overrides the recipe's.
+    if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
     if named:
         base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
-    elif base.get("max_epochs") or base.get("max_hours"):  # Of a recipe.
+    elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     return {**base, **given}
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Returns an argument of a program as the value that its flag would have.
+    """Converts an argument of `Config` to the value that its flag would have.
 
-    Paths become strings, a `Record` becomes its directory, a list of names a string
-    with commas, and a number of NumPy's one of Python's.
+    A path becomes a string, a `Record` its directory, a list of names a
+    comma-separated string, and a NumPy number a Python number.
     """
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
@@ -321,7 +321,7 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
         return model
     if hasattr(model, "layers") or not callable(model):
         raise UsageError(
-            f"--model {model!r}: it is neither a name nor a function that takes "
-            "(image_shape, classes) and returns a new Keras model."
+            f"--model {model!r} is neither a name nor a function. Give a function that "
+            "takes (image_shape, classes) and returns a new Keras model."
         )
     return name_of_function(model)

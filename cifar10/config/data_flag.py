@@ -1,7 +1,7 @@
 """`--data`: the name of a data set, or the path of the user's own pictures.
 
-A path becomes the kind of data and its place, which is all that `config.json` and the
-other commands know: `--data photos` is `data = "folder"` in `data_dir = "/.../photos"`.
+`config.json` records a path as a kind of data and a location: `--data photos` becomes
+`data = "folder"` and `data_dir = "/.../photos"`.
 """
 
 import os
@@ -14,11 +14,11 @@ from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
-FINDABLE = (*NAMES, *KINDS)  # Any other data only a Python program gives.
+FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python program.
 
 
 def name_of(data: Any) -> str:
-    """Returns `data` if it is a name, or else the name for a program's data."""
+    """Returns `data` if it is a name or path, else a name for a program's data."""
     if isinstance(data, str | Path):
         return os.fspath(data)
     kind = "arrays" if isinstance(data, tuple) else "dataset"
@@ -26,11 +26,11 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given flags, with a path as `data` replaced by kind and place."""
+    """Returns the flags, with a path in `data` replaced by a kind and `data_dir`."""
     data = given.get("data")
     if data is None or data in NAMES or data.startswith(PYTHON):
         return given
-    if data in KINDS and "data_dir" in given:  # As `config.json` says it.
+    if data in KINDS and "data_dir" in given:  # As in `config.json`.
         return given
     path = layout.absolute_path(data)
     if not _exists(path):
@@ -41,29 +41,29 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         )
     if "data_dir" in given:
         raise UsageError(
-            f"--data {data} and --data_dir {given['data_dir']} both name a place. "
-            "Leave --data_dir out."
+            f"--data_dir {given['data_dir']}: the path --data {data} already names the "
+            "data. Leave out --data_dir."
         )
     kind = FOLDER if path.is_dir() else NPZ
     if kind == NPZ and path.suffix != ".npz":
         raise UsageError(
-            f"--data {data} is a file, but not an .npz file. Give the folder that "
-            "has a folder of pictures for each class."
+            f"--data {data} is a file, but not an .npz file. Give a folder that "
+            "contains a folder of pictures for each class."
         )
     return {**given, "data": kind, "data_dir": str(path)}
 
 
 def check(data: str, image_size: int | None) -> None:
-    """Refuses `config.dataset.data` if unknown, or if it takes no `image_size`."""
+    """Refuses an unknown name in `data`, and an `image_size` that `data` cannot use."""
     if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
-            f"--data {data}: it is one of {', '.join(NAMES)}, or a path. Continue a "
-            "run on other data with the version that wrote it."
+            f"--data {data} is neither one of {', '.join(NAMES)} nor a path. If a run "
+            "recorded it, continue the run with the same version of this package."
         )
     if image_size and data != FOLDER:
         raise UsageError(
-            f"--image_size {image_size}: the images of --data {data} have one size "
-            "already. Leave it out, or give --data the path of your pictures."
+            f"--image_size {image_size}: the images of --data {data} have a fixed size."
+            " Leave out --image_size, or give --data a folder of pictures."
         )
 
 

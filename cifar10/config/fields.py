@@ -1,9 +1,9 @@
-"""Every field of a configuration, declared once, in sections.
+"""Declares every field of a configuration once, grouped in sections.
 
-A declaration is the only place that defines a field: `flags.py` turns it into a flag,
-recipes may set it, and its scope says where its value must be equal. A section gives
-the scope of its fields, unless they differ. Functions that build a part of a training
-take the section that they depend on. A section's docstring is its part of the help.
+`flags.py` turns each declaration into a flag, and recipes may set the field. A field's
+scope says whether all workers and a resumed run must have the same value; by default it
+is the scope of the section. Functions that depend on one section take only that
+section. The docstring of a section is the help of its flags.
 """
 
 import dataclasses
@@ -32,32 +32,32 @@ from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
 
-_Towers: TypeAlias = Annotated[int, Range(1, 64)]  # More are a typing error.
+_Towers: TypeAlias = Annotated[int, Range(1, 64)]  # A larger number is a typing error.
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 _NotNegative: TypeAlias = Annotated[float, Range(0.0)]
 _Pixels: TypeAlias = Annotated[int, Range(8, 1024)]
 _Images: TypeAlias = Annotated[int, Range(1, 10**6)]
 _AboveZero: TypeAlias = Annotated[float, Range(1e-6)]
-# At most more than a week; timers take no 1e18.
+# The maximum is 11 days, because timers overflow at far larger numbers.
 _Seconds: TypeAlias = Annotated[float, Range(1.0, 1e6)]
 _Steps: TypeAlias = Annotated[
     str,
-    Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "START:STOP, two steps from 1 on, as 100:110"),
+    Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "START:STOP, two steps such as 100:110"),
 ]
 _Sections: TypeAlias = Annotated[
     str,
     Form(
         r"[1-9]\d{0,9}|(?![-+.\d]+(,|$))[^,]+(,[^,]+)*",
-        "a whole number from 1 on, or names, as in conv2,local3",
+        "a whole number above 0, auto, or names of layers such as conv2,local3",
     ),
 ]
 
 _Own: TypeAlias = Annotated[
     Callable | str | None,
-    Form("(?!)", "an object of a Python program, which alone can continue the run"),
+    Form("(?!)", "a Python object. Resume the run from the program that defines it"),
     *(FLAG_ONLY, RECIPE_ONLY),
 ]
-# Scores of eval by which a checkpoint may be the best.
+# The scores of eval that can select the best checkpoint.
 Score: TypeAlias = Literal[
     "precision @ 1",
     "precision @ 5",
@@ -84,33 +84,33 @@ Distortion: TypeAlias = Literal[
 DISTORTIONS: tuple[str, ...] = get_args(Distortion)
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-# Schedules of the learning rate that end at --max_steps; the staircase does not.
+# Learning-rate schedules that end at --max_steps; the staircase has no end.
 EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
-# One of these says how long a training is. With `max_epochs` the number of steps is
-# known once the training set is; with `max_hours` it stays open.
+# One of these sets the length of a training run. `max_epochs` is converted to steps
+# once the size of the training set is known; `max_hours` leaves the last step open.
 LENGTHS = ("max_steps", "max_epochs", "max_hours")
 OPEN_STEPS = 10**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Checked):
-    """Length and directory of the training.
+    """Length and directory of the training run.
 
     Attributes:
-        recipe: defaults of the other flags: `tutorial`, `fast` (94 % in minutes),
-            `accurate`, `resnet`, `pictures`, `finetune`, or a file like those in
-            cifar10/config/recipes (default: that of the model, the data or
-            --initial_weights)
-        train_dir: directory of the run: checkpoints, event files, metrics.jsonl;
-            starting again with the same one resumes it
-        fresh: start over: an earlier run in --train_dir is moved aside, not deleted
-        max_steps: step at which the training ends; the steps before a resume count
-        max_epochs: epochs after which it ends, in place of --max_steps
-        max_hours: hours of training after which it ends, in place of --max_steps; those
-            before a resume count
-        seed: seed of the initial values, the order of the images, their distortions and
-            dropout
+        recipe: recipe with defaults for the other flags: `tutorial`, `fast` (94 % in
+            minutes), `accurate`, `resnet`, `pictures`, `finetune`, or the path of a
+            TOML file like those in cifar10/config/recipes (default: depends on the
+            model, the data and --initial_weights)
+        train_dir: directory for checkpoints, event files and metrics.jsonl; if it holds
+            a run already, that run is resumed
+        fresh: start over: move an earlier run in --train_dir aside, without deleting it
+        max_steps: step at which the training run ends, counted from its first start
+        max_epochs: epochs after which the training run ends, instead of --max_steps
+        max_hours: hours of training after which the training run ends, instead of
+            --max_steps; the hours before a resume count
+        seed: random seed of the initial values, the order of the images, the
+            distortions and dropout
     """
 
     recipe: Annotated[str, WORKER, FLAG_ONLY] = "tutorial"
@@ -129,19 +129,19 @@ class Towers(Checked):
     """Towers and batches.
 
     Attributes:
-        num_gpus: number of towers on this machine, one per GPU; without a GPU they are
-            simulated on the CPU (default: all GPUs found, else 1 tower on the CPU)
-        split_gpu: number of towers on each GPU, which share its memory and are not
-            faster: to try several towers on one GPU, as in --num_gpus 4 --split_gpu 4
-        batch_size: images per tower and batch; the global batch is this times the
-            towers times --accumulate
-        global_batch_size: images per step of all towers (default: --batch_size x towers
-            x --accumulate)
-        accumulate: number of batches that a tower computes before an update; they count
-            as if each had a tower of its own
-        variable_update: towers: all towers of a machine share its variables; mirrored:
-            each has its own, and gradients meet by all-reduce (NCCL on GPUs); auto:
-            mirrored on the GPUs of several machines, else towers
+        num_gpus: number of towers on this machine, one per GPU; without a GPU, the CPU
+            simulates the towers (default: one per GPU found, else 1 on the CPU)
+        split_gpu: number of towers on each GPU, which share the memory of the GPU; for
+            trying several towers on one GPU, not for speed: --num_gpus 4 --split_gpu 4
+        batch_size: images per tower and batch; the global batch has --batch_size x
+            towers x --accumulate images
+        global_batch_size: images per step over all towers (default: --batch_size x
+            towers x --accumulate)
+        accumulate: number of batches that each tower computes for one update, as if
+            there were a tower for each batch
+        variable_update: towers: all towers of a machine share one set of variables;
+            mirrored: each tower has a copy, and an all-reduce (NCCL on GPUs) averages
+            the gradients; auto: mirrored on the GPUs of several machines, else towers
     """
 
     num_gpus: Annotated[_Towers | None, FLAG_ONLY] = None
@@ -164,14 +164,14 @@ class Network(
     """Model and precision.
 
     Attributes:
-        model: model to train: {models}, applications:NAME for one of Keras's, or
-            module:function for one of your own that takes (image_shape, classes) and
-            returns a Keras model
-        depth: depth of a model ({depths}; default: the model's)
-        width: width of a model ({widths}; default: the model's)
-        precision: type of convolutions and matrix products; variables and loss stay in
-            float32; auto: bfloat16 where the device has it natively, else float32;
-            float64 is for proofs, not for speed
+        model: model to train: {models}, applications:NAME for a model of
+            keras.applications, or module:function for your own function that takes
+            (image_shape, classes) and returns a Keras model
+        depth: depth of a model ({depths}; default: set by the model)
+        width: width of a model ({widths}; default: set by the model)
+        precision: dtype of convolutions and matrix products; variables and the loss
+            stay in float32; auto: bfloat16 if the device has it natively, else float32;
+            float64: everything in float64, for exact comparisons, not for speed
     """
 
     model: str = "tutorial"
@@ -185,23 +185,23 @@ class Dataset(Checked):
     """Data set.
 
     Attributes:
-        data: data set: the path of your pictures, with a folder for each class, or of
-            an .npz; cifar10, cifar100, synthetic; auto: CIFAR-10 from --data_dir, else
-            downloaded, else a generated stand-in
-        data_dir: folder with the .bin files, with cifar-10-batches-bin/ or with the
+        data: data set: cifar10, cifar100, synthetic; a path: your pictures, in a folder
+            for each class, or an .npz file; auto: CIFAR-10 from --data_dir, else
+            downloaded, else a synthetic stand-in
+        data_dir: folder that contains the .bin files, cifar-10-batches-bin/ or the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
-        data_url: URL of the archive (default: that of the data set's own site)
-        image_size: side of your pictures: the shorter side is resized, then the centre
-            cut (default: 64)
-        validation_fraction: fraction of your pictures that is the test part, if they
-            have no folder test or val
-        val_fraction: fraction of the images, not counting a given test part, to hold
-            out as the part val, if there is none; it decides what is best and when to
-            stop (default: none, so the test part decides)
-        max_bad_images: fraction of your pictures that may be damaged, and is left out;
-            the training does not start with more
-        corrections: CSV of training pictures to leave out or to move to other classes,
-            as `data --train_dir` writes it (default: none)
+        data_url: URL of the archive (default: the URL on the data set's site)
+        image_size: pixels per side of your pictures, whose shorter side is resized and
+            whose centre is cropped (default: 64)
+        validation_fraction: fraction of your pictures for the test split, if there is
+            no folder test or val
+        val_fraction: fraction of the images outside a given test split to hold out as
+            the val split, if there is none; the val split decides which checkpoint is
+            best and when to stop (default: none; the test split decides)
+        max_bad_images: largest fraction of damaged pictures to leave out; training does
+            not start if more pictures are damaged
+        corrections: CSV file, written by `data --train_dir`, of training pictures to
+            leave out or to move to other classes (default: none)
     """
 
     data: Annotated[str, RESULT] = "auto"
@@ -211,7 +211,7 @@ class Dataset(Checked):
     validation_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.1
     val_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.0
     max_bad_images: Annotated[Fraction, WORKER] = 0.01
-    # What it changes is in the fingerprint of the data.
+    # The fingerprint of the data covers these changes.
     corrections: Annotated[str | None, WORKER, FLAG_ONLY] = None
 
     def __post_init__(self) -> None:
@@ -224,12 +224,12 @@ class Images(Checked, scope=RESULT):
     """Distortions and augmentation of training images.
 
     Attributes:
-        distortions: distortions of training images; tutorial: crop, flip, brightness,
-            contrast; crop_flip: the first two; flip_translate: whole images, mirrored
-            every other epoch, moved by a 16th; flip_translate_far: by an 8th;
-            random_resized_crop: crops of 8 to 100 % enlarged to the whole size, and
-            flip; none: whole images, as they are
-        augmentation: further changes of training images, as in config/augmentation.py
+        distortions: random distortions of training images; tutorial: crop, flip,
+            brightness, contrast; crop_flip: crop, flip; flip_translate: flip every
+            other epoch, shift by up to 1/16 of the side; flip_translate_far: the same,
+            up to 1/8; random_resized_crop: crop 8 to 100 % of the area, enlarge to full
+            size, flip; none: unchanged images
+        augmentation: further changes of training images (see config/augmentation.py)
     """
 
     distortions: Distortion = "tutorial"
@@ -242,13 +242,13 @@ class Images(Checked, scope=RESULT):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Checked, scope=RESULT):
-    """Loss: smoothing of the labels, weights of the classes.
+    """Loss: label smoothing and class weights.
 
     Attributes:
         label_smoothing: fraction of each label that is spread evenly over all classes
-        class_weights: weight of each class in the loss, as in towers/class_weights.py
-        loss: a program's own loss, as in config/python_objects.py
-        metrics: a program's own metrics, by name
+        class_weights: weight of each class in the loss (see towers/class_weights.py)
+        loss: loss function of a Python program (see config/python_objects.py)
+        metrics: function of a Python program that returns metrics by name
     """
 
     label_smoothing: Fraction = 0.0
@@ -271,23 +271,23 @@ class Update(
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
-        optimizer: rule of the update: sgd; muon, airbench's, with its own rates for
-            biases and head; or Keras's {of_keras}
-        optimizer_arguments: further arguments of the optimizer's class, but muon's, as
-            in towers/optimizers.py
-        momentum: momentum, for {with_momentum} only
-        learning_rate: highest learning rate
-        schedule: schedule of the learning rate; staircase: times 0.1 every
-            --epochs_per_decay; linear, cosine: to zero at the last step; one_cycle:
-            rises first, then falls to almost zero there
-        keras_schedule: a program's own schedule, as in config/python_objects.py
-        epochs_per_decay: epochs after which the staircase falls each time
-        warmup_epochs: epochs in which the learning rate rises evenly from zero
-        clip_norm: norm to which the averaged gradients are scaled down together if
-            theirs is larger (default: not at all)
-        moving_average_decay: largest decay of the variables' averages, which evaluation
-            uses; it grows to this; 0: none
-        stages: parts of the training, as in towers/stages.py
+        optimizer: sgd; muon, as in airbench, with separate learning rates for biases
+            and the head; or a Keras optimizer: {of_keras}
+        optimizer_arguments: further arguments of the optimizer's class, not for muon
+            (see towers/optimizers.py)
+        momentum: momentum of the optimizer, only for {with_momentum}
+        learning_rate: peak learning rate
+        schedule: learning-rate schedule; staircase: times 0.1 every --epochs_per_decay
+            epochs; linear, cosine: falls to zero at the last step; one_cycle: rises
+            first, then falls to almost zero at the last step
+        keras_schedule: Keras schedule of a program (see config/python_objects.py)
+        epochs_per_decay: epochs between two decays of the staircase schedule
+        warmup_epochs: epochs in which the learning rate rises linearly from zero
+        clip_norm: maximum global norm of the averaged gradients, which are scaled down
+            if their norm is larger (default: none)
+        moving_average_decay: final decay of the moving averages of the variables, which
+            evaluation uses; the decay rises during training; 0: no averages
+        stages: stages of the training run (see towers/stages.py)
     """
 
     optimizer: str | type = "sgd"
@@ -303,7 +303,7 @@ class Update(
     stages: Annotated[Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
-        # As in Keras, the case of its name does not matter: one spelling is recorded.
+        # As in Keras, case does not matter; `config.json` records lower case.
         if isinstance(self.optimizer, str):
             object.__setattr__(self, "optimizer", self.optimizer.lower())
         super().__post_init__()
@@ -312,14 +312,14 @@ class Update(
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(
-                f"--schedule {self.schedule}: stages in the recipe depend on "
-                f"--max_steps, so the schedule must too: {', '.join(ENDING_SCHEDULES)}."
-                "\nGive one of these, or remove the stages from a copy of the recipe."
+                f"--schedule {self.schedule}: the recipe's stages need a schedule that "
+                f"ends at --max_steps.\nGive one of {', '.join(ENDING_SCHEDULES)}, or "
+                "remove the stages from a copy of the recipe."
             )
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise UsageError(
-                f"--warmup_epochs {self.warmup_epochs}: --schedule one_cycle begins "
-                "with a rise of its own. Give --warmup_epochs 0."
+                f"--warmup_epochs {self.warmup_epochs}: --schedule one_cycle already "
+                "begins with a warm-up. Give --warmup_epochs 0."
             )
 
     @property
@@ -334,12 +334,12 @@ class FineTuning(Checked, scope=RESULT):
 
     Attributes:
         initial_weights: source of the initial weights: a .keras or .weights.h5 file,
-            the directory of a run or of one of its checkpoints, or imagenet, for
+            the directory of a run or of a checkpoint, or imagenet for the models
             applications:NAME (default: random values)
-        freeze: layers that are not trained, as conv1,scale0_*, or all-but-head
-            (default: none)
-        pretrained_rate: factor of the learning rate of layers with initial weights,
-            above 0
+        freeze: layers not to train, such as conv1,scale0_*, or all-but-head for all
+            layers except the last (default: none)
+        pretrained_rate: factor, above 0, of the learning rate for layers with initial
+            weights
     """
 
     initial_weights: Annotated[str | None, FLAG_ONLY] = None
@@ -352,12 +352,12 @@ class Memory(Checked):
     """Memory of a step.
 
     Attributes:
-        sections: parts of the model that a tower computes one after another, which
-            takes less memory and more time: how many, the layers that they begin with
-            (conv2,local3), or auto for the fewest that fit (default: those of the
-            model's own code)
-        memory_limit: GB of GPU or CPU memory for --sections auto and plan (default: 85
-            % of the free memory)
+        sections: sections of the model to compute one after another, with less memory
+            but more time: their number, the layers that begin a section
+            (conv2,local3), or auto for the smallest number that fits in memory
+            (default: the sections in the model's code)
+        memory_limit: GB of GPU or CPU memory that --sections auto and `plan` may use
+            (default: 85 % of the free memory)
     """
 
     sections: _Sections | None = None
@@ -371,22 +371,22 @@ class Checkpoints(Checked):
     Attributes:
         checkpoint_steps: steps between two checkpoints
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of further checkpoints to keep: the best by the scores of
-            eval or --eval_steps; with the latter, one is saved at each evaluation
-        best_by: score of eval that decides which checkpoint is the best
-        eval_steps: steps between two evaluations by the training itself, on the part
-            val, or test without one, recorded as by eval (default: none)
-        stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
-            not better than the best, after which the training ends (default: never)
-        on_save_error: when a checkpoint cannot be written: stop, or continue and try at
-            the next
-        on_nan: when a loss or gradient is not finite: stop; skip that update; rollback:
-            continue from the last checkpoint, without the batches since
-        verify_steps: steps between two steps whose gradients are computed twice, on
-            different devices, and compared; a difference is treated as by --on_nan
+        keep_best: number of checkpoints to keep in addition: those with the best scores
+            by eval or --eval_steps; each evaluation by --eval_steps saves a checkpoint
+        best_by: score of eval that selects the best checkpoint
+        eval_steps: steps between two evaluations during training, on the val split, or
+            on the test split if there is no val split (default: none)
+        stop_after_no_gain: number of consecutive evaluations by --eval_steps without a
+            new best score after which the training run ends (default: never)
+        on_save_error: if a checkpoint cannot be written: stop; continue: go on, and try
+            again at the next checkpoint
+        on_nan: if a loss or gradient is not finite: stop; skip: omit the update;
+            rollback: continue from the last checkpoint, without the batches since then
+        verify_steps: steps between two verified steps, whose gradients are computed on
+            two devices and compared; --on_nan also decides what a difference causes
             (default: none)
-        hang_timeout: seconds after which a step that hangs ends the run with exit code
-            75, so that a scheduler or --max_restarts starts it again (default: never)
+        hang_timeout: seconds after which a hanging step ends the run with exit code 75,
+            so that a scheduler or --max_restarts restarts the run (default: never)
     """
 
     checkpoint_steps: Count = 1000
@@ -409,10 +409,10 @@ class Output(Checked):
         log_frequency: steps between two lines on the console and in metrics.jsonl
         summary_steps: steps between two sets of histograms and images in TensorBoard;
             more steps if the sets would take over 5 % of the time
-        log_device_placement: have TensorFlow print the device of each operation when it
-            first runs; its name begins with the tower, as in
-            tower_0/tutorial/conv1/convolution
-        profile: START:STOP, steps to profile for TensorBoard (default: none)
+        log_device_placement: make TensorFlow print the device of each operation, such
+            as tower_0/tutorial/conv1/convolution for tower 0
+        profile: first and last step to profile for TensorBoard, as START:STOP (default:
+            none)
     """
 
     log_frequency: Count = 10
@@ -431,7 +431,7 @@ class Output(Checked):
             return None
         start, stop = map(int, self.profile.split(":"))
         if start > stop:
-            raise UsageError(f"--profile {self.profile}: it stops before it starts.")
+            raise UsageError(f"--profile {self.profile}: STOP must not be below START.")
         return start, stop
 
 
@@ -440,15 +440,15 @@ class Speed(Checked):
     """Devices, compilation and determinism.
 
     Attributes:
-        steps_per_call: number of steps that run without returning to Python, with
-            nothing logged or saved in between (default: 1, or up to 10 on GPUs)
-        variable_device: device of the variables, where gradients meet; auto: the GPU of
-            a single tower, the first GPU with muon, else the CPU
-        input_device: device that distorts images; gpu: the data set lies in each GPU's
-            memory; auto: gpu if it fits
-        xla: compile each tower with XLA; for GPUs
-        deterministic: repeat bit for bit on the same machine, without oneDNN and TF32;
-            slower
+        steps_per_call: number of steps to run without returning to Python, with nothing
+            logged or saved between them (default: 1, or up to 10 on GPUs)
+        variable_device: device that holds the variables and averages the gradients;
+            auto: the GPU of a single tower, the first GPU with muon, else the CPU
+        input_device: device that distorts images; gpu: each GPU holds the whole data
+            set in memory; auto: gpu if the data set fits
+        xla: compile each tower with XLA; meant for GPUs
+        deterministic: make results repeatable bit for bit on the same machine, without
+            oneDNN and TF32; slower
     """
 
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
@@ -463,10 +463,10 @@ class Processes(Checked, scope=WORKER):
     """Several workers, and restarts.
 
     Attributes:
-        local_workers: number of workers to start on this machine, as if each had a
-            machine of its own (default: none)
-        max_restarts: number of restarts from the last checkpoint, each after a training
-            was killed or lost a worker
+        local_workers: number of workers to start on this machine, as if each were on a
+            separate machine (default: none)
+        max_restarts: maximum number of restarts from the last checkpoint after the
+            training run was killed or lost a worker
         worker_timeout: seconds to wait at the start for the other workers
     """
 
@@ -477,11 +477,11 @@ class Processes(Checked, scope=WORKER):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine(Checked):
-    """Values that depend on the machines.
+    """Values that depend on the machines in use.
 
     Attributes:
-        towers: towers of all workers together
-        workers: processes that train together
+        towers: number of towers over all workers
+        workers: number of processes that train together
     """
 
     towers: Count
@@ -510,15 +510,15 @@ class Sections:
 ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(Sections))
 # The sections recorded in `config.json`.
 RECORDED = (*ALL, Machine)
-# A flag and an argument, but no field: it says where the values of the fields are.
+# A flag and an argument of `Config`, but not a field: it names a run with all fields.
 RESUME = Option(
     name="resume",
     type=str,
-    help="directory of a run to continue as its config.json says; other flags are "
-    "allowed if they leave the result as it is, as --max_steps and --num_gpus do "
+    help="directory of a run to continue with the settings in its config.json; add "
+    "only flags that do not affect the result, such as --max_steps and --num_gpus "
     "(default: none)",
 )
-# The flags that `--help` shows; `--help_all` shows the other ones by section.
+# The flags that `--help` shows; `--help_all` adds the others, by section.
 MAIN = (
     *("recipe", "num_gpus", "batch_size", "max_steps", "train_dir", "fresh", "model"),
     *("data", "data_dir", "precision", "learning_rate", "seed"),

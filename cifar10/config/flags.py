@@ -1,4 +1,4 @@
-"""Command-line flags made from declared options."""
+"""Makes command-line flags from declared options."""
 
 import argparse
 import dataclasses
@@ -13,11 +13,11 @@ from cifar10.config.options import Option, names, options
 from cifar10.errors import UsageError, did_you_mean
 from cifar10.process import invocation
 
-_WIDEST = 74  # Characters of a flag with its choices; a terminal has 80.
+_WIDEST = 74  # Most characters of a flag with its choices; a terminal has 80.
 _UNITS = {int: "N", float: "X", str: "S"}
-# Names in the tutorial, which the help does not show.
+# The tutorial's names for flags. The help does not show them.
 _ALIASES = {"train_dir": "checkpoint_dir"}
-_END_OF_HELP = "{count} more flags, by subject: {command} --help_all"
+_END_OF_HELP = "To see {count} more flags, by subject: {command} --help_all"
 _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
     "TF_CPP_MIN_LOG_LEVEL is set to 0, 1 or 2."
@@ -25,9 +25,9 @@ _END_OF_HELP_ALL = (
 
 
 class _Single(argparse.Action):
-    """Stores a value; refuses `--flag=--`, which argparse turns into an empty list.
+    """Stores a value; refuses `--flag=--`.
 
-    From Python 3.13 on `--` would be the value, which nobody means.
+    Before Python 3.13, argparse turns `--` into an empty list instead of a value.
     """
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
@@ -37,11 +37,11 @@ class _Single(argparse.Action):
 
 
 def described(text: str | None) -> dict[str, Any]:
-    """Returns the arguments of a parser for a program with this description.
+    """Returns arguments of `ArgumentParser` for a program with this description.
 
-    Under `python -OO`, which drops docstrings, it is absent, and so is the flags' help.
+    `python -OO` drops docstrings, and with them the description and the flags' help.
     """
-    name = invocation.program_name()  # Under which the program was started.
+    name = invocation.program_name()  # The name by which the user started the program.
     return {
         "description": (text or "").replace("python -m cifar10", name),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
@@ -52,9 +52,9 @@ def described(text: str | None) -> dict[str, Any]:
 def add_flags(
     parser: argparse.ArgumentParser, declared: Any, *, leave_out: Collection[str] = ()
 ) -> None:
-    """Adds a flag for each option of a class, or of several, unless it is left out.
+    """Adds a flag for each option of one or several classes, except `leave_out`.
 
-    A flag that is not given sets no attribute.
+    A flag that the user does not give sets no attribute.
     """
     for name, one in options(declared).items():
         if one.in_flags and name not in leave_out:
@@ -68,11 +68,11 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         help_text += f" (default: {declared.default})"
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if declared.type is not bool:
-        # Not argparse's `choices`, whose error names no closest word. Choices that do
-        # not fit here are named in the flag's help text.
+        # Not argparse's `choices`, whose error suggests no closest word. Choices that
+        # do not fit here are listed in the flag's help text.
         choices = ",".join(declared.choices)
         fits = len(declared.name) + len(choices) < _WIDEST
-        # The one of `int`, the first one of `int | None`.
+        # `int` for both `int` and `int | None`.
         kind = getattr(declared.type, "__args__", (declared.type,))[0]
         metavar = f"{{{choices}}}" if choices and fits else _UNITS[kind]
         details = {"action": _Single, "type": kind, "metavar": metavar}
@@ -93,11 +93,11 @@ def parse(
     elsewhere: Mapping[str, str] | None = None,
     hidden: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns the options that a command line gives, by name.
+    """Parses a command line, and returns the given options by name.
 
-    An unknown flag ends the program with exit code 2 and with the reason that
-    `elsewhere` has for its name, or else the closest flag, which may be one of the
-    `hidden` ones that the help does not list.
+    An unknown flag ends the program with exit code 2. The message is the entry of
+    `elsewhere` for that flag, or else suggests the closest flag. `hidden` are flags
+    that the help does not list.
     """
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
@@ -108,7 +108,7 @@ def parse(
         known |= {f"--{name}" for name in hidden}
         hints = dict.fromkeys(did_you_mean(flag, known) for flag in misspelt)
         reason = f"there is no such flag.{''.join(hints)} {parser.prog} --help lists "
-        reason += "them."
+        reason += "the flags."
         reason = (elsewhere or {}).get(misspelt[0].removeprefix("--"), reason)
         parser.error(f"{' '.join(unknown)}: {reason}")
     return vars(arguments)
@@ -119,13 +119,13 @@ def from_flags(
     arguments: Sequence[str] | None = None,
     **fixed: Any,
 ) -> Config:
-    """Parses `sys.argv`, or `arguments`; a bad value ends the program with exit code 2.
+    """Builds a configuration from `arguments`, or from `sys.argv`.
 
-    `--help` lists the main flags, `--help_all` all. The script decides the fields in
-    `fixed`, and has no flags for them.
+    A bad value ends the program with exit code 2. `--help` lists the main flags, and
+    `--help_all` lists all. The fields in `fixed` get these values and have no flags.
     """
     # A list of all flags would bury the error message.
-    parser.usage = "%(prog)s [FLAGS]; --help lists them"
+    parser.usage = "%(prog)s [FLAGS]; --help lists the flags"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
     main = parser.add_argument_group("main flags")
@@ -150,7 +150,7 @@ def from_flags(
         else _END_OF_HELP.format(count=len(hidden), command=command)
     )
     in_recipes = "it is set in a recipe (--recipe FILE), not by a flag."
-    decided = "this script decides it; train_multi_gpu.py has that flag."
+    decided = "this script has no such flag. Use train_multi_gpu.py, which has it."
     elsewhere = dict.fromkeys(names(fields.ALL, in_flags=False), in_recipes)
     elsewhere |= dict.fromkeys(fixed, decided)
     given = parse(parser, arguments, elsewhere, hidden)
@@ -161,7 +161,7 @@ def from_flags(
 
 
 def without(command: Sequence[str], *names_left_out: str) -> list[str]:
-    """Returns a command line without the flags of some fields of `Config`."""
+    """Returns a command line without the flags of the named fields of `Config`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - set(names_left_out))
     _, rest = parser.parse_known_args(command)

@@ -1,37 +1,37 @@
-"""Where the files of a run are, and which paths flags name."""
+"""Names the files of a run, and resolves the paths that flags name."""
 
 import os
 from pathlib import Path
 
 from cifar10.errors import UsageError
 
-# The file that makes a directory a run's; the other names are of files and folders
-# beside it.
+# This file makes a directory the directory of a run. The other names below are those of
+# files and folders beside it.
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 DEBUG_CHECKPOINTS = "debug"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
-CORRECTIONS = "corrections.csv"  # By `data`; a page beside it shows the pictures.
+CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
 
 def evaluation_events(split: str) -> str:
-    """Returns the folder for the scores on a part: `eval` for those on test."""
+    """Returns the folder for the scores on a split: `eval` for test, or `eval_val`."""
     return EVALUATION_EVENTS + ("" if split == "test" else f"_{split}")
 
 
 def absolute_path(name: str) -> Path:
     """Returns the absolute path that a flag names; `~` and `~user` are home folders."""
-    expanded = os.path.expanduser(name)  # noqa: PTH111 - which raises other errors.
+    expanded = os.path.expanduser(name)  # noqa: PTH111 - pathlib raises other errors.
     if expanded.startswith("~"):
         user, here = name.partition("/")[0], f"./{name}"
         raise UsageError(f"{name}: no home folder {user}. Did you mean {here}?")
     try:
-        # Links are not resolved: --fresh moves the link aside.
+        # Links are not resolved, so that --fresh moves a link aside, not its target.
         return Path(os.path.abspath(expanded))  # noqa: PTH100
     except OSError as error:
-        raise UsageError(f"{name}: the current directory was deleted.") from error
+        raise UsageError(f"{name}: the current directory does not exist.") from error
 
 
 def locate_run(name: str) -> Path:
@@ -46,10 +46,10 @@ def locate_run(name: str) -> Path:
 
 
 def refuse_link(folder: Path) -> None:
-    """Refuses to write to a folder of a run that is a link out of it."""
+    """Refuses to write to a folder of a run if the folder is a link."""
     if folder.is_symlink():
         raise UsageError(
-            f"{folder} is a link, and nothing is written outside of a run's directory."
-            "\nReplace it with the folder that it points to; the directory itself may "
+            f"{folder} is a link, but a run writes only inside its directory.\nReplace "
+            "the link with the folder that it points to. The directory of the run may "
             "be a link."
         )

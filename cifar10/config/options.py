@@ -1,4 +1,4 @@
-"""How an option is declared, and how its values are checked.
+"""Declares options as the fields of a class, and checks their values.
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Output(Checked):
@@ -6,10 +6,10 @@
         seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 The type says which values are valid: one of the words of a `Literal`, a number within
-a `Range`, or a text in a `Form`. A `Scope`, a `ResultIf`, `FLAG_ONLY` and `RECIPE_ONLY`
-may be added to it. The text on an attribute in the docstring of the class is the help
-of the flag. Flags, recipes, the arguments of `Config` and each `config.json` all follow
-from the declarations.
+a `Range`, or a string that matches a `Form`. `Annotated` can add a `Scope`, `ResultIf`,
+`FLAG_ONLY` or `RECIPE_ONLY` to a type. The text on an attribute in the docstring of the
+class is the help of the flag. Flags, recipes, the arguments of `Config` and the entries
+of `config.json` are all made from these declarations.
 """
 
 import dataclasses
@@ -35,35 +35,35 @@ from cifar10.errors import UsageError, did_you_mean, reason
 
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
-# An attribute in a docstring: its name, and the text, which may go on in further lines.
+# An attribute in a docstring: a name, and a text of one or several lines.
 _ATTRIBUTE = r"^ {4}(\w+): (.*(?:\n {8}.*)*)"
 
 
 class Range(NamedTuple):
-    """The numbers that are valid."""
+    """A range of valid numbers, including both limits."""
 
     minimum: float
     maximum: float = LARGEST_NUMBER
 
     def problem(self, value: float) -> str | None:
-        """Returns the rule that a number breaks; None if it is valid."""
+        """Returns the rule that a number breaks, or None if the number is valid."""
         if self.minimum <= value <= self.maximum:
             return None
         if value != value:  # NaN.
-            return "it has to be a finite number"
+            return "it must be a finite number"
         name = "minimum" if value < self.minimum else "maximum"
         return f"the {name} is {getattr(self, name)}"
 
 
 class Form(NamedTuple):
-    """The texts that are valid: a regular expression, and its words in an error."""
+    """A regular expression for valid strings, and a description for error messages."""
 
     pattern: str
     words: str
 
     def problem(self, value: str) -> str | None:
-        """Returns the rule that a text breaks; None if it is valid."""
-        return None if re.fullmatch(self.pattern, value) else f"it is {self.words}"
+        """Returns the rule that a string breaks, or None if the string is valid."""
+        return None if re.fullmatch(self.pattern, value) else f"it must be {self.words}"
 
 
 Count: TypeAlias = Annotated[int, Range(1, _LARGEST_INTEGER)]
@@ -74,41 +74,41 @@ Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 class Scope(enum.Enum):
     """Whether all workers, and a resumed run, must have the same value."""
 
-    # On all workers and whenever the run is resumed: it determines the result.
+    # The same on all workers and after a resume: the value determines the result.
     RESULT = enum.auto()
-    SESSION = enum.auto()  # On all workers; a resumed run may change it.
-    WORKER = enum.auto()  # Nowhere; each worker has a value of its own.
+    SESSION = enum.auto()  # The same on all workers; a resumed run may change it.
+    WORKER = enum.auto()  # Each worker may have a different value.
 
 
 RESULT, SESSION, WORKER = Scope
 
 
 class ResultIf(NamedTuple):
-    """Another field, and the values of it with which this one determines the result."""
+    """A condition on another field under which an option determines the result."""
 
     field: str
     values: tuple
 
 
-# Where alone a value may be given, besides an argument of `Config`.
+# The only way to set an option, apart from an argument of `Config`.
 FLAG_ONLY, RECIPE_ONLY = "by a flag", "by a recipe"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option as a field of a class declares it.
+    """An option, as declared by a field of a class.
 
     Attributes:
-        name: Its name, which is that of the flag and of the entry in `config.json`.
-        type: The type of its values, without their limits.
-        choices: The valid words; empty if any value of the type may be valid.
-        limits: Ranges of numbers and forms of texts that its values have.
-        default: Its default; `dataclasses.MISSING` if the flag is required.
-        help: The help of the flag.
+        name: The name of the field, the flag and the entry in `config.json`.
+        type: The type of the values, without limits.
+        choices: The valid words; empty if the type is not a `Literal`.
+        limits: The ranges or forms of valid values.
+        default: The default value; `dataclasses.MISSING` if the flag is required.
+        help: The help text of the flag.
         scope: Whether all workers, and a resumed run, must have the same value.
-        result_if: When it determines the result, whatever its scope.
-        in_recipes: Whether a recipe may set it.
-        in_flags: Whether it is a flag.
+        result_if: When the option determines the result although its scope is another.
+        in_recipes: Whether a recipe may set the option.
+        in_flags: Whether the option has a flag.
     """
 
     name: str = ""
@@ -123,7 +123,7 @@ class Option:
     in_flags: bool = True
 
     def check(self, value: Any, source: str = "") -> None:
-        """Refuses an invalid value; `source` says where it is, if not in a flag.
+        """Refuses an invalid value; `source` is the beginning of the message.
 
         Raises:
             UsageError: The message names the flag, the value and the rule.
@@ -138,35 +138,35 @@ class Option:
             kinds = [kind.__name__ for kind in get_args(self.type) or (self.type,)]
             kind = " or ".join(kinds).replace("NoneType", "None")
             return f"it is not of type {kind}"
-        if callable(value):  # A program's own, which has no limits.
+        if callable(value):  # A function of a Python program, which has no limits.
             return None
         if self.choices and value not in self.choices:
             meant = did_you_mean(str(value), self.choices)
             return (
-                f"there is no such value.{meant} It is one of {', '.join(self.choices)}"
+                f"there is no such value.{meant} Give one of {', '.join(self.choices)}"
             )
         if value == "":
-            return "it is empty. Give a value, or leave it out"
+            return "the value is empty. Give a value, or leave out the option"
         if isinstance(value, str) and not value.isprintable():
-            return "it has unprintable characters. Type it again"
+            return "the value has unprintable characters. Type it again"
         if not isinstance(value, str | int | float | None):
             try:
                 json.dumps(value)
             except (TypeError, ValueError, RecursionError) as error:
                 return (
                     f"it cannot be written as JSON ({reason(error)}). Give plain "
-                    "numbers, strings, lists and dicts; convert NumPy's by .item() or "
-                    ".tolist()"
+                    "numbers, strings, lists and dicts; convert NumPy values with "
+                    ".item() or .tolist()"
                 )
         limits = self.limits if value is not None else ()
         return next(filter(None, (limit.problem(value) for limit in limits)), None)
 
 
 class Checked:
-    """A base of dataclasses whose keyword-only fields are options: refuses bad values.
+    """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    The `scope` of a class is the default of its options. Its `words` take the place of
-    `{word}` in its docstring.
+    The `scope` of a class is the default scope of its options. Each of `words` replaces
+    `{word}` in the docstring of the class.
     """
 
     scope: ClassVar[Scope] = SESSION
@@ -183,7 +183,7 @@ class Checked:
 
 @functools.cache
 def options(declared: Any) -> dict[str, Option]:
-    """Returns the options of a class, or of a tuple of classes, by name, in order."""
+    """Returns the options of a class, or of a tuple of classes, by name."""
     if isinstance(declared, tuple):
         return {name: one for each in declared for name, one in options(each).items()}
     types = get_type_hints(declared)
@@ -213,13 +213,13 @@ def options(declared: Any) -> dict[str, Option]:
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """Returns what `Annotated` adds to a type and its parts, as in `Count | None`."""
+    """Returns what `Annotated` adds to a type or to the members of a union."""
     of_parts = (_marks(part) for part in get_args(hint))
     return sum(of_parts, getattr(hint, "__metadata__", ()))
 
 
 def _attribute_texts(declared: type) -> dict[str, str]:
-    """Returns what the docstrings of a class and its bases say of each attribute."""
+    """Returns the text on each attribute in the docstrings of a class and its bases."""
     texts = {}
     for one in reversed(declared.__mro__):
         _, _, section = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
@@ -229,12 +229,12 @@ def _attribute_texts(declared: type) -> dict[str, str]:
 
 
 def defaults(declared: Any) -> dict[str, Any]:
-    """Returns the defaults of the options of a class, or of several, by name."""
+    """Returns the defaults of the options of one or several classes, by name."""
     return {name: one.default for name, one in options(declared).items()}
 
 
 def names(declared: Any, **details: Any) -> set[str]:
-    """Returns the names of the options that are declared with these details."""
+    """Returns the names of the options whose attributes have the values `details`."""
     return {
         name
         for name, one in options(declared).items()
@@ -247,7 +247,7 @@ def result_determining(
 ) -> list[str]:
     """Returns the names of the options that a resumed run must not change.
 
-    Those with `result_if` are included if the run's `entries` meet the condition.
+    Includes an option with `result_if` if the run's `entries` meet that condition.
     """
     found = []
     for name, one in options(declared).items():
@@ -258,9 +258,9 @@ def result_determining(
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a value of JSON has a type; an int is accepted as a float.
+    """Returns whether a JSON value has the type `hint`; an int counts as a float.
 
-    The type of a JSON list may be a tuple, with a type for each item.
+    A `tuple` hint stands for a JSON list, with a type for each item.
     """
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""The loss, metrics, optimizer and learning rate of a program, if they are objects.
+"""Accepts Python objects as loss, metrics, optimizer and learning rate of a `Config`.
 
-`config.json` records a function by its name, and an object of Keras by its class and
-configuration; a run resumes only with the same.
+`config.json` records a function by its name, and a Keras object by its class and
+configuration. A run resumes only if these records are the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ from typing import Any
 from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
 
-METRICS = "metrics/"  # Names of a program's metrics begin with it, and no others.
+METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of the fields that a program's arguments set.
+    """Converts the arguments of `Config` to values of fields.
 
-    An object sets related fields too, unless they are among the arguments.
+    A Keras object sets related fields too, unless the arguments set them.
     """
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
             raise UsageError(
-                f"{name} {kind.__name__}: it is a class. Give an instance, as in "
+                f"{name} {kind.__name__} is a class. Give an instance, such as "
                 f"{name}={kind.__name__}()."
             )
     given, optimizer = dict(given), given.get("optimizer")
@@ -36,24 +36,24 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
         described = loss.get_config() if hasattr(loss, "get_config") else {}
         if described.get("from_logits") is False:
-            raise UsageError("loss: models return logits. Give it from_logits=True.")
+            raise UsageError("loss: models return logits. Give from_logits=True.")
     if given.get("metrics") is not None:
         given["metrics"] = _together(given["metrics"])
     return given
 
 
 def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
-    """Returns a function that returns the values of all metrics, by name."""
+    """Combines metric functions into one that returns all values by name."""
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise UsageError(
-            f"metrics {metrics!r}: give a dict of functions by name, as in "
+            f"metrics {metrics!r}: give a dict from names to functions, such as "
             'metrics={"margin": margin}.'
         )
     for name, metric in metrics.items():
         if hasattr(metric, "reset_state"):
             raise UsageError(
-                f"metrics: {name} is not a function, but has state. Give Keras's "
-                "function of labels and logits in its place."
+                f"metrics: {name} is an object with state. Give a function of labels "
+                "and logits instead, such as one of keras.metrics."
             )
     return lambda labels, logits: {
         f"{METRICS}{name}": metrics[name](labels, logits) for name in metrics
@@ -62,7 +62,7 @@ def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     config = optimizer.get_config()
-    config.pop("name")  # Keras counts in it.
+    config.pop("name")  # Keras numbers its objects in their names.
     usual, rate = type(optimizer)(0.0).get_config(), config.pop("learning_rate")
     if isinstance(rate, Mapping):
         import keras
@@ -73,7 +73,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values of fields as `config.json` has them; metrics are not recorded."""
+    """Converts the values of fields for `config.json`, which records no metrics."""
     return {name: _recorded(values[name]) for name in values} | {"metrics": None}
 
 

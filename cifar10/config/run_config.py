@@ -1,9 +1,9 @@
-"""The `config.json` of a run: reads it, judges how far to trust it, resumes from it.
+"""Reads the `config.json` of a run, decides how far to trust it, and resumes the run.
 
-For each `config.json` that a training writes, it leaves a note in the user's own state
-directory: an empty file named by the SHA-256 of the content. Without a note, a
-`config.json` is a stranger's or was edited, and is mere data: it names no code to run,
-no folder to use, no address to fetch, and no sequence that controls a terminal.
+When a training run writes a `config.json`, it also creates a note in the user's state
+directory: an empty file named by the SHA-256 checksum of the `config.json`. Without a
+note, a `config.json` comes from somebody else or was edited. Then its model is not run
+as code, its folders and URLs are not used, and its control characters are escaped.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from cifar10.models.registry import (
 )
 from cifar10.process import files
 
-IS_OWN = "is_own"  # Added to the entries of a `config.json`.
+IS_OWN = "is_own"  # Added to the entries of a `config.json` when it is read.
 _ALWAYS = ("model",)  # Recorded by every version.
 # Without these entries a run cannot be evaluated.
 _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
     *(*_ALWAYS, "parameters", "precision", "simulated"),
 )
-# What a training adds to its configuration in `config.json`.
+# The entries of `config.json` that are not fields of the configuration.
 _FACTS = {
     "class_names": list[str],
     "classes": int,
@@ -48,19 +48,19 @@ _FACTS = {
     "simulated": bool,
     "versions": dict,
 }
-_PLACES = ("data_dir", "data_url", "corrections")  # A stranger's run decides neither.
+_PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
 def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
-    """Returns the `config.json` of a run, as far as its origin allows using it.
+    """Returns the entries of a run's `config.json`, made harmless if not trusted.
 
     Args:
         directory: Directory of the run.
-        complete: Whether to refuse a run without the entries that an evaluation needs:
-            of an older version, or of another program.
+        complete: Whether to refuse a run that lacks entries that an evaluation needs,
+            for example because an older version wrote it.
 
     Raises:
-        UsageError: There is no run, or something else is in place of its `config.json`.
+        UsageError: There is no run, or its `config.json` is not valid.
     """
     path = directory / layout.CONFIG
     try:
@@ -68,14 +68,14 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
         values = _judged(content, json.loads(content.decode()))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{why_no_run(directory)} Name the directory of a run that has begun."
+            f"{why_no_run(directory)} Give the directory of an existing run."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read ({reason(error)}). It describes the run in its "
-            "directory; restore it, or start over with another --train_dir."
+            f"{path}, which describes the run, cannot be read ({reason(error)}). "
+            "Restore the file, or start over with another --train_dir."
         ) from error
-    # Other entries may be there: facts for the reader, and flags of earlier versions.
+    # Other entries are allowed, such as facts for readers and flags of older versions.
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
     known = [name for name in types if name in values]
     wrong = [name for name in known if not is_a(values[name], types[name])]
@@ -85,11 +85,11 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
         wrong.append("data_division")
     if wrong:
         raise UsageError(
-            f"{path} was not written by this package: {wrong[0]} is missing or of "
-            "another type. Restore it, or name the directory of another run."
+            f"{path} was not written by this package: {wrong[0]} is missing or has the "
+            "wrong type. Restore the file, or give the directory of another run."
         )
     if "data_division" not in values:
-        # An older version, which divided pictures by `validation_fraction` alone.
+        # From an older version, which split pictures by `validation_fraction` alone.
         if values.get("distortions") == "none":
             raise UsageError(
                 f"{path}: this run was trained by an older version. That version "
@@ -102,41 +102,39 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
 
 
 def why_no_run(directory: Path) -> str:
-    """Returns why a directory without a `config.json` holds no run."""
+    """Returns a message on a directory without a `config.json`."""
     runs = sorted(path.parent.name for path in directory.parent.glob("*/config.json"))
-    beside = f" Beside it are runs: {', '.join(runs[:5])}." if runs else ""
+    beside = f" Runs beside it: {', '.join(runs[:5])}." if runs else ""
     if not directory.is_dir():
-        return f"{directory} does not exist; no training has begun there.{beside}"
-    return (
-        f"{directory} holds no run: there is no {layout.CONFIG} of a training in it."
-        f"{beside}"
-    )
+        return f"{directory} does not exist, so it holds no run.{beside}"
+    return f"{directory} holds no run: it contains no {layout.CONFIG}.{beside}"
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the configuration of the run in a directory, by field, for `--resume`.
+    """Returns the values of the fields of the run that `--resume` names.
 
-    Refuses `given` flags that name another run; the training compares the others with
-    the run's, as it does without `--resume`.
+    Refuses `given` flags that choose another run. The training run later compares the
+    other flags with `config.json`, as it does without `--resume`.
     """
     for flag in ("train_dir", "recipe", "fresh"):
         if flag in given:
             raise UsageError(
-                f"--{flag} and --resume do not go together: --resume {name} names the "
-                "run, and continues\nit as its config.json says. Leave one out."
+                f"--{flag} and --resume exclude each other: --resume {name} continues "
+                "that run with the\nsettings in its config.json. Leave out one of the "
+                "two flags."
             )
     directory = layout.locate_run(name)
     run = read_run_config(directory)
     if check_model(run, given.get("model"), "--model"):
-        del given["model"]  # It is the run's, whose name stays.
+        del given["model"]  # The run keeps its name for the model.
     values = {field: run[field] for field in options(fields.ALL) if field in run}
     return {**values, "train_dir": str(directory), "fresh": False}
 
 
 def mark_as_own(content: bytes) -> str:
-    """Notes that a training writes this `config.json`.
+    """Creates the note that marks a `config.json` as the user's own.
 
-    Returns a message for the user if that is impossible, else nothing.
+    Returns a message for the user if that fails, else an empty string.
     """
     try:
         note = _note(content)
@@ -145,8 +143,8 @@ def mark_as_own(content: bytes) -> str:
     except (OSError, RuntimeError) as error:
         return (
             "The run could not be recorded as yours in ~/.local/state: "
-            f"{reason(error)}.\nGive other commands --data_dir, and for your own model "
-            "--trust_model."
+            f"{reason(error)}.\nOn this run, use other commands with --data_dir, and "
+            "with --trust_model if you wrote the model."
         )
     return ""
 
@@ -154,9 +152,9 @@ def mark_as_own(content: bytes) -> str:
 def check_model(
     settings: Mapping[str, Any], trusted: str | None, flag: str = "--trust_model"
 ) -> bool:
-    """Refuses a model that is code unless the user trained it or names it here.
+    """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns whether `trusted`, of a module, is to build a program's function.
+    Returns whether `trusted` is the MODULE:FUNCTION to use for a program's function.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)
@@ -166,25 +164,26 @@ def check_model(
     if name != function and name not in ARCHITECTURES:
         raise UsageError(
             f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
-            "Commands that find its data or need none build the model with "
-            f"{flag} MODULE:{function}\nif MODULE.py has that function."
+            "A command that finds the run's data, or needs no data, can build the "
+            f"model with\n{flag} MODULE:{function} if MODULE.py has that function."
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
-            f"The run's model is {name}, which is Python code, and its config.json "
-            "was not\nwritten by you on this machine, or was edited. If you trust this "
-            f"code, as it is in\n{Path.cwd()} or installed, add:\n    {flag} {name}"
+            f"The run's model is {name}, which is Python code, but the run's "
+            "config.json was not\nwritten by you on this machine, or was edited. If "
+            "you trust the code of this name in\n"
+            f"{Path.cwd()} or among the installed packages, add:\n    {flag} {name}"
         )
     return False
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Returns the values of a `config.json` as far as its origin allows using them."""
+    """Returns the entries of a `config.json`, made harmless if not trusted."""
     if not isinstance(values, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - of the content.
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:
         is_own = _note(content).is_file()
-    except (OSError, RuntimeError):  # The home is missing, or may not be looked into.
+    except (OSError, RuntimeError):  # The home folder is missing or not readable.
         is_own = False
     if not is_own:
         values = {**_inert(values), **dict.fromkeys(_PLACES)}

@@ -1,4 +1,4 @@
-"""Options that several commands have in common."""
+"""Declares the options that several commands share."""
 
 import dataclasses
 from typing import Annotated, TypeAlias
@@ -6,9 +6,10 @@ from typing import Annotated, TypeAlias
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, Form, Range
 
-# Images scored at a time: more are no faster, and others may round otherwise.
+# Images per batch of an evaluation. Larger batches are not faster, and other sizes may
+# round differently.
 SCORED_BATCH_SIZE = 500
-# In place of a step: the checkpoint with the best score.
+# The value of --step that stands for the checkpoint with the best score.
 BEST = "best"
 
 _Step: TypeAlias = Annotated[str, Form(rf"\d{{1,12}}|{BEST}", f"a step, or {BEST}")]
@@ -20,10 +21,11 @@ class RunOptions(Checked):
     """The options of a command that reads a checkpoint of a run.
 
     Attributes:
-        train_dir: directory of the run; the tutorial's --checkpoint_dir works too
-        step: step of the checkpoint, or best, by its score (default: the newest)
-        trust_model: model to trust, as module:function, in a run not yours (default:
-            none)
+        train_dir: directory of the run; --checkpoint_dir, as in the tutorial, works too
+        step: step of the checkpoint, or best for the one with the best score (default:
+            the newest)
+        trust_model: model whose code to trust, as module:function, if you did not train
+            the run (default: none)
     """
 
     train_dir: str = TRAIN_DIR

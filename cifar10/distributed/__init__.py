@@ -1,1 +1,1 @@
-"""The same step on several machines, and with variables on every GPU."""
+"""Synchronous training on several machines, or with variables on every GPU."""

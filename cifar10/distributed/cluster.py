@@ -11,7 +11,7 @@ from cifar10.errors import UsageError, say
 
 TF_CONFIG = "TF_CONFIG"
 
-# SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
+# SLURM assigns no ports to a job. Ports that depend on the job ID keep two jobs apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
 _MOST_TASKS = 10_000  # Far above any sensible number.
@@ -19,14 +19,14 @@ _MOST_TASKS = 10_000  # Far above any sensible number.
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """One process of a training on several machines."""
+    """One of the processes of a training run on several machines."""
 
-    index: int  # From 0, among all.
-    address: str  # host:port at which the others reach it; empty before it is known.
+    index: int  # From 0, among all workers.
+    address: str  # host:port for the other workers; empty while unknown.
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """The address as sockets take it."""
+        """The address as the pair (host, port)."""
         host, _, port = self.address.rpartition(":")
         return host.strip("[]"), int(port)
 
@@ -37,14 +37,14 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a training, and which of them this process is."""
+    """The workers of a training run, and the index of this process among them."""
 
     workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
     index: int  # Of this process in `workers`.
 
     @classmethod
     def at(cls, addresses: Sequence[str], index: int) -> Self:
-        """Builds the cluster of workers at `addresses`, for the worker with `index`."""
+        """Builds the cluster of the workers at `addresses`; this one is at `index`."""
         workers = (Worker(number, address) for number, address in enumerate(addresses))
         return cls(tuple(workers), index)
 
@@ -68,37 +68,37 @@ class Cluster:
 
     @property
     def workers_of_this_machine(self) -> int:
-        """How many workers are at this worker's host, itself included."""
+        """The number of workers on this worker's host, including this worker."""
         hosts = [worker.address.rpartition(":")[0] for worker in self.workers]
         return hosts.count(hosts[self.index])
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Returns the workers that train together; None if this process trains alone."""
+    """Reads the cluster from the environment; None if this process trains alone."""
     text = environ.get(TF_CONFIG, "")
     if text.strip():
         try:
             return _from_tf_config(text)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"TF_CONFIG={text[:300]}: {error}.\nUnset it to train on this machine "
-                'alone, or correct it as in {"cluster": {"worker": ["host1:2222", '
+                f"TF_CONFIG={text[:300]}: {error}.\nUnset TF_CONFIG to train on this "
+                'machine alone, or correct it: {"cluster": {"worker": ["host1:2222", '
                 '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
             ) from error
     return _from_slurm(environ) if is_requested(environ) else None
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether there may be several workers."""
+    """Returns whether `TF_CONFIG` or SLURM may describe several workers."""
     if environ.get(TF_CONFIG, "").strip():
         return True
     return _slurm_number(environ, "SLURM_STEP_NUM_TASKS", "1") > 1
 
 
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
-    """Prints a warning if `TF_CONFIG` is set, for a script that trains alone."""
+    """Warns, in a script that trains in one process, if `TF_CONFIG` is set."""
     if environ.get(TF_CONFIG, "").strip():
-        say("TF_CONFIG is ignored by this script; train_multi_gpu.py uses it.")
+        say("TF_CONFIG has no effect on this script. Use train_multi_gpu.py with it.")
 
 
 def tf_config(addresses: list[str], index: int) -> str:
@@ -115,7 +115,7 @@ def _from_tf_config(text: str) -> Cluster | None:
     task = values.get("task", {})
     index = task.get("index", 0)
     if not str(index).isdecimal():
-        raise ValueError(f"its task's index, {index!a}, is not a whole number")
+        raise ValueError(f"the task index {index!a} is not a whole number")
     for job, given in jobs.items():
         if not isinstance(given, list):
             raise TypeError(f"the addresses of the job {job} are not a list")
@@ -126,13 +126,13 @@ def _from_tf_config(text: str) -> Cluster | None:
         for number, address in enumerate(jobs.get(job, []))
     }
     if unknown := set(jobs) - {"chief", "worker"}:
-        raise ValueError(f"the job {', '.join(sorted(unknown))} is of no use here")
+        raise ValueError(f"job {', '.join(sorted(unknown))} is not chief or worker")
     if len({*addresses.values()}) < len(addresses):
-        raise ValueError("two workers have one address")
+        raise ValueError("two workers have the same address")
     if len(addresses) > 1 and "index" not in task:
-        raise ValueError("its task has no index, and each worker needs its own")
+        raise ValueError("the task has no index, but every worker needs one")
     if jobs and name not in addresses:
-        raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
+        raise ValueError(f"the task, {name[0]} {name[1]}, is not in the cluster")
     if len(addresses) < 2:
         return None
     return Cluster.at([*addresses.values()], [*addresses].index(name))
@@ -152,8 +152,8 @@ def _address(address: Any) -> str:
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     """Returns the cluster with the addresses of this process and of the chief.
 
-    The chief is process 0, on the first node of the list. The others bring their
-    addresses when they meet it, so the list need not be written out.
+    The chief is process 0, on the first node of SLURM's list. The other processes send
+    their addresses when they connect to the chief.
     """
     tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS")
     index = _slurm_number(environ, "SLURM_PROCID")
@@ -172,7 +172,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
         names = ["SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_LOCALID"]
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]
         shown = "\n".join(f"{name}={environ.get(name, '')[:60]!a}" for name in names)
-        raise _not_slurms(f"{shown}\nThese variables describe no SLURM step") from error
+        raise _not_slurms(f"{shown}\nThis does not describe a SLURM step") from error
     addresses = [""] * tasks
     addresses[index] = this
     addresses[0] = chief
@@ -183,12 +183,12 @@ def _slurm_number(environ: Mapping[str, str], name: str, default: str = "") -> i
     """Returns a number that SLURM sets; an empty variable counts as unset."""
     text = environ.get(name) or default
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise _not_slurms(f"{name}={text[:200]!a}: SLURM sets a whole number")
+        raise _not_slurms(f"{name}={text[:200]!a} is not a whole number, as SLURM sets")
     return int(text)
 
 
 def _not_slurms(problem: str) -> UsageError:
     return UsageError(
-        f"{problem}.\nStart all workers with srun; to train on this machine alone, "
+        f"{problem}.\nStart all workers with srun. To train on this machine alone, "
         "unset SLURM_STEP_NUM_TASKS."
     )

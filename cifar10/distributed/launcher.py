@@ -1,7 +1,7 @@
-"""Restarts a training that was killed, and starts workers on this machine.
+"""Starts workers on this machine, and restarts a training run that was killed.
 
-Like a cluster's scheduler, it gives each worker its `TF_CONFIG`, forwards signals, and
-restarts all workers after one of them was lost.
+Like a cluster's scheduler, the launcher sets `TF_CONFIG` for each worker, forwards
+signals, and restarts all workers after one of them was lost.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from cifar10.process.signals import stop_signals
 
 # Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
 _FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
-# Another worker was lost; killed, as shells count it.
+# Exit codes of a worker that lost another one, and of a killed worker, as in shells.
 _LOST = {EXIT_TRY_AGAIN, 128 + signal.SIGKILL}
-# The other workers need this long to detect a lost one, and to end.
+# How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -44,15 +44,15 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def launch(
     workers: int | None, max_restarts: int, command: Sequence[str], train_dir: Path
 ) -> None:
-    """Runs `command`, a training, in other processes until all have ended.
+    """Runs the training `command` in other processes, and waits for their end.
 
-    `workers` is None for a single process, which trains alone or as `TF_CONFIG` says.
-    When a process is lost, all are restarted, `max_restarts` times at most.
+    If `workers` is None, a single process trains, alone or as a worker of `TF_CONFIG`.
+    After a process is lost, all are restarted, at most `max_restarts` times.
     """
     if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
-            "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
-            "one of them."
+            "--local_workers: TF_CONFIG is set, so this process is a worker already."
+            "\nUnset TF_CONFIG, or leave out --local_workers."
         )
     resuming = invocation.to_paste(flags.without(command, "fresh"))
     command = flags.without(command, "local_workers", "max_restarts")
@@ -62,7 +62,7 @@ def launch(
         codes, stops = _run_workers(environments, command)
         if not any(codes):
             return
-        # The workers that were stopped may have had no handlers yet.
+        # A worker that a forwarded signal stopped may have had no handler yet.
         ends = [code for code in _FINAL if code in codes]
         if ends := [*ends, *(128 + number for number in stops)]:
             not_restarted = "; not restarted" if max_restarts else ""
@@ -77,13 +77,13 @@ def launch(
             for name, code in zip(names, codes, strict=True)
         )
         if restart < max_restarts:
-            say(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
-            # A new run that has begun must not be moved aside by --fresh once more.
+            say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
+            # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
     message = (
-        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\nWith "
-        "--max_restarts N it resumes by itself."
+        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\nAdd "
+        "--max_restarts N to restart automatically up to N times."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
         raise StoppedError(message, faults[0])
@@ -91,7 +91,7 @@ def launch(
 
 
 def _beginning_of_run(train_dir: Path) -> int:
-    """Returns when the run in a directory began; 0 if there is none."""
+    """Returns when the run in a directory began, or 0 if there is no run."""
     with contextlib.suppress(OSError):
         return (train_dir / "config.json").stat().st_mtime_ns
     return 0
@@ -100,10 +100,10 @@ def _beginning_of_run(train_dir: Path) -> int:
 def _run_workers(
     environments: Sequence[Mapping[str, str]], command: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Runs a worker with each environment until all have ended.
+    """Runs a worker with each environment, and waits for the end of all workers.
 
-    Workers that do not notice that another is lost are killed. Returns the exit codes,
-    negative for those that a signal has killed, and the signals that were passed on.
+    Kills workers that do not end soon after another one was lost. Returns the exit
+    codes, negative for workers killed by a signal, and the forwarded signals.
     """
     processes: list[subprocess.Popen[bytes]] = []
     stops: list[int] = []
@@ -118,7 +118,7 @@ def _run_workers(
             processes.append(_start_worker(stack, index, environment, command))
         deadline, passed_on = math.inf, 0
         while None in (codes := [process.poll() for process in processes]):
-            for received in stops[passed_on:]:  # Also those of while they were started.
+            for received in stops[passed_on:]:  # Includes signals during the start.
                 passed_on += 1
                 for process in processes:
                     process.send_signal(received)
@@ -140,11 +140,11 @@ def _start_worker(
     process = subprocess.Popen(  # noqa: S603 - this very program.
         invocation.to_spawn(command),
         env={**os.environ, **environment},
-        # The chief's output is the training's; that of the rest is prefixed.
+        # The chief's output is shown as it is; that of other workers gets a prefix.
         stderr=subprocess.PIPE if index else None,
-        # Ctrl-C reaches them through this process, and so only once.
+        # Ctrl-C reaches workers only through this process, and so only once.
         start_new_session=True,
-        # It makes one system call, so threads do not matter.
+        # The function makes a single system call, which is safe with threads.
         preexec_fn=_end_with_parent,  # noqa: PLW1509
     )
     stack.enter_context(process)
@@ -159,14 +159,14 @@ def _start_worker(
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
-    """Returns each worker's environment variables for its cluster and GPUs."""
+    """Returns the variables that tell each worker its cluster and its GPUs."""
     with contextlib.ExitStack() as stack:
-        # All are open at once, so that every worker gets a different port.
+        # All sockets are open at once, so that every worker gets a different port.
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    # Otherwise NCCL would listen at the network's addresses.
+    # By default NCCL would listen on the network, not only on loopback.
     shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")}
     return [
         {**gpus, **shared, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
@@ -175,7 +175,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
 
 
 def _gpus(workers: int) -> list[dict[str, str]]:
-    """Returns each worker's environment variable for its share of the GPUs."""
+    """Returns the variable that gives each worker an equal share of the GPUs."""
     name = "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(name)
     if visible is None:
@@ -187,8 +187,8 @@ def _gpus(workers: int) -> list[dict[str, str]]:
     share = len(gpus) // workers
     if not share:
         raise UsageError(
-            f"--local_workers {workers}: this machine has {len(gpus)} GPUs.\nStart at "
-            f"most {len(gpus)}, or put {name}=-1 before the command."
+            f"--local_workers {workers}: this machine has only {len(gpus)} GPUs.\nGive "
+            f"at most {len(gpus)}, or train on the CPU: {name}=-1 before the command."
         )
     return [
         {name: ",".join(gpus[index * share : (index + 1) * share])}
@@ -197,7 +197,7 @@ def _gpus(workers: int) -> list[dict[str, str]]:
 
 
 def _end_with_parent() -> None:
-    """Has Linux send SIGTERM to a worker when its launcher is killed."""
+    """Makes Linux send SIGTERM to this worker when the launcher is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

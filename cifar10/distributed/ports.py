@@ -1,8 +1,8 @@
-"""The ports of workers: who can connect, and how long a worker may be silent.
+"""Limits who can connect to a worker's port, and how long a connection may be silent.
 
-TensorFlow's server listens at all of a machine's addresses, whichever its worker was
-given, and its connections wait a quarter of an hour for a machine that is gone
-(TensorFlow 2.21). Linux can change both on open sockets.
+TensorFlow's server listens on all addresses of a machine, even if its worker was given
+only one. Its connections wait 15 minutes for a machine that is gone (TensorFlow 2.21).
+Linux can change both on open sockets.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError, reason
 
-# An interrupted connection lasts so long: like a worker without heartbeats.
+# Time until an interrupted connection, or a worker without heartbeats, counts as lost.
 SECONDS_OF_SILENCE = 25
 _SECONDS_BETWEEN_QUESTIONS = 5
 _LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
@@ -24,7 +24,7 @@ _LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
 def open_port(cluster: Cluster) -> socket.socket:
     """Opens a server socket on this worker's port.
 
-    It listens on all interfaces, or only on loopback if all workers run on this
+    The socket listens on all interfaces, or only on loopback if all workers run on this
     machine.
     """
     worker = cluster.this_worker
@@ -37,20 +37,20 @@ def open_port(cluster: Cluster) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"{worker} cannot use port {port} of this machine: {reason(error)}.\n"
-            "If another worker uses it, each needs an index of its own in TF_CONFIG; "
-            "else end the process that uses it, or give another port."
+            "If another worker uses the port, give each worker its own index in "
+            "TF_CONFIG. Otherwise end the process that uses it, or choose another port."
         ) from error
 
 
 def confine(port: int) -> bool:
-    """Lets no other machine reach a port at which this process listens.
+    """Blocks other machines from a port on which this process listens.
 
-    Linux, from 5.7 on, binds an open socket to a device as well; connections that came
-    from elsewhere until then are cut. Returns whether that succeeded.
+    Binds the listening socket to loopback, which Linux 5.7 and later allow, and closes
+    connections from other machines. Returns whether binding succeeded.
     """
     confined = False
     for one in _open_sockets():
-        with contextlib.suppress(OSError):  # It is not connected.
+        with contextlib.suppress(OSError):  # The socket is not connected.
             if one.getsockname()[1:2] != (port,):
                 continue
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -62,23 +62,23 @@ def confine(port: int) -> bool:
 
 
 def limit_silence_of(cluster: Cluster) -> None:
-    """Limits the silence of this process's connections to the other workers."""
+    """Applies `limit_silence` to this process's connections to the other workers."""
     _, *own = cluster.this_worker.host_and_port
     theirs = [[worker.host_and_port[1]] for worker in cluster.other_workers]
     for one in _open_sockets():
-        with contextlib.suppress(OSError):  # It is not connected.
+        with contextlib.suppress(OSError):  # The socket is not connected.
             if [*one.getpeername()[1:2]] in theirs or [*one.getsockname()[1:2]] == own:
                 limit_silence(one)
 
 
 def limit_silence(connection: socket.socket) -> None:
-    """Has Linux end a connection if the other machine is silent for some time."""
+    """Makes Linux end a connection after `SECONDS_OF_SILENCE` without an answer."""
     questions = SECONDS_OF_SILENCE // _SECONDS_BETWEEN_QUESTIONS
     for option, value in (
         (socket.TCP_KEEPIDLE, _SECONDS_BETWEEN_QUESTIONS),
         (socket.TCP_KEEPINTVL, _SECONDS_BETWEEN_QUESTIONS),
         (socket.TCP_KEEPCNT, questions - 1),
-        # Of what has been sent and not been acknowledged.
+        # For sent data that has not been acknowledged.
         (socket.TCP_USER_TIMEOUT, 1000 * SECONDS_OF_SILENCE),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -86,9 +86,9 @@ def limit_silence(connection: socket.socket) -> None:
 
 
 def _open_sockets() -> Iterator[socket.socket]:
-    """Yields this process's sockets, TensorFlow's too; none where this is not Linux."""
+    """Yields all sockets of this process, including TensorFlow's; only on Linux."""
     for opened in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # A descriptor may be closed meanwhile.
+        with contextlib.suppress(OSError):  # The descriptor may be closed by now.
             if opened.is_socket():
                 with socket.socket(fileno=os.dup(int(opened.name))) as one:
                     yield one

@@ -1,18 +1,18 @@
-"""Where the workers of a training meet: a small server at the chief's address.
+"""Connects the workers of a training run through a small server on the chief.
 
-All of them, the chief too, connect to it before TensorFlow starts, and keep the
-connection until they end. Over it they wait for one another, compare their settings,
-and tell what each waits for while a step hangs. TensorFlow itself waits in a call that
-holds Python's lock: no signal, thread or timeout of Python's gets through, and it does
-not report which worker is missing.
+Every worker, including the chief, connects to the server before TensorFlow starts, and
+stays connected until the worker ends. Through the server the workers wait for one
+another, compare their settings, and report what each waits for while a step hangs.
+TensorFlow cannot replace the server: while it waits for workers, it blocks Python's
+signals, threads and timeouts, and it does not report which worker is missing.
 
-Once all have arrived the server takes no more connections, because TensorFlow's own
-server needs the port. A worker sends lines of JSON, and each is answered:
+Once all workers have connected, the server accepts no more connections, because
+TensorFlow's server needs the port. A worker sends lines of JSON, each with an answer:
 
     [KEY, VALUE, SECONDS] -> [REFUSAL, [[INDEX, VALUE], ...]]
 
-No worker proves its identity, since that would protect nothing: at the same port
-TensorFlow takes commands from everybody who reaches it.
+Workers do not authenticate, because that would protect nothing: on the same port
+TensorFlow accepts commands from anybody who can connect.
 """
 
 import asyncio
@@ -36,31 +36,31 @@ from cifar10.errors import (
     say,
 )
 
-# The key of a worker's first line, with its index and the addresses that it knows.
+# The key of a worker's first line, which holds its index and the addresses it knows.
 _ARRIVAL = "arrival"
 _LONGEST_LINE = 2**21
-# A peer that takes longer to send what it has ready is not a worker.
+# A peer that needs longer for a line is not a worker.
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
 _SECONDS_BETWEEN_CALLS = 0.3
 _SECONDS_UNTIL_OTHERS_KNOW = 0.1
-# Raised where no worker answers, or no worker calls: port scanners do, too.
+# Errors of a connection whose peer is not a worker but, for example, a port scanner.
 _NO_WORKER = (OSError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class Rendezvous:
-    """This worker's connection to the others, through the chief.
+    """This worker's connection to the other workers, through the chief.
 
     Attributes:
-        cluster: The workers. Once they have met, the addresses of all are known.
+        cluster: The workers, with the addresses of all once all have connected.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
-        """Waits at most `timeout` seconds, here as in `gather`, for the others."""
+        """Waits for the other workers; like `gather`, for at most `timeout` seconds."""
         self.cluster = cluster
         self._timeout = timeout
         self._asking = threading.Lock()
-        # Nobody calls the others, but their ports are kept for TensorFlow.
+        # Nobody connects to the other workers, who only reserve ports for TensorFlow.
         listener = ports.open_port(cluster)
         server = _Server(cluster, listener) if cluster.index == 0 else listener
         try:
@@ -69,10 +69,10 @@ class Rendezvous:
             server.close()
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Sends a value, and returns the values of all workers, in their order.
+        """Sends a value, and returns the values of all workers, by index.
 
         Raises:
-            LostWorkerError: A worker has ended, or is late.
+            LostWorkerError: A worker has ended, or did not send its value in time.
             UsageError: A worker has refused to train.
         """
         values = self.exchange(key, value, self._timeout)
@@ -82,14 +82,14 @@ class Rendezvous:
     def refuse(self, error: UsageError) -> None:
         """Sends this worker's error to all workers, whose `gather` then raises it."""
         with contextlib.suppress(LostWorkerError, UsageError):
-            text = f"{self.cluster.this_worker} has refused: {error}"
+            text = f"{self.cluster.this_worker} refused to train: {error}"
             self.exchange("refusal", [text, error.exit_code], 0)
 
     def exchange(self, key: str, value: Any, seconds: float) -> dict[int, Any]:
-        """Sends a value, and returns the values that have arrived, by worker index.
+        """Sends a value, and returns the values of the workers so far, by index.
 
-        Waits for the other workers until all have sent theirs, one is lost, or
-        `seconds` have passed for any worker that waits.
+        Waits until all connected workers have sent a value, or until `seconds` have
+        passed for one of the workers that wait.
         """
         try:
             with self._asking:
@@ -100,8 +100,8 @@ class Rendezvous:
                 refusal, values = json.loads(self._lines.readline(longest))
         except _NO_WORKER as error:
             raise LostWorkerError(
-                f"{self.cluster.workers[0]} has ended or does not answer; its own "
-                "output may say why."
+                f"{self.cluster.workers[0]} has ended or does not answer. The output "
+                "of that worker may say why."
             ) from error
         if refusal:
             text, code = refusal
@@ -109,7 +109,7 @@ class Rendezvous:
         return dict(values)
 
     def _arrive(self) -> None:
-        """Connects to the chief, and waits there for the others."""
+        """Connects to the chief, and waits until all other workers have connected."""
         workers, index = self.cluster.workers, self.cluster.index
         value = [index, [worker.address for worker in workers]]
         began = time.monotonic()
@@ -119,14 +119,14 @@ class Rendezvous:
             try:
                 address = workers[0].host_and_port
                 self._connection = socket.create_connection(address, _SECONDS_TO_ANSWER)
-                with self._connection:  # It ends with its file.
+                with self._connection:  # The file keeps it open.
                     self._lines = self._connection.makefile("rwb")
                 arrived = self.exchange(_ARRIVAL, value, self._timeout - waited)
                 break
-            except OSError as error:  # It is not there yet.
+            except OSError as error:  # The chief does not listen yet.
                 why = f" ({reason(error)})"
             except LostWorkerError:
-                why = " (something else answers there)"
+                why = " (another program answers at that address)"
             if waited > _SECONDS_UNTIL_NOTICE and not is_told:
                 is_told = True
                 say(f"{workers[index]} is waiting for {workers[0]}{why}.")
@@ -139,24 +139,24 @@ class Rendezvous:
         if absent := [one for one in self.cluster.workers if one.index not in values]:
             raise LostWorkerError(
                 f"{self.cluster.this_worker} has stopped waiting: {_names(absent)} has "
-                f"ended, or did not arrive within {self._timeout:g} s{why}.\n"
-                "Its own output may say why. If there is none, start it, check the "
-                "firewall, and the addresses and the index in TF_CONFIG.\nIf it is "
-                "only slow, wait longer with --worker_timeout."
+                f"ended, or did not arrive within {self._timeout:g} s{why}.\nThe "
+                "output of that worker may say why. If there is no output, start that "
+                "worker, and check the\nfirewall and TF_CONFIG (addresses, index). If "
+                "it only starts slowly, raise --worker_timeout."
             )
 
 
 class _Server:
-    """Collects values from all workers and sends all of them to each, in a thread."""
+    """Collects a value from each worker, and sends all values to all workers."""
 
     def __init__(self, cluster: Cluster, listener: socket.socket) -> None:
         self._cluster = cluster
         self._connected: set[int] = set()
-        self._refusal: list[Any] = []  # Why nobody trains, and the exit code.
+        self._refusal: list[Any] = []  # The message of a refusal, and its exit code.
         self._values: dict[str, dict[int, Any]] = collections.defaultdict(dict)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_ignore_lack_of_files)
-        # Done once no more values of a key are waited for.
+        # By key. A future is done once the server stops waiting for values of its key.
         self._decisions: dict[str, asyncio.Future[None]] = collections.defaultdict(
             self._loop.create_future
         )
@@ -187,7 +187,7 @@ class _Server:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serves a worker's connection until it ends; ignores any other."""
+        """Serves a connection until it ends; ignores a peer that is not a worker."""
         index = None
         with contextlib.closing(writer), contextlib.suppress(*_NO_WORKER):
             line = await asyncio.wait_for(reader.readline(), _SECONDS_TO_ANSWER)
@@ -196,7 +196,7 @@ class _Server:
                 key, value, seconds = json.loads(line)
                 if key == "refusal":
                     self._refusal = self._refusal or value
-                elif key == _ARRIVAL:  # The others' addresses come from themselves.
+                elif key == _ARRIVAL:  # Keeps only the worker's own address.
                     value = value[1][index : index + 1]
                 self._values[key][index] = value
                 self._decide_complete()
@@ -204,16 +204,16 @@ class _Server:
                 either = (following, self._decisions[key])
                 first = asyncio.FIRST_COMPLETED
                 await asyncio.wait(either, timeout=seconds, return_when=first)
-                if not following.done():  # It would have ended.
+                if not following.done():  # Otherwise the worker has disconnected.
                     self._decide(key)
                     answer = _line([self._refusal, [*self._values[key].items()]])
-                    if index == 0:  # The chief may end with its answer.
+                    if index == 0:  # The chief may end as soon as it has the answer.
                         await asyncio.sleep(_SECONDS_UNTIL_OTHERS_KNOW)
                     writer.write(answer)
                 line = await following
         if index in self._connected:
             self._connected.discard(index)
-            if not self._decisions[_ARRIVAL].done():  # It is missing again.
+            if not self._decisions[_ARRIVAL].done():  # The worker is missing again.
                 self._values[_ARRIVAL].pop(index, None)
             self._decide_complete()
 
@@ -230,21 +230,21 @@ class _Server:
         both = zip(own, addresses, strict=False)
         problem = ""
         if len(own) != len(addresses) or any(a != b and a and b for a, b in both):
-            problem = f"the workers were given different clusters: {own}, {addresses!a}"
+            problem = f"the workers have different clusters: {own} and {addresses!a}"
         elif index in self._connected:
             host = connection.getpeername()[0].replace("::ffff:", "")
             place = f"{self._cluster.workers[index]}, and one on {host}"
             problem = f"two processes have the same index: {place}"
         if problem and not self._refusal:
-            fix = "In TF_CONFIG, give all the same cluster and each its own index."
+            fix = "In TF_CONFIG, give all workers one cluster and each its own index."
             self._refusal = [f"{problem}.\n{fix}", EXIT_USAGE]
-        with contextlib.suppress(AttributeError, OSError):  # Only Linux has all of it.
+        with contextlib.suppress(AttributeError, OSError):  # Not supported everywhere.
             ports.limit_silence(connection)
         self._connected.add(index)
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for each key with all its values; for all after a refusal."""
+        """Ends the wait for each complete key, or for all keys after a refusal."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:
@@ -258,7 +258,7 @@ class _Server:
 
 
 def _ignore_lack_of_files(loop: Any, context: dict[str, Any]) -> None:
-    """Ignores a lack of file descriptors, which strangers can cause for a while."""
+    """Ignores a lack of file descriptors, which port scanners can cause for a while."""
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 

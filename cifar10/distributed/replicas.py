@@ -1,10 +1,10 @@
-"""The synchronous step over several sets of variables, on `tf.distribute`.
+"""Builds the synchronous step over several replicas with `tf.distribute`.
 
 A replica is a set of variables with the towers that share it: all towers of a machine,
-or a single tower (mirrored variables). All replicas give their averaged gradients to an
-all-reduce and then apply the same update, so their variables stay equal. The strategy
-provides the cluster, the replicas and the all-reduce; towers and update are the same as
-on one machine.
+or a single tower (mirrored variables). An all-reduce averages the gradients of all
+replicas, and all replicas apply the same update, so their variables stay equal. The
+`tf.distribute` strategy provides the cluster, the replicas and the all-reduce. The
+towers and the update are the same as on one machine.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 
-# Carries the requests to stop through the metrics of a step.
+# The metric that carries requests to stop through a step's all-reduce.
 _STOP = "stop"
 _REASONS = (*STOP_SIGNALS, TIME_IS_UP)
 
@@ -26,9 +26,9 @@ _REASONS = (*STOP_SIGNALS, TIME_IS_UP)
 class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
-    `strategy` runs the replicas of this process, one per state, and reduces over all.
-    The devices, one for each batch as in `TowerBuilder`, are shared out evenly among
-    them. `first_tower` is the number of this process's first tower among all.
+    `strategy` runs one replica per state in this process, and reduces over the replicas
+    of all processes. The local replicas share `devices`, one per batch, evenly.
+    `first_tower` is the index of this process's first tower among those of all.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class ReplicaBuilder(TowerBuilder):
         self._share = traced(self._trace_sharing)
 
     def result(self, result: StepResult) -> StepResult:
-        """Takes the requests to stop out of a step's metrics."""
+        """Removes the requests to stop from a step's metrics, for `agree_to_stop`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal on which all processes stop after the same step.
+        """Returns the signal for which all processes stop after the same step, if any.
 
-        A request travels with the all-reduce of a step. Each process reads the counts
-        of the step before the last one, which has ended, so none of them waits.
+        A step's all-reduce carries a request to all processes. Each process reads the
+        requests of the last step but one, which has ended, so no process waits.
         """
         if requested is not None:
             self._stop_requests.assign(
@@ -79,18 +79,18 @@ class ReplicaBuilder(TowerBuilder):
         return next((_REASONS[index] for index in stops), None)
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Gives every replica the variables of the first; all processes call it.
+        """Copies the first replica's variables to all; every process must call it.
 
         Returns the `numbers` of the first process.
         """
         return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the numbers of the first process; all call it, and wait for it."""
+        """Returns the first process's `numbers`; every process must call it."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
     def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:  # noqa: ARG002
-        """Builds the operations of a step: towers, all-reduce, updates."""
+        """Builds the operations of a step: towers, all-reduce and updates."""
         averages: dict[int, Averages] = {}
 
         def replica_step() -> None:
@@ -117,7 +117,7 @@ class ReplicaBuilder(TowerBuilder):
         return results[0]
 
     def _all_reduce(self, local: Averages, replica: int) -> Averages:
-        """Averages over all replicas, in one all-reduce for each dtype."""
+        """Averages gradients, statistics and metrics over all replicas."""
         averages = (local.gradients, local.statistics, local.metrics)
         flat = tf.nest.flatten(averages)
         values = {
@@ -126,12 +126,12 @@ class ReplicaBuilder(TowerBuilder):
             if value is not None
         }
         is_first = self._is_first(replica)
-        # Counters and random generators: the first tower's, as on one machine.
+        # Counters and random states are the first tower's, as on one machine.
         terms = [
             value if value.dtype.is_floating else _value_or_zero(value, is_first)
             for value in values.values()
         ]
-        # One sum collects every tower's loss: all others have zero in its place.
+        # Every tower's loss is collected by a sum, in which other replicas have zeros.
         before = self.first_tower + replica * self._towers_per_replica
         after = self.num_towers - before - self._towers_per_replica
         losses = tf.pad(local.tower_losses, [[before, after]])
@@ -154,7 +154,7 @@ class ReplicaBuilder(TowerBuilder):
         )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Returns the first replica's numbers; copies its variables to all if asked."""
+        """Returns the first replica's numbers; may copy its variables to all, too."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:
@@ -186,7 +186,7 @@ class ReplicaBuilder(TowerBuilder):
         return int(number) % len(self._states)
 
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over all replicas; one all-reduce takes values of one dtype only."""
+        """Sums each value over all replicas, with one all-reduce per dtype."""
         context = tf.distribute.get_replica_context()
         sums: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(value.dtype for value in values):
@@ -199,9 +199,9 @@ class ReplicaBuilder(TowerBuilder):
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:
-    """Returns a value, or the zero that leaves every sum bit for bit unchanged."""
+    """Returns the value if `keep`, else zeros that leave a sum the same bit for bit."""
     value = tf.convert_to_tensor(variable)
     if not value.dtype.is_floating:
-        value = tf.cast(value, tf.int64)  # Types that an all-reduce takes.
+        value = tf.cast(value, tf.int64)  # All-reduce does not take every dtype.
         return value if keep else tf.zeros_like(value)
     return value if keep else tf.fill(value.shape, tf.constant(-0.0, value.dtype))

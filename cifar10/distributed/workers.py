@@ -1,4 +1,4 @@
-"""The processes that train together: they connect, agree, notice when one is gone."""
+"""Connects the worker processes, compares their settings, and detects lost workers."""
 
 import contextlib
 import math
@@ -20,9 +20,9 @@ from cifar10.errors import LostWorkerError, UsageError, reason, say
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 
-# Workers notice a hanging step at almost the same time; a silent one is stuck.
+# Workers detect a hanging step within this time of each other.
 SECONDS_TO_TELL = 5.0
-# Once all have arrived, connecting them takes a second or two.
+# Once all workers have arrived, connecting them takes a second or two.
 _SECONDS_TO_CONNECT = 60
 _LOST = (
     tf.errors.AbortedError,
@@ -33,19 +33,19 @@ _LOST = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-# Words of TensorFlow's errors that another worker has caused.
+# Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
 
-# Kills its parent unless its input is closed in time.
+# A shell command that kills its parent unless its standard input is closed in time.
 _GUARD = 'timeout "$0" cat; test $? != 124 || { echo "$1" >&2; kill -9 $PPID; }'
 
 
 class Workers:
-    """The processes of a training, of which the first, the chief, prints and writes.
+    """The worker processes of a training run.
 
-    Without a cluster this process is the only one. `replicas.ReplicaBuilder` runs the
-    step, and exchanges the numbers that travel with it.
+    The first worker is the chief, which prints messages and writes files. Without a
+    cluster, this process is the only worker.
 
     Attributes:
         timeout: Seconds to wait for the others at the start (--worker_timeout).
@@ -63,17 +63,17 @@ class Workers:
 
     @property
     def index(self) -> int:
-        """The number of this process among all, from 0."""
+        """The index of this process, from 0."""
         return self._cluster.index
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process prints and writes."""
+        """Whether this process prints messages and writes files."""
         return self.index == 0
 
     @property
     def count_on_this_machine(self) -> int:
-        """The number of the processes that share this machine's memory."""
+        """The number of workers on this machine, which share its memory."""
         return self._cluster.workers_of_this_machine
 
     def connect(
@@ -81,10 +81,10 @@ class Workers:
     ) -> tuple[tf.distribute.Strategy | None, int]:
         """Connects the workers, and decides which towers share variables.
 
-        Call it before TensorFlow's first operation. With `towers`, all towers of a
-        machine share its variables. With `mirrored`, each tower has its own. With
-        `auto`, each GPU has its own if there are several machines. A signal ends the
-        wait for the others.
+        Call it before TensorFlow's first operation. If `variable_update` is `towers`,
+        the towers of a machine share one set of variables. If it is `mirrored`, each
+        tower has a set. If it is `auto`, each GPU has a set with several workers. A
+        signal ends the wait for the other workers.
 
         Returns the strategy, or None for one set of variables in one process, and the
         number of sets of variables in this process.
@@ -101,14 +101,14 @@ class Workers:
             return tf.distribute.MirroredStrategy(
                 placement.devices,
                 # On GPUs TensorFlow chooses NCCL. Elsewhere it would choose
-                # collectives, whose keys two trainings in one process would share.
+                # collectives, whose keys two runs in one process would share.
                 None if gpus else tf.distribute.ReductionToOneDevice(),
             ), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
-                "--variable_update mirrored: on several machines TensorFlow mirrors "
-                "variables on whole GPUs or on one device of the CPU,\nand here "
-                f"{towers} towers share it. Leave it out, or give --num_gpus 1."
+                "--variable_update mirrored: on several machines, each GPU, or the "
+                "CPU, can hold only one tower,\nbut here one device holds several of "
+                f"{towers} towers. Give --num_gpus 1, or leave out --variable_update."
             )
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
@@ -116,21 +116,21 @@ class Workers:
             with guarded(self._cluster, _SECONDS_TO_CONNECT), self.reporting_losses():
                 strategy = connect_cluster(self._cluster, gpus=replicas)
         stop.reinstall()
-        stop.defer()  # The others would take it for a loss: all stop after one step.
+        stop.defer()  # Ending at once would look like a loss to the other workers.
         return strategy, replicas or 1
 
     def meet(self) -> None:
-        """Waits for the other workers."""
+        """Waits until all workers have arrived."""
         self._rendezvous = Rendezvous(self._cluster, self.timeout)
         self._cluster = self._rendezvous.cluster
 
     def begin(
         self, settings: Mapping[str, Any], on_chief: Callable[[], list[str]]
     ) -> list[str]:
-        """Begins a run on the chief, once all workers have the same settings.
+        """Begins a run: calls `on_chief` on the chief if all settings are equal.
 
-        The others wait for it. Returns the chief's messages, or where to read them. A
-        `UsageError` on one worker is raised on all.
+        The other workers wait for the chief. Returns the messages of `on_chief`, or a
+        message that names the chief. A `UsageError` on one worker is raised on all.
         """
         if not self._rendezvous:
             return on_chief()
@@ -146,9 +146,9 @@ class Workers:
             raise UsageError(
                 "The workers were started differently:\n"
                 + "\n".join(differences)
-                + "\nStart all with the same flags, data and versions."
+                + "\nStart all workers with the same flags, data and versions."
             )
-        messages = [f"{workers[self.index]}; {workers[0]} prints and writes."]
+        messages = [f"This is {workers[self.index]}. See the output of {workers[0]}."]
         if self.is_chief:
             with self.sharing_refusals():
                 messages = on_chief()
@@ -159,7 +159,7 @@ class Workers:
     def sharing_refusals(self) -> Iterator[None]:
         """Sends any `UsageError` raised in the block to the other workers.
 
-        Their `begin` then raises it too.
+        Their `begin` then raises the same error.
         """
         try:
             yield
@@ -184,16 +184,16 @@ class Workers:
             cause = re.search(r"aborted by: (.*?):?$", said, re.MULTILINE)
             raise LostWorkerError(
                 f"{cluster.this_worker} has lost {names} "
-                f"({cause[1] if cause else reason(error)}).\nIts own output may say "
-                "why. Start all workers again; they resume from the last checkpoint if "
-                "there is one."
+                f"({cause[1] if cause else reason(error)}).\nThe output of the lost "
+                "worker may say why. Start all workers again to resume from the last "
+                "checkpoint, if there is one."
             ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:
-        """Tells the others what the step after `step` waits for; "" stands for devices.
+        """Returns which other workers a hanging step waits for, or an empty string.
 
-        Returns the workers that it waits for: those that report a cause other than
-        their devices, and those that do not answer in time; empty if there are none.
+        Tells the others what this worker `waits` for in the step after `step`; "" means
+        its devices. A worker is named if it waits for something else or is silent.
         """
         if not self._rendezvous:
             return ""
@@ -214,10 +214,10 @@ class Workers:
         return " and ".join(found)
 
     def limit_silence(self) -> None:
-        """Makes a step that waits for a machine that is gone fail within half a minute.
+        """Makes a step that waits for an unreachable worker fail within 30 seconds.
 
-        TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
-        two others.
+        TensorFlow's heartbeats go only to the chief, so they do not detect a broken
+        link between two other workers.
         """
         if self.count > 1:
             ports.limit_silence_of(self._cluster)
@@ -226,19 +226,18 @@ class Workers:
 def connect_cluster(
     cluster: Cluster, *, gpus: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Connects TensorFlow's runtimes of all workers, after their rendezvous.
+    """Connects the TensorFlow runtimes of all workers, after their rendezvous.
 
     Call it before TensorFlow's first operation. Each of this worker's `gpus` GPUs has a
     replica. With 0 GPUs there is one replica, whose variables are on the CPU.
     """
-    # gRPC would connect them through the proxy of `https_proxy`, which reaches only the
-    # web. It reads the first of these two variables that is set.
+    # Without this, gRPC would connect workers through the proxy of `https_proxy`, which
+    # cannot reach them. gRPC reads the first of these two variables that is set.
     direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
     hosts = [worker.host_and_port[0] for worker in cluster.workers]
     os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
-    # A worker whose process ends is detected at once, by its closed connections; one
-    # whose machine or network is gone, after this time. The strategy's default is
-    # shorter (TensorFlow 2.21).
+    # A worker whose process ends is detected at once, by its closed connections. A lost
+    # machine is detected after this time; the strategy's default is too short.
     silence = 1000 * ports.SECONDS_OF_SILENCE
     job = coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=len(cluster.workers)
@@ -268,23 +267,24 @@ def connect_cluster(
     _, port = cluster.this_worker.host_and_port
     if cluster.is_on_loopback and not ports.confine(port):
         say(
-            f"WARNING: {cluster.this_worker}: other machines can reach port {port}, "
-            "which takes\nany command of TensorFlow's. Close it with a firewall."
+            f"WARNING: {cluster.this_worker}: other machines can reach port {port} and "
+            "run any\nTensorFlow command there. Close the port with a firewall."
         )
     return strategy
 
 
 @contextlib.contextmanager
 def guarded(cluster: Cluster, seconds: float) -> Iterator[None]:
-    """Kills this process, with a message, if TensorFlow does not connect the workers.
+    """Kills this process, with a message, if the block takes longer than `seconds`.
 
-    A firewall between two of them can be the cause. Only another process can notice it.
+    TensorFlow blocks Python while it connects the workers, so a separate process keeps
+    the time. A firewall between two workers can be the cause.
     """
     message = (
         f"{cluster.this_worker} was not connected to "
         f"{', '.join(map(str, cluster.other_workers))} within {seconds} s "
-        "although all had arrived.\nCheck that every worker can reach every other "
-        "worker's address."
+        "although all had arrived.\nCheck that every worker can reach the addresses of "
+        "all other workers."
     )
     command = ["sh", "-c", _GUARD, str(seconds), message]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603

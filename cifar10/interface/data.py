@@ -1,4 +1,4 @@
-"""Makes a data set of this package from the objects that a program gives."""
+"""Converts the arrays or objects that a program gives to a `Dataset`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,24 +18,24 @@ from cifar10.input.pictures.arrays import (
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
-# The attributes of a data set that an object of a program's needs.
+# The attributes of `Dataset` that an object from a program must have.
 _NEEDED = (
     *("name", "directory", "image_shape", "class_names", "description", "fingerprint"),
     *("is_real", "read"),
 )
-# The parts of pairs of arrays, by their number.
+# The splits that pairs of arrays stand for, by the number of pairs.
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
     "Give (x, y), ((x, y), (x_test, y_test)) or ((x, y), (x_val, y_val), (x_test, "
-    "y_test)), a finite tf.data.Dataset of (image, label) in place of a pair, or an "
+    "y_test)), a finite tf.data.Dataset of (image, label) instead of a pair, or an "
     "object with the attributes of cifar10.input.dataset_base.Dataset."
 )
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Returns data as a data set; None for a name, which is looked up elsewhere.
+    """Converts a program's data to a `Dataset`; returns None for a name or a path.
 
-    A single pair of arrays belongs to the `split`.
+    A single pair of arrays becomes the split `split`.
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
@@ -47,7 +47,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
-            raise UsageError(f"data: a tuple of {len(pair)} values. {_EXPECTED}")
+            raise UsageError(f"data: {len(pair)} values are no pair. {_EXPECTED}")
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
@@ -56,19 +56,19 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
 
 
 def _in_memory(data: Any) -> Any:
-    """Returns a `tf.data.Dataset` of (image, label) as a pair of arrays."""
+    """Converts a `tf.data.Dataset` of (image, label) to a pair of arrays."""
     if not hasattr(data, "element_spec"):
         return data
     if (count := int(data.cardinality())) < 1:
         raise UsageError(
-            f"data: {data} has no known size. {_EXPECTED}\nThe size is told by .apply("
+            f"data: {data} has no known size. {_EXPECTED}\nSet the size with .apply("
             "tf.data.experimental.assert_cardinality(size))."
         )
     return tuple(data.batch(count).get_single_element())
 
 
 def _wrap(data: Any) -> Dataset:
-    """Returns a `Dataset` with the attributes of a program's object."""
+    """Copies the attributes of a program's object to a `Dataset`."""
     if missing := [name for name in _NEEDED if not hasattr(data, name)]:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
@@ -84,14 +84,14 @@ def _wrap(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns a data set to score a run on, if it fits the run's `config.json`.
+    """Returns a data set for scoring a run, with the run's class names.
 
     Raises:
-        UsageError: It has other classes or images than the run's data.
+        UsageError: The data set has other classes or images than the run's data.
     """
     (_, names), count = describe(settings), dataset.classes
     if dataset.class_names == numbered_class_names(count) and count <= len(names):
-        # Arrays have numbers for names; some of the classes may have no pictures.
+        # Arrays only number their classes, and may lack images of the last classes.
         dataset = dataclasses.replace(dataset, class_names=names)
     check_same_kind(dataset, settings, "data")
     return dataset

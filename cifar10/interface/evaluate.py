@@ -1,4 +1,4 @@
-"""Scores a run from a program, as `eval.py` does, and writes nothing."""
+"""Scores a run from a Python program, like `eval.py` but without writing files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,33 +28,33 @@ def evaluate(
     top_k: Sequence[int] = (),
     batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
-    """Scores a checkpoint of a run, exactly: every image once.
+    """Scores a checkpoint of a run on every image of a split, exactly once.
 
     Args:
         run: The `Record` that `train` returned, or the run's directory.
-        data: The images to score, as `Config` takes it; arrays (x, y) are the
-            `split` that is scored. None for the data of the run.
-        model: The function that builds the model, if the run in a directory has one
-            that cannot be imported.
-        split: `test`, `train`, or `val` if the data have that part.
+        data: The images to score, in the forms that `Config` takes; arrays (x, y) are
+            the split `split`. None for the data of the run.
+        model: The function that builds the model, if `run` is a directory and the
+            function cannot be imported.
+        split: `test`, `train`, or `val` if the data has that split.
         step: The step of the checkpoint, or `best` for the one with the best score;
             None for the newest one.
-        num_examples: How many images to score, the first ones; None for all.
-        use_averages: Whether to score the variables' moving averages, in place of
+        num_examples: The number of images to score, from the first; None for all.
+        use_averages: Whether to score the moving averages of the variables instead of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
-        top_k: Numbers k, for the part of the images whose class has one of the k
+        top_k: Values of k for the fraction of images whose class has one of the k
             largest logits; 1 and 5 are always reported.
-        batch_size: Images scored at a time; the result does not depend on it.
+        batch_size: The number of images per batch; it does not affect the result.
 
     Returns:
-        The metrics by name, such as `precision @ 1`, as `eval.py --json` has them.
+        The metrics by name, such as `precision @ 1`, like those of `eval.py --json`.
 
     Raises:
         UsageError: There is no such checkpoint, or the data does not fit the run.
     """
     if split not in SPLITS:
-        raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
+        raise UsageError(f"evaluate: split={split!r}: give {' or '.join(SPLITS)}.")
     options = Options(
         step=None if step is None else str(step),
         eval_data="train_eval" if split == "train" else split,
@@ -65,7 +65,7 @@ def evaluate(
         top_k=",".join(map(str, top_k)) or None,
     )
     entry_point.import_tensorflow(stop=StopSignals())
-    # TensorFlow starts here, with the environment that it needs.
+    # These modules import TensorFlow, whose environment is set above.
     from cifar10.evaluation.scored_set import ScoredSet
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
@@ -96,7 +96,7 @@ def evaluate(
         known = {**settings, "data_dir": None, "corrections": None}
         if dataset is None:
             known |= data_flag.located({"data": str(data)})
-        if data is not None and split == "train":  # All of it is scored.
+        if data is not None and split == "train":  # Scores all of the given images.
             known["val_fraction"] = 0.0
         dataset = datasets.find_for(known, dataset)
     scored = ScoredSet(
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _device() -> str:
-    """Returns the first GPU if there is one; other programs may be using it too."""
+    """Returns the first GPU, or the CPU; takes GPU memory only as needed."""
     import tensorflow as tf
 
     from cifar10.towers import devices

@@ -1,4 +1,4 @@
-"""Trains from a program, as the command line does."""
+"""Trains from a Python program in the same way as from the command line."""
 
 import contextlib
 import dataclasses
@@ -27,25 +27,24 @@ from cifar10.run_directory import checkpoints, early_stopping, logs, scores
 if TYPE_CHECKING:
     from cifar10.training.hooks import Run
 
-# The entries of a line of `metrics.jsonl` that are no metrics.
+# The entries of a line of `metrics.jsonl` that are not metrics.
 _FACTS = ("step", "time", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A run whose training has ended.
+    """The result of a training run.
 
     Attributes:
-        train_dir: Its directory.
-        step: The step that it reached.
-        ended: Why it ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain` by
-            `stop_after_no_gain`.
-        seconds: Wall time of this call of `train`; earlier sessions do not count.
-        history: Metrics by step, every `log_frequency` steps, of all sessions.
-        scores: The score that `best_by` names, by step, of the run's own evaluations
-            (`eval_steps`) and those of `eval.py`: on the part val, or without one on
-            the test part.
-        config: The configuration of the training.
+        train_dir: The directory of the run.
+        step: The last step.
+        ended: Why training ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain`
+            for `stop_after_no_gain`.
+        seconds: Wall time of this call of `train`, without earlier sessions.
+        history: Metrics by step, every `log_frequency` steps, from all sessions.
+        scores: The score that `best_by` names, by step, on the val split, or on the
+            test split without a val split; from `eval_steps` and `eval.py`.
+        config: The configuration of the run.
     """
 
     train_dir: Path
@@ -63,30 +62,30 @@ class Record:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the best score and that score; None without one."""
+        """The step with the best score, and that score; None if there is no score."""
         steps = scores.ranked(self.scores, self.config.checkpoints.best_by)
         return (steps[0], self.scores[steps[0]]) if steps else None
 
 
 def train(config: Config, hooks: Sequence[object] = ()) -> Record:
-    """Trains to the end that `config.run` names, resuming from the newest checkpoint.
+    """Trains to the end that `config.run` sets, starting from the newest checkpoint.
 
-    Everything is as from the command line: several towers and machines (`TF_CONFIG`),
-    exact resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM,
-    SIGUSR1 and SIGHUP end the training after its step, with a checkpoint.
+    Works as from the command line: on several towers and machines (`TF_CONFIG`), with
+    exact resuming and files in `train_dir`. In the main thread, Ctrl-C, SIGTERM,
+    SIGUSR1 and SIGHUP end training after the current step, with a checkpoint.
 
     Args:
         config: The configuration.
-        hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`; with
-            several machines they are called only on the first one.
+        hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`, called
+            only on the first of several machines.
 
     Returns:
         The record of the run.
 
     Raises:
         StoppedError: A signal has ended the training.
-        UsageError: Something outside the program stands in the way; the message says
-            what and how to continue.
+        UsageError: A setting, a file or the machine prevents training; the message says
+            how to continue.
     """
     if not isinstance(config, Config):
         raise UsageError(f"train: {type(config).__name__} is not a cifar10.Config.")
@@ -94,13 +93,13 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     if config.processes.local_workers or config.processes.max_restarts:
         raise UsageError(
-            "Config: local_workers and max_restarts start other processes, which only "
-            "the command cifar10 train can do. Pass them to that command."
+            "Config: only the command cifar10 train can start the processes of "
+            "local_workers and max_restarts. Pass them to that command."
         )
     began = time.perf_counter()
     stop = StopSignals()
     _start_tensorflow(stop, deterministic=config.speed.deterministic)
-    # TensorFlow starts here, with the environment that it needs.
+    # These modules import TensorFlow, whose environment is set above.
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
 
@@ -109,7 +108,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_random_numbers())
         all_hooks = [*hooks]
-        if is_main and cluster.is_requested():  # All machines stop after one step.
+        if is_main and cluster.is_requested():  # All machines stop after the same step.
             stack.enter_context(stop)
         elif is_main:
             all_hooks.append(_Signals(stop))
@@ -149,7 +148,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
     settings, manifest = config.values, {"step": step}
-    if (train_dir / layout.CONFIG).exists():  # Of several machines the first has it.
+    if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
         settings = run_config.read_run_config(train_dir)
         manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
     return early_stopping.why_ended(settings, manifest) or "no_gain"
@@ -160,9 +159,9 @@ def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
     if deterministic and "tensorflow" in sys.modules and not without:
         raise UsageError(
-            "deterministic=True: TensorFlow was imported before and computes with "
-            "oneDNN.\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import "
-            "TensorFlow and Keras only in the\nfunction that builds the model."
+            "deterministic=True: TensorFlow was already imported, with oneDNN enabled."
+            "\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import TensorFlow "
+            "and Keras only in\nthe function that builds the model."
         )
     entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
 
@@ -176,9 +175,9 @@ def know_model(config: Config) -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Restores the program's random state, which a training seeds anew.
+    """Restores the program's random state, which training seeds anew.
 
-    Otherwise a search would draw the same values for each of its trainings.
+    Without this, a random search would draw the same values for every training run.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -189,7 +188,7 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 class _Signals:
-    """A hook that defers signals to the end of a step while steps run."""
+    """A hook that, during training, delays signals to the end of a step."""
 
     def __init__(self, stop: StopSignals) -> None:
         self._stop = stop
@@ -197,11 +196,11 @@ class _Signals:
         self._is_held = False
 
     def on_start(self, run: "Run") -> None:  # noqa: ARG002
-        """Installs the handlers, once: a rollback calls it again."""
+        """Installs the signal handlers, unless a rollback calls this again."""
         if not self._is_held:
             self._held.enter_context(self._stop)
             self._is_held = True
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Restores the previous handlers."""
+        """Restores the previous signal handlers."""
         self._held.close()

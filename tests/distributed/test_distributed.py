@@ -295,7 +295,7 @@ def test_refusal_before_they_compare_is_told_by_all(meet):
 
     chief, other = meet(lambda worker: worker.begin({"seed": 1}, list), refuse)
     assert str(other) == "data"
-    assert re.search(r"worker 1 at \S+ has refused: data", str(chief))
+    assert re.search(r"worker 1 at \S+ refused to train: data", str(chief))
     assert chief.exit_code == UnavailableError.exit_code
 
 
@@ -319,7 +319,9 @@ def test_only_the_chief_begins_a_run(meet):
         lambda worker: worker.begin({}, None),
     )
     assert chief == ["begun"]
-    assert re.fullmatch(r"worker 1 at \S+; worker 0 at \S+ prints and writes.", *other)
+    assert re.fullmatch(
+        r"This is worker 1 at \S+. See the output of worker 0 at \S+\.", *other
+    )
 
 
 def test_others_learn_of_the_refusal_of_the_chief(meet):
@@ -521,9 +523,12 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
         output, said = process.communicate()
         assert process.returncode == 0, said
     assert "lost worker 1 at 127.0.0.1" in said
-    assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 2 times" in said
+    assert "worker 1 was killed by SIGKILL. Restarting all, restart 1 of 2" in said
     assert re.search(r"from step (8|16) ", first)
     assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
-    assert "exit code 75, worker 1 was killed by SIGKILL. Restarting all, 2" in said
+    assert (
+        "exit code 75, worker 1 was killed by SIGKILL. Restarting all, restart 2"
+        in said
+    )
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)

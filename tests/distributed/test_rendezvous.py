@@ -278,7 +278,7 @@ def test_refusal_of_one_is_told_by_all(workers, by, kind):
     assert ends.pop(by) is None
     for error in ends:
         assert (type(error), error.exit_code) == (kind, kind.exit_code)
-        assert f"{workers[by]} has refused: a full disk" in str(error)
+        assert f"{workers[by]} refused to train: a full disk" in str(error)
 
 
 @pytest.mark.parametrize("by", [0, 2])

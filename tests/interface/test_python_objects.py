@@ -266,7 +266,7 @@ BAD = {
     "loss focal": lambda: {"loss": "focal"},
     "dict": lambda: {"metrics": [margin]},
     "metrics={": lambda: {"metrics": margin},
-    "functions by name": lambda: {"metrics": {"margin": 3}},
+    "names to functions": lambda: {"metrics": {"margin": 3}},
     "optimizer=Adam": lambda: {"optimizer": keras.optimizers.Adam},
     "best_by='cross_entropy'": lambda: {"loss": focal, "best_by": "total_loss"},
     "accuracy is": lambda: {
