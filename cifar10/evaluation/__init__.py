@@ -1,1 +1,1 @@
-"""Scores the checkpoints of a run, once or as they are written."""
+"""Scores the checkpoints of a run, once, or whenever a new one is written."""

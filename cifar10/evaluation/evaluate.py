@@ -1,4 +1,4 @@
-"""Scores the checkpoints of a run, once or as they are written.
+"""Scores the checkpoints of a run, once, or whenever a new one is written.
 
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """

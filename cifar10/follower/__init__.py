@@ -1,4 +1,4 @@
-"""Loads the model of a run from its checkpoints, once or as they are written."""
+"""Loads the model of a run from a checkpoint, once or for each new one."""
 
 from cifar10.follower.live_copy import Follower
 
