@@ -41,8 +41,7 @@ _AboveZero: TypeAlias = Annotated[float, Range(1e-6)]
 # The maximum is 11 days, because timers overflow at far larger numbers.
 _Seconds: TypeAlias = Annotated[float, Range(1.0, 1e6)]
 _Steps: TypeAlias = Annotated[
-    str,
-    Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "START:STOP, two steps such as 100:110"),
+    str, Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "START:STOP, two steps such as 100:110")
 ]
 _Sections: TypeAlias = Annotated[
     str,

@@ -17,13 +17,7 @@ from typing import Any
 from cifar10.config import fields, layout
 from cifar10.config.options import is_a, options
 from cifar10.errors import UsageError, printable, reason
-from cifar10.models.registry import (
-    ARCHITECTURES,
-    IN_PYTHON,
-    PYTHON,
-    is_code,
-    take_for,
-)
+from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to the entries of a `config.json` when it is read.

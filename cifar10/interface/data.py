@@ -59,10 +59,15 @@ def _in_memory(data: Any) -> Any:
     """Converts a `tf.data.Dataset` of (image, label) to a pair of arrays."""
     if not hasattr(data, "element_spec"):
         return data
-    if (count := int(data.cardinality())) < 1:
+    specs = data.element_spec if type(data.element_spec) is tuple else ()
+    # Images and labels in batches have the same first dimension, of one size or None.
+    first = {str(getattr(spec, "shape", ())[:1]) for spec in specs}
+    is_batched = len(first) == 1 and "," in first.pop()
+    if is_batched or (count := int(data.cardinality())) < 1:
+        what, fix = ("batches", ".unbatch()") if is_batched else ("no known size", "")
         raise UsageError(
-            f"data: {data} has no known size. {_EXPECTED}\nSet the size with .apply("
-            "tf.data.experimental.assert_cardinality(size))."
+            f"data: {data} has {what}. Leave out .repeat(), and add {fix}.apply("
+            "tf.data.experimental.assert_cardinality(IMAGES))."
         )
     return tuple(data.batch(count).get_single_element())
 

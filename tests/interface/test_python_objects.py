@@ -275,7 +275,8 @@ BAD = {
     "moving_average_decay": lambda: {"optimizer": keras.optimizers.Adam(use_ema=True)},
     "no known size": lambda: {"data": stream().repeat()},
     "assert_cardinality": lambda: {"data": stream().filter(lambda image, label: True)},
-    "height": lambda: {"data": stream().batch(8)},
+    "has batches": lambda: {"data": stream().batch(8, drop_remainder=True)},
+    r"\.unbatch\(\)\.apply": lambda: {"data": stream().batch(7)},
     "float32": lambda: {"data": stream().map(lambda x, y: (tf.cast(x, "float32"), y))},
     "arrays from Python": lambda: {"data": stream().map(lambda x, y: {"x": x, "y": y})},
 }
@@ -299,6 +300,7 @@ def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):
 
 def test_two_streams_are_a_training_and_a_test_part(tmp_path):
     one = train(config(tmp_path / "1", max_steps=1))
-    streams = stream(), stream().take(12)
+    sized = tf.data.experimental.assert_cardinality(len(X))
+    streams = stream().batch(7).unbatch().apply(sized), stream().take(12)
     two = train(config(tmp_path / "2", max_steps=1, data=streams))
     assert evaluate(one) == evaluate(two) == evaluate(two, data=stream().take(12))

@@ -98,12 +98,7 @@ def read(path: Path, name: str = "") -> bytes:
 
 
 def decode(
-    content: bytes,
-    name: str,
-    height: int,
-    width: int,
-    *,
-    max_pixels: int = MAX_PIXELS,
+    content: bytes, name: str, height: int, width: int, *, max_pixels: int = MAX_PIXELS
 ) -> np.ndarray:
     """Decodes the content of an image file, and resizes the image.
 
