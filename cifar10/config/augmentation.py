@@ -19,7 +19,7 @@ from cifar10.errors import UsageError, did_you_mean
 
 
 def _number(default: float, least: float, most: float) -> Option:
-    """Declares a numeric value of an augmentation, of the same type as its default."""
+    """Declares a number within limits; its type is the type of `default`."""
     limits = (Range(least, most),)
     return Option(type=type(default), default=default, limits=limits, in_flags=False)
 
@@ -60,7 +60,7 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
                 f"{_WHERE}: {name} = {given!a}: the entries are {', '.join(PARTS)}. "
-                "Each is a table, which may be empty: cutmix = {}."
+                "Each is a table, for example cutmix = {}."
             )
         known = PARTS[name]
         for key, value in given.items():
@@ -86,7 +86,7 @@ def mixes(declared: Mapping[str, Any] | None) -> bool:
 
 
 def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
-    """Refuses an odd batch size if images are mixed, because they mix in pairs."""
+    """Refuses an odd batch size if images are mixed, because mixing takes pairs."""
     if mixes(declared) and batch_size % 2:
         raise UsageError(
             f"--batch_size {batch_size}: mixup and cutmix mix the images of a tower in "

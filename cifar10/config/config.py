@@ -131,7 +131,7 @@ class Config(fields.Sections):
 
     @property
     def periods(self) -> dict[str, int]:
-        """The steps between two logs, two checkpoints and so on, by flag."""
+        """The periods of logs, summaries, checkpoints and evaluations, by flag."""
         periods = {
             "log_frequency": self.output.log_frequency,
             "summary_steps": self.output.summary_steps,
@@ -153,14 +153,14 @@ class Config(fields.Sections):
 
     @property
     def steps_per_call(self) -> int:
-        """The most steps in one TensorFlow call; 1 until the devices are known."""
+        """The maximum number of steps in one TensorFlow call; 1 if not yet decided."""
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
         """Returns the number of steps in the next TensorFlow call.
 
-        The number is `steps_per_call`, or 1 if a log, a checkpoint or the end of a
-        stage is due before the last step, or if a step is to be verified or profiled.
+        The number is `steps_per_call`. It is 1 if a log, a checkpoint or the end of a
+        stage is due before the last of these steps, or one is verified or profiled.
         """
         count = self.steps_per_call
         last = step + count
@@ -254,7 +254,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"--recipe {name}: it cannot be read ({reason(error)}). A recipe is a TOML "
+            f"--recipe {name} cannot be read ({reason(error)}). A recipe is a TOML "
             "file like those in cifar10/config/recipes."
         ) from error
     source = f"--recipe {name}: "

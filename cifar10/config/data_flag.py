@@ -58,7 +58,7 @@ def check(data: str, image_size: int | None) -> None:
     if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
             f"--data {data} is neither one of {', '.join(NAMES)} nor a path. If a run "
-            "recorded it, continue the run with the same version of this package."
+            "recorded it, continue that run with the version that started the run."
         )
     if image_size and data != FOLDER:
         raise UsageError(

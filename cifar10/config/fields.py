@@ -130,8 +130,8 @@ class Towers(Checked):
     Attributes:
         num_gpus: number of towers on this machine, one per GPU; without a GPU, the CPU
             simulates the towers (default: one per GPU found, else 1 on the CPU)
-        split_gpu: number of towers on each GPU, which share the memory of the GPU; for
-            trying several towers on one GPU, not for speed: --num_gpus 4 --split_gpu 4
+        split_gpu: number of towers that share each GPU and its memory; for trying
+            several towers on one GPU, not for speed: --num_gpus 4 --split_gpu 4
         batch_size: images per tower and batch; the global batch has --batch_size x
             towers x --accumulate images
         global_batch_size: images per step over all towers (default: --batch_size x
@@ -184,19 +184,19 @@ class Dataset(Checked):
     """Data set.
 
     Attributes:
-        data: data set: cifar10, cifar100, synthetic; a path: your pictures, in a folder
-            for each class, or an .npz file; auto: CIFAR-10 from --data_dir, else
-            downloaded, else a synthetic stand-in
+        data: data set: cifar10, cifar100 or synthetic; the path of your pictures, with
+            a folder for each class, or of an .npz file; or auto: CIFAR-10 from
+            --data_dir, else downloaded, else a synthetic stand-in
         data_dir: folder that contains the .bin files, cifar-10-batches-bin/ or the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: the URL on the data set's site)
-        image_size: pixels per side of your pictures, whose shorter side is resized and
-            whose centre is cropped (default: 64)
+        image_size: side in pixels: the shorter side of your pictures is resized to it,
+            and the centre is cropped (default: 64)
         validation_fraction: fraction of your pictures for the test split, if there is
             no folder test or val
-        val_fraction: fraction of the images outside a given test split to hold out as
-            the val split, if there is none; the val split decides which checkpoint is
-            best and when to stop (default: none; the test split decides)
+        val_fraction: fraction of the images to hold out as the val split if there is
+            none, not counting a given test split; the val split decides which
+            checkpoint is best and when to stop (default: none; the test split decides)
         max_bad_images: largest fraction of damaged pictures to leave out; training does
             not start if more pictures are damaged
         corrections: CSV file, written by `data --train_dir`, of training pictures to
@@ -370,20 +370,20 @@ class Checkpoints(Checked):
     Attributes:
         checkpoint_steps: steps between two checkpoints
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of checkpoints to keep in addition: those with the best scores
-            by eval or --eval_steps; each evaluation by --eval_steps saves a checkpoint
+        keep_best: number of best checkpoints, by the scores of eval or --eval_steps, to
+            keep as well; each evaluation by --eval_steps then saves a checkpoint
         best_by: score of eval that selects the best checkpoint
         eval_steps: steps between two evaluations during training, on the val split, or
             on the test split if there is no val split (default: none)
         stop_after_no_gain: number of consecutive evaluations by --eval_steps without a
             new best score after which the training run ends (default: never)
-        on_save_error: if a checkpoint cannot be written: stop; continue: go on, and try
-            again at the next checkpoint
-        on_nan: if a loss or gradient is not finite: stop; skip: omit the update;
-            rollback: continue from the last checkpoint, without the batches since then
+        on_save_error: what to do if a checkpoint cannot be written: stop, or continue
+            and try again at the next checkpoint
+        on_nan: what to do if a loss or gradient is not finite: stop; skip the update;
+            rollback to the last checkpoint, and leave out the batches since then
         verify_steps: steps between two verified steps, whose gradients are computed on
-            two devices and compared; --on_nan also decides what a difference causes
-            (default: none)
+            two devices and compared; if the gradients differ, --on_nan decides what to
+            do (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
             so that a scheduler or --max_restarts restarts the run (default: never)
     """

@@ -17,7 +17,7 @@ CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the picture
 
 
 def evaluation_events(split: str) -> str:
-    """Returns the folder for the scores on a split: `eval` for test, or `eval_val`."""
+    """Returns the folder for the scores on a split: `eval` for the test split."""
     return EVALUATION_EVENTS + ("" if split == "test" else f"_{split}")
 
 
@@ -31,7 +31,7 @@ def absolute_path(name: str) -> Path:
         # Links are not resolved, so that --fresh moves a link aside, not its target.
         return Path(os.path.abspath(expanded))  # noqa: PTH100
     except OSError as error:
-        raise UsageError(f"{name}: the current directory does not exist.") from error
+        raise UsageError(f"{name}: the current directory was deleted.") from error
 
 
 def locate_run(name: str) -> Path:

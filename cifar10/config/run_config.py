@@ -1,4 +1,4 @@
-"""Reads the `config.json` of a run, decides how far to trust it, and resumes the run.
+"""Reads the `config.json` of a run, and decides how far to trust it.
 
 When a training run writes a `config.json`, it also creates a note in the user's state
 directory: an empty file named by the SHA-256 checksum of the `config.json`. Without a
@@ -96,7 +96,7 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
 
 
 def why_no_run(directory: Path) -> str:
-    """Returns a message on a directory without a `config.json`."""
+    """Returns a message that says why a directory holds no run."""
     runs = sorted(path.parent.name for path in directory.parent.glob("*/config.json"))
     beside = f" Runs beside it: {', '.join(runs[:5])}." if runs else ""
     if not directory.is_dir():
@@ -137,8 +137,8 @@ def mark_as_own(content: bytes) -> str:
     except (OSError, RuntimeError) as error:
         return (
             "The run could not be recorded as yours in ~/.local/state: "
-            f"{reason(error)}.\nOn this run, use other commands with --data_dir, and "
-            "with --trust_model if you wrote the model."
+            f"{reason(error)}.\nFor this run, give other commands --data_dir, and "
+            "--trust_model if the model is your own code."
         )
     return ""
 

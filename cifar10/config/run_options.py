@@ -21,7 +21,7 @@ class RunOptions(Checked):
     """The options of a command that reads a checkpoint of a run.
 
     Attributes:
-        train_dir: directory of the run; --checkpoint_dir, as in the tutorial, works too
+        train_dir: directory of the run; the flag --checkpoint_dir has the same meaning
         step: step of the checkpoint, or best for the one with the best score (default:
             the newest)
         trust_model: model whose code to trust, as module:function, if you did not train

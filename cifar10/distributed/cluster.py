@@ -44,7 +44,7 @@ class Cluster:
 
     @classmethod
     def at(cls, addresses: Sequence[str], index: int) -> Self:
-        """Builds the cluster of the workers at `addresses`; this one is at `index`."""
+        """Builds a cluster from `addresses`; this process is the worker at `index`."""
         workers = (Worker(number, address) for number, address in enumerate(addresses))
         return cls(tuple(workers), index)
 
@@ -150,7 +150,7 @@ def _address(address: Any) -> str:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Returns the cluster with the addresses of this process and of the chief.
+    """Returns a cluster with only the addresses of this process and of the chief.
 
     The chief is process 0, on the first node of SLURM's list. The other processes send
     their addresses when they connect to the chief.
@@ -172,7 +172,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
         names = ["SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_LOCALID"]
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]
         shown = "\n".join(f"{name}={environ.get(name, '')[:60]!a}" for name in names)
-        raise _not_slurms(f"{shown}\nThis does not describe a SLURM step") from error
+        raise _not_slurms(f"{shown}\nThese variables describe no SLURM step") from error
     addresses = [""] * tasks
     addresses[index] = this
     addresses[0] = chief
@@ -183,7 +183,7 @@ def _slurm_number(environ: Mapping[str, str], name: str, default: str = "") -> i
     """Returns a number that SLURM sets; an empty variable counts as unset."""
     text = environ.get(name) or default
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise _not_slurms(f"{name}={text[:200]!a} is not a whole number, as SLURM sets")
+        raise _not_slurms(f"{name}={text[:200]!a} is not a whole number")
     return int(text)
 
 

@@ -65,9 +65,9 @@ def launch(
         # A worker that a forwarded signal stopped may have had no handler yet.
         ends = [code for code in _FINAL if code in codes]
         if ends := [*ends, *(128 + number for number in stops)]:
-            not_restarted = "; not restarted" if max_restarts else ""
+            not_restarted = " and is not restarted" if max_restarts else ""
             raise StoppedError(
-                f"ended with exit code {ends[0]}{not_restarted}.", ends[0]
+                f"the run ended with exit code {ends[0]}{not_restarted}.", ends[0]
             )
         names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(
@@ -159,7 +159,7 @@ def _start_worker(
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
-    """Returns the variables that tell each worker its cluster and its GPUs."""
+    """Returns, for each worker, the environment variables for its cluster and GPUs."""
     with contextlib.ExitStack() as stack:
         # All sockets are open at once, so that every worker gets a different port.
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
@@ -175,7 +175,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
 
 
 def _gpus(workers: int) -> list[dict[str, str]]:
-    """Returns the variable that gives each worker an equal share of the GPUs."""
+    """Returns, for each worker, the environment variable for its share of the GPUs."""
     name = "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(name)
     if visible is None:
@@ -188,7 +188,7 @@ def _gpus(workers: int) -> list[dict[str, str]]:
     if not share:
         raise UsageError(
             f"--local_workers {workers}: this machine has only {len(gpus)} GPUs.\nGive "
-            f"at most {len(gpus)}, or train on the CPU: {name}=-1 before the command."
+            f"at most {len(gpus)}, or put {name}=-1 before the command to use the CPU."
         )
     return [
         {name: ",".join(gpus[index * share : (index + 1) * share])}

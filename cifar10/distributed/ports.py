@@ -45,8 +45,8 @@ def open_port(cluster: Cluster) -> socket.socket:
 def confine(port: int) -> bool:
     """Blocks other machines from a port on which this process listens.
 
-    Binds the listening socket to loopback, which Linux 5.7 and later allow, and closes
-    connections from other machines. Returns whether binding succeeded.
+    Binds the listening socket to loopback (Linux 5.7 or later), and closes connections
+    from other machines. Returns whether binding succeeded.
     """
     confined = False
     for one in _open_sockets():

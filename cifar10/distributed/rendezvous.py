@@ -7,7 +7,7 @@ TensorFlow cannot replace the server: while it waits for workers, it blocks Pyth
 signals, threads and timeouts, and it does not report which worker is missing.
 
 Once all workers have connected, the server accepts no more connections, because
-TensorFlow's server needs the port. A worker sends lines of JSON, each with an answer:
+TensorFlow's server needs the port. Each line of JSON from a worker gets an answer:
 
     [KEY, VALUE, SECONDS] -> [REFUSAL, [[INDEX, VALUE], ...]]
 
@@ -56,7 +56,7 @@ class Rendezvous:
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
-        """Waits for the other workers; like `gather`, for at most `timeout` seconds."""
+        """Connects to the other workers; like `gather`, waits at most `timeout` s."""
         self.cluster = cluster
         self._timeout = timeout
         self._asking = threading.Lock()
@@ -69,7 +69,7 @@ class Rendezvous:
             server.close()
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Sends a value, and returns the values of all workers, by index.
+        """Sends a value, and returns the values of all workers, in worker order.
 
         Raises:
             LostWorkerError: A worker has ended, or did not send its value in time.
@@ -86,10 +86,10 @@ class Rendezvous:
             self.exchange("refusal", [text, error.exit_code], 0)
 
     def exchange(self, key: str, value: Any, seconds: float) -> dict[int, Any]:
-        """Sends a value, and returns the values of the workers so far, by index.
+        """Sends a value for `key`, and returns the workers' values so far, by index.
 
-        Waits until all connected workers have sent a value, or until `seconds` have
-        passed for one of the workers that wait.
+        Waits until all connected workers have sent a value, or until the `seconds` of a
+        waiting worker have passed.
         """
         try:
             with self._asking:
@@ -220,7 +220,7 @@ class _Server:
     def _admit(self, greeting: Any, writer: asyncio.StreamWriter) -> int:
         """Registers a worker that has connected, and returns its index.
 
-        A conflict with another worker makes every worker refuse to start.
+        If the worker conflicts with another worker, all workers get a refusal.
         """
         key, (index, addresses), _ = greeting
         own = [worker.address for worker in self._cluster.workers]
@@ -244,7 +244,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for each complete key, or for all keys after a refusal."""
+        """Ends the wait for keys with all values, or for all keys after a refusal."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:

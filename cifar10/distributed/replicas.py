@@ -27,7 +27,7 @@ class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
     `strategy` runs one replica per state in this process, and reduces over the replicas
-    of all processes. The local replicas share `devices`, one per batch, evenly.
+    of all processes. This process's replicas divide `devices`, one per batch, evenly.
     `first_tower` is the index of this process's first tower among those of all.
     """
 
@@ -58,7 +58,7 @@ class ReplicaBuilder(TowerBuilder):
         self._share = traced(self._trace_sharing)
 
     def result(self, result: StepResult) -> StepResult:
-        """Removes the requests to stop from a step's metrics, for `agree_to_stop`."""
+        """Moves requests to stop from a step's metrics to `agree_to_stop`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
@@ -154,7 +154,7 @@ class ReplicaBuilder(TowerBuilder):
         )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Returns the first replica's numbers; may copy its variables to all, too."""
+        """Sends the first replica's numbers, and optionally its variables, to all."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:

@@ -83,8 +83,8 @@ class Workers:
 
         Call it before TensorFlow's first operation. If `variable_update` is `towers`,
         the towers of a machine share one set of variables. If it is `mirrored`, each
-        tower has a set. If it is `auto`, each GPU has a set with several workers. A
-        signal ends the wait for the other workers.
+        tower has a set. `auto` means `mirrored` on the GPUs of several workers, else
+        `towers`. A signal ends the wait for the other workers.
 
         Returns the strategy, or None for one set of variables in one process, and the
         number of sets of variables in this process.
@@ -106,9 +106,9 @@ class Workers:
             ), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
-                "--variable_update mirrored: on several machines, each GPU, or the "
-                "CPU, can hold only one tower,\nbut here one device holds several of "
-                f"{towers} towers. Give --num_gpus 1, or leave out --variable_update."
+                "--variable_update mirrored: on several machines, each device can hold "
+                f"only one tower,\nbut here {towers} towers share a device. Give "
+                "--num_gpus 1, or leave out --variable_update."
             )
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
@@ -127,10 +127,10 @@ class Workers:
     def begin(
         self, settings: Mapping[str, Any], on_chief: Callable[[], list[str]]
     ) -> list[str]:
-        """Begins a run: calls `on_chief` on the chief if all settings are equal.
+        """Begins a run: calls `on_chief` on the chief if all workers' settings agree.
 
-        The other workers wait for the chief. Returns the messages of `on_chief`, or a
-        message that names the chief. A `UsageError` on one worker is raised on all.
+        The other workers wait for the chief, and get a message that names the chief.
+        The chief gets the messages of `on_chief`. All raise a `UsageError` of any.
         """
         if not self._rendezvous:
             return on_chief()
@@ -193,7 +193,7 @@ class Workers:
         """Returns which other workers a hanging step waits for, or an empty string.
 
         Tells the others what this worker `waits` for in the step after `step`; "" means
-        its devices. A worker is named if it waits for something else or is silent.
+        devices. Names workers that are silent or wait for anything but devices.
         """
         if not self._rendezvous:
             return ""

@@ -35,7 +35,7 @@ _EXPECTED = (
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     """Converts a program's data to a `Dataset`; returns None for a name or a path.
 
-    A single pair of arrays becomes the split `split`.
+    A single pair of arrays becomes the split that `split` names.
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
@@ -47,7 +47,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
-            raise UsageError(f"data: {len(pair)} values are no pair. {_EXPECTED}")
+            raise UsageError(f"data: {len(pair)} values, not a pair. {_EXPECTED}")
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
@@ -89,7 +89,7 @@ def _wrap(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns a data set for scoring a run, with the run's class names.
+    """Returns a data set for scoring a run, with the run's names of numbered classes.
 
     Raises:
         UsageError: The data set has other classes or images than the run's data.

@@ -32,19 +32,19 @@ def evaluate(
 
     Args:
         run: The `Record` that `train` returned, or the run's directory.
-        data: The images to score, in the forms that `Config` takes; arrays (x, y) are
-            the split `split`. None for the data of the run.
+        data: The images to score, in the forms that `Config` takes. Arrays (x, y) count
+            as the split that `split` names. None for the data of the run.
         model: The function that builds the model, if `run` is a directory and the
             function cannot be imported.
         split: `test`, `train`, or `val` if the data has that split.
         step: The step of the checkpoint, or `best` for the one with the best score;
             None for the newest one.
-        num_examples: The number of images to score, from the first; None for all.
+        num_examples: The number of images to score, from the first on; None for all.
         use_averages: Whether to score the moving averages of the variables instead of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
-        top_k: Values of k for the fraction of images whose class has one of the k
-            largest logits; 1 and 5 are always reported.
+        top_k: Numbers k, besides 1 and 5, for which to report the fraction of images
+            whose class has one of the k largest logits.
         batch_size: The number of images per batch; it does not affect the result.
 
     Returns:
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _device() -> str:
-    """Returns the first GPU, or the CPU; takes GPU memory only as needed."""
+    """Returns the first GPU, with memory that grows as needed, or else the CPU."""
     import tensorflow as tf
 
     from cifar10.towers import devices

@@ -42,8 +42,8 @@ class Record:
             for `stop_after_no_gain`.
         seconds: Wall time of this call of `train`, without earlier sessions.
         history: Metrics by step, every `log_frequency` steps, from all sessions.
-        scores: The score that `best_by` names, by step, on the val split, or on the
-            test split without a val split; from `eval_steps` and `eval.py`.
+        scores: The score that `best_by` names, by step, from `eval_steps` and
+            `eval.py`; on the val split if there is one, else on the test split.
         config: The configuration of the run.
     """
 
@@ -188,7 +188,7 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 class _Signals:
-    """A hook that, during training, delays signals to the end of a step."""
+    """A hook that delays signals until the end of a step, during training."""
 
     def __init__(self, stop: StopSignals) -> None:
         self._stop = stop
