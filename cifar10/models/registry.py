@@ -54,8 +54,8 @@ OPTIONS = ("depth", "width")
 # Prefix in `config.json` of a function that cannot be imported by name.
 PYTHON = "python:"
 IN_PYTHON = (
-    "The program that trained the run continues it: call it again with the same "
-    "train_dir.\nAnother one gives again what the first had in memory, and only that:\n"
+    "Continue the run with the program that trained it, and the same train_dir.\n"
+    "Another program must pass the model or data that only that program has:\n"
     "    cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...))\n"
     "    cifar10.evaluate(train_dir, model=..., data=...)"
 )
@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
 
 
 def take_for(name: str, function: str) -> None:
-    """Has a module's function, module:function, build the model of a program."""
+    """Lets `function`, module:function, build the model `name` of a program."""
     check_name(function)
     ARCHITECTURES[name] = Architecture(
         name, lambda *shape, **given: find_architecture(function).build(*shape, **given)

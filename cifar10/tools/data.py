@@ -152,7 +152,7 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    edited = ["once you have edited that list:"] if "labels" in found else []
+    edited = ["after you have edited that list:"] if "labels" in found else []
     sections = {
         "Classes": _on_classes(found["classes"]),
         "Left out": _on_left_out(found["left_out"]),
@@ -223,8 +223,8 @@ def _on_labels(
 ) -> Iterator[str]:
     yield f"the run agrees with {agreement:.1%} of the training pictures' labels"
     yield from ("{picture}: {label}, or {class}?".format(**i) for i in issues[:_SHOWN])
-    yield f"it contradicts {contradicted:,} labels; the list has {len(issues):,}"
+    yield f"it contradicts {contradicted:,} labels; listed: {len(issues):,}"
     if contradicted > len(issues):
-        yield "(a twentieth, and at most 2,500), of which many may be right after all:"
+        yield "(at most 5 % of all labels, or 2,500), many of which may be right:"
     yield f"look at {Path(corrections).with_suffix('.html')},"
     yield f"and edit {corrections}"

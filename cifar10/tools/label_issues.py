@@ -1,7 +1,7 @@
-"""Training pictures whose labels a run contradicts: a CSV to edit, a page to look at.
+"""Lists training pictures whose labels a run contradicts, as a CSV file and a page.
 
-They are found by the probability of their labels, the mean of all checkpoints that are
-kept: the last model may know its pictures by heart, but earlier ones do not.
+A label is judged by its mean probability over all saved checkpoints. The last
+checkpoint may have memorized the pictures, but earlier ones have not.
 """
 
 import base64
@@ -25,24 +25,24 @@ from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers import devices
 
-# A weak run contradicts far more right labels than wrong ones; nine of ten well-known
-# data sets have less than 6 % of wrong labels (arXiv:2103.14749).
+# Lists at most this fraction of the labels. A weak run contradicts many right labels,
+# and nine of ten well-known data sets have less than 6 % wrong ones (arXiv:2103.14749).
 _SHARE = 0.05
-_MOST = 2500  # A page of more opens slowly.
-_SIDE = 128  # Of a picture on the page, at most.
+_MOST = 2500  # A page with more pictures opens slowly.
+_SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
 
 
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
-    """Writes which labels a run contradicts to its directory, as CSV and as HTML.
+    """Writes the labels that a run contradicts to its directory, as CSV and HTML.
 
-    If `dataset` is that of the run, labels are compared as the run's corrections have
-    them; the CSV repeats the corrections, and so takes their place. `trust_model` is as
-    in `RunOptions`.
+    If the run was trained on `dataset` with a file of corrections, they are applied
+    first, and the CSV repeats them so that it can replace the file. `RunOptions`
+    documents `trust_model`.
 
     Returns:
-        JSON values: the `agreement` of the newest checkpoint with all labels, how many
-        are `contradicted`, the `issues` that are listed of these, most suspicious
-        first, and the path of the `corrections`.
+        JSON values: `agreement`, the fraction of labels that the newest checkpoint
+        predicts; `contradicted`, the number of contradicted labels; `issues`, the
+        listed ones, most suspicious first; `corrections`, the path of the CSV.
 
     Raises:
         UsageError: The run has other images or classes, or cannot be written to.
@@ -61,7 +61,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     images, labels = dataset.read("train")
     logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)
-    for step in saved or [trained.restore()]:  # Which says why there is none.
+    for step in saved or [trained.restore()]:  # The error says why there is none.
         trained.restore(step)
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
     places, instead, own = find_issues(logits, labels)
@@ -100,13 +100,14 @@ def find_issues(
     """Finds labels that models contradict, from each model's logits for all images.
 
     Returns:
-        The indices of the images, int64, most suspicious first; and for all images the
-        class predicted in place of the label, and the label's mean probability.
+        The indices of the contradicted labels, int64, most suspicious first; and for
+        each image the class to replace its label, and the label's mean probability.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]
     own = np.mean([one[of_labels] for one in each], axis=0)
-    # Only predictions count: of the list with all probabilities fewer labels are wrong.
+    # Only the class that a model predicts counts. If all probabilities counted, more of
+    # the listed labels would be right.
     highest = [np.where(one < one.max(axis=1, keepdims=True), 0, one) for one in each]
     sure = np.mean(highest, axis=0)
     sure[of_labels] = 0
@@ -118,11 +119,11 @@ def find_issues(
 def _table(
     issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Returns the CSV of the issues, and of earlier corrections of other pictures."""
+    """Returns a CSV of the issues, and of earlier corrections to other pictures."""
     before = {path: rest for path, *rest in earlier}
     rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
     for issue in issues:
-        # The label is that of the data, which an earlier file may have corrected.
+        # The column `label` holds the data set's label, before earlier corrections.
         _, label = before.pop(issue["picture"], ("", issue["label"]))
         rows.append((issue["picture"], issue["class"], label, issue["probability"]))
     rows += [(path, *rest) for path, rest in before.items()]
@@ -132,7 +133,7 @@ def _table(
 
 
 def _coded(image: np.ndarray) -> str:
-    """Returns a picture as the address that a page embeds."""
+    """Encodes a picture as a PNG in base64, to embed it in a page."""
     file, picture = io.BytesIO(), Image.fromarray(image)
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(file, "PNG")

@@ -1,7 +1,7 @@
-"""The model card of an export: a README.md that Hugging Face's hub shows.
+"""Writes the model card of an export, a README.md that Hugging Face's hub shows.
 
-Its front matter follows https://huggingface.co/docs/hub/model-cards, in JSON, which is
-YAML too. No path of this machine goes into it.
+The front matter follows https://huggingface.co/docs/hub/model-cards, in JSON, which is
+also YAML. The card contains no path of this machine.
 """
 
 import json
@@ -16,7 +16,7 @@ from cifar10.process import invocation
 from cifar10.run_directory import logs, scores
 
 NAME = "README.md"
-# The hub's names of data, formats and metrics, by ours.
+# The hub's names of data sets, formats and metrics, by this package's names.
 _DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 _LIBRARIES = {"savedmodel": "tensorflow", "litert": "tflite"}
 _METRICS = {
@@ -50,8 +50,8 @@ model = Interpreter({file}).get_signature_runner()
 outputs = model(images=images)["{output}"]""",
 }
 _CHOSEN = """
-The same images decided which step is the best, or when the training ended: there was no
-part val. So the scores are a little too good.
+These images also decided which step is the best or when training ended, because the run
+had no validation split. So the scores are slightly too good.
 """
 _CARD = """\
 ---
@@ -64,12 +64,12 @@ model-index: {index}
 
 # {name}
 
-This model classifies images. Its license is yours to choose: above it is unknown.
+This model classifies images. Its license is set to unknown: choose one above.
 
 ## Scores
 
-The run's model was scored on {count:,} test images, each once. Wilson's interval of
-95 % for the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
+The run's model was scored once on each of {count:,} test images. The 95 % confidence
+interval (Wilson) of the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
 {chosen}
 
 {scores}
@@ -80,7 +80,7 @@ The run's model was scored on {count:,} test images, each once. Wilson's interva
 {code}
 ```
 
-The data, the images and the output, and the training:
+The data set, the input and output, and the settings of the training run:
 
 ```json
 {description}
@@ -96,12 +96,12 @@ def build(
     *,
     is_best: bool,
 ) -> str:
-    """Returns the card of an export of a run, with this name, format and description.
+    """Returns the model card of an export with this name, format and description.
 
-    `is_best` says whether the step was chosen by its score.
+    `is_best` tells whether the step was chosen by its score.
 
     Raises:
-        UsageError: The run has recorded no scores of the step on the test part.
+        UsageError: The run has recorded no scores of the step on the test split.
     """
     settings, step = run_config.read_run_config(run), description["step"]
     kind = "" if description["use_averages"] else "_raw"
@@ -110,11 +110,11 @@ def build(
     if not entry:
         how = invocation.to_score(str(run), settings["model"], settings["data"], step)
         raise UsageError(
-            f"--model_card: step {step} has no score to put on the card. Score it "
+            f"--model_card: step {step} has no scores for the card. Score the step "
             f"first:\n  {how}{' --no-use_averages' if kind else ''}"
         )
     found = {key: entry[key] for key in _METRICS if is_a(entry.get(key), float)}
-    if len(settings["class_names"]) <= 5:  # All are among the five.
+    if len(settings["class_names"]) <= 5:  # Every class would be among the five.
         found.pop("precision @ 5", None)
     data, hub_name = settings["data"], _DATA.get(settings["data"])
     result = {

@@ -1,4 +1,4 @@
-"""`python -m cifar10 plan`: the memory of a step, and which sections fit."""
+"""`python -m cifar10 plan`: estimates the memory of a step, whole and in sections."""
 
 import argparse
 import dataclasses
@@ -18,34 +18,33 @@ from cifar10.process import entry_point
 if TYPE_CHECKING:
     from cifar10.training.assembly import Training
 
-HELP = "say how much memory a step takes, and how many sections fit"
-DESCRIPTION = """Says how much memory a step takes, plain and in sections.
+HELP = "estimate the memory of a training step, and in how many sections it fits"
+DESCRIPTION = """Estimates the memory of a training step, whole and in sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
-Traces the step without computing it, so it needs neither its memory nor data.
-On CPUs the figures are within 25 % of what a step takes; a GPU's kernels take
-memory of their own, which is not known here. Without a GPU, the column of one
-tower's step is what a GPU would have to hold beside the variables. It says
-which --sections fit into --memory_limit, or into 85 % of what is free; exit
-code 1 if none does.
+Traces the step without computing it, and needs neither that memory nor data. On
+CPUs the estimate is within 25 % of what a step takes. On GPUs, kernels take more
+memory, which is not estimated. Without a GPU, the column "a tower's step" is the
+memory that a GPU would need in addition to the variables. Prints which --sections
+fit into --memory_limit, or into 85 % of the free memory. Exit code 1: none fit.
 """
 
-# The flags of a training on which the memory of a step depends.
+# The flags that determine the memory of a training step.
 _FLAGS = {
     *("recipe", "num_gpus", "split_gpu", "batch_size", "global_batch_size"),
     *("accumulate", "model", "depth", "width", "precision", "data", "image_size"),
     *("distortions", "optimizer", "momentum", "clip_norm", "sections", "memory_limit"),
     "variable_device",
 }
-# Of CIFAR, whose files a plan does not read.
+# Training images of CIFAR, whose files a plan does not read.
 _EXAMPLES = 50_000
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with these arguments and returns the exit code."""
-    parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
-    text = "print the plan as JSON, in bytes"
+    parser.usage = "%(prog)s [FLAGS]"  # All flags would make it too long.
+    text = "print the plan as JSON, with sizes in bytes"
     parser.add_argument("--json", action="store_true", help=text)
     flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _FLAGS)
     given = flags.parse(parser, words)
@@ -59,7 +58,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def plan_step(requested: Config) -> dict[str, Any]:
-    """Returns the memory of a step, plain and in sections, and which of them fit.
+    """Returns the memory of a step, whole and in sections, and whether each plan fits.
 
     Sizes are in bytes.
     """
@@ -90,7 +89,7 @@ def plan_step(requested: Config) -> dict[str, Any]:
 
 
 def _assemble(requested: Config) -> "Training":
-    """Assembles a training without sections, on black images in place of CIFAR's."""
+    """Assembles a training run without sections, on black images instead of CIFAR's."""
     import numpy as np
 
     from cifar10.input import cifar, records
@@ -113,7 +112,7 @@ def _text(found: Mapping[str, Any]) -> str:
     where = "on each GPU" if found["on_gpus"] else "in all"
     lines = [
         f"{found['model']}, {found['parameters']:,} parameters, {found['precision']}",
-        f"Images of a batch: {found['batch_size']:,}",
+        f"Batch size: {found['batch_size']:,}",
         f"Towers: {found['towers']}",
         f"Variables, averages and optimizer: {_megabytes(found['variables'])}",
         f"Gradients in each tower's step: {_megabytes(found['gradients'])}",
@@ -127,10 +126,10 @@ def _text(found: Mapping[str, Any]) -> str:
     fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
     if not fitting:
         least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
-        advice = f"Of these, none fits {room}; the least is {least}.\nGive a smaller "
-        advice += "--batch_size, and --accumulate to make up for it."
+        advice = f"No plan fits {room}: the smallest takes {least}.\nGive a smaller "
+        advice += "--batch_size, with --accumulate to make up for it."
     elif not fitting[0]:
-        advice = f"A step fits {room} as it is, with --sections 1."
+        advice = f"A step fits {room} without sections (--sections 1)."
     else:
         cuts = ",".join(fitting[0])
         advice = f"{1 + len(fitting[0])} sections fit {room}: --sections={cuts}"

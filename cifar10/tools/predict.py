@@ -25,35 +25,35 @@ DESCRIPTION = """Names the likeliest classes of images, with their probabilities
     python -m cifar10 predict cat.png --explain maps
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
-PNG, JPEG, WebP, BMP, GIF and TIFF files, up to 50 megapixels and 50 MB, are
-prepared as the images of an evaluation are. With --follow it predicts again at
-each new checkpoint, until the training has finished. Exit code 0: all were
-predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
+Reads PNG, JPEG, WebP, BMP, GIF and TIFF files of up to 50 megapixels and 50 MB,
+and prepares them as evaluation does. With --follow it predicts again with each new
+checkpoint, until the training run has finished. Exit code 0: all images were
+classified; 1: those named on stderr were skipped; 2: a mistake that you can fix.
 """
 
-# Images at a time; it changes memory, not the result.
+# Images per batch. The batch size changes memory, not the result.
 _BATCH = 256
-# The largest images take a fifth of it; see `Decoder`.
+# The largest images take a fifth of this time; see `Decoder`.
 _DECODING_SECONDS = 5.0
 _KNOWS_FIGURES = (
-    "The model was trained on the SYNTHETIC stand-in: it knows ten figures, such as a\n"
-    "disc or a cross, and nothing of photographs."
+    "The model was trained on the SYNTHETIC stand-in: it recognizes ten figures, for\n"
+    "example a disc or a cross, but no photographs."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(run_options.RunOptions):
-    """What to predict and how.
+    """What to classify and how.
 
     Attributes:
         images: files, folders, or `-` for a list on standard input
         follow: predict again at each new checkpoint
-        interval_secs: seconds between two looks for a new checkpoint
-        top_k: number of classes to name (default: 3, or all of fewer)
+        interval_secs: seconds between checks for a new checkpoint
+        top_k: number of classes to name (default: 3, or all if there are fewer)
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu, gpu or gpu:NUMBER
-        explain: folder for a PNG of each image: what speaks for the likeliest class,
-            by HiResCAM, over the picture (default: none)
+        explain: folder for a heat map of each image, by HiResCAM: where it supports
+            the likeliest class, as a PNG (default: none)
         json: print JSON, one object per image
     """
 
@@ -72,13 +72,13 @@ class Options(run_options.RunOptions):
         if self.follow and self.step is not None:
             raise UsageError(
                 f"--follow --step {self.step}: --follow predicts with each new "
-                "checkpoint, --step with one. Leave out one of the two."
+                "checkpoint, --step with a single one. Leave out one of the flags."
             )
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with these arguments and returns the exit code."""
-    images = "image files; folders of them; - for a list on standard input"
+    images = "image files, folders of images, or - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
@@ -89,7 +89,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def predict_files(options: Options) -> int:
-    """Predicts; returns the exit code, 1 if a file could not be read as an image."""
+    """Classifies images; returns the exit code, 1 if a file is no readable image."""
     from cifar10.follower import Follower
     from cifar10.towers import devices
 
@@ -106,7 +106,7 @@ def predict_files(options: Options) -> int:
         trust_model=options.trust_model,
     ) as follower:
         for _ in follower.follow(options.interval_secs, once=not options.follow):
-            if follower.image_shape != shape:  # Another run may have taken its place.
+            if follower.image_shape != shape:  # A new run may replace the followed one.
                 shape = follower.image_shape
                 read, images = _read(paths, shape)
             if not read:
@@ -116,7 +116,7 @@ def predict_files(options: Options) -> int:
 
 
 def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
-    """Returns the file for the heat map of each image, by its index in the list."""
+    """Maps the path of each image to the path of its heat map."""
     from cifar10.tools.heat_maps import MARK
 
     folder = layout.absolute_path(explain)
@@ -152,7 +152,7 @@ def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
             found.append(Path(name))
     if not found:
         places = ", ".join("standard input" if name == "-" else name for name in names)
-        raise UsageError(f"There are no files in {places}; name an image.")
+        raise UsageError(f"There are no files in {places}. Name an image.")
     return found
 
 
@@ -162,8 +162,8 @@ def _in_folder(folder: Path) -> list[Path]:
         path
         for path in paths
         if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        # A broken link is reported when it is read. The methods of `Path` raise if
-        # this user may not look.
+        # Keeps broken links, which are reported when they are read. The methods of
+        # `Path` raise an error without permission to read the folder.
         and (os.path.isfile(path) or not os.path.exists(path))  # noqa: PTH110, PTH113
     ]
 
@@ -198,7 +198,7 @@ def _predict(
     places: Mapping[Path, Path],
     device: str,
 ) -> None:
-    """Prints the likeliest classes of each image, and draws what speaks for them."""
+    """Prints the likeliest classes of each image, and draws heat maps if requested."""
     import numpy as np
 
     from cifar10.input import synthetic
@@ -215,8 +215,8 @@ def _predict(
             maps = heat_maps(follower.model, some, best, device)
             if maps is None:
                 raise UsageError(
-                    "--explain: every convolution's output is 1 x 1, or the model has "
-                    "none, so there is no map of where it looks. Leave it out."
+                    "--explain: the model has no convolution with an output larger "
+                    "than 1 x 1, which a heat map needs. Leave out --explain."
                 )
             for path, image, heat in zip(paths[part], some, maps, strict=True):
                 files.write_output(places[path], "--explain", draw(image, heat))
@@ -233,5 +233,5 @@ def _predict(
                 content["heat_map"] = str(places[path])
                 shown += f"; heat map: {places[path]}"
             line = json.dumps(content) if options.json else f"{path}: {shown}"
-            # A name must not control a terminal; other programs want it unchanged.
+            # A name must not control a terminal, but other programs need it unchanged.
             print(printable(line) if sys.stdout.isatty() else line, flush=True)

@@ -1,4 +1,4 @@
-"""What happens to an image before the model takes it: in words, and as operations."""
+"""Prepares images for an exported model, and describes how they are prepared."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from cifar10.input.distortions import channel_statistics
 
 
 def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Returns what `pipeline.prepare` does, as JSON values for any language."""
+    """Describes `pipeline.prepare` as JSON values, for programs in any language."""
     *size, channels = picture_shape
     top, left, height, width = _crop(distortion, picture_shape)
     standardization: dict[str, Any] = {
@@ -40,13 +40,13 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
 def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -> Any:
     """Prepares uint8 images of any size for the model, as `describe` documents.
 
-    It uses Keras's operations, so that `images` may also be the symbolic input of a
-    model that opens without this package, and float32, because LiteRT has no float64.
+    Only Keras's operations are used, so that `images` may be the symbolic input of a
+    model that loads without this package. LiteRT has no float64, so float32 is used.
 
     Args:
         images: uint8 [batch, height, width, channels], all of one size.
         picture_shape: Height, width and channels of one image of the data set.
-        distortion: As in `--distortions`.
+        distortion: Value of `--distortions`.
 
     Returns:
         float32 [batch, *image_shape(distortion, picture_shape)].
@@ -67,7 +67,7 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
 def _crop(
     distortion: str, picture_shape: tuple[int, int, int]
 ) -> tuple[int, int, int, int]:
-    """Returns top, left, height and width of the part that the model takes."""
+    """Returns top, left, height and width of the crop that the model takes."""
     height, width, _ = pipeline.image_shape(distortion, picture_shape)
     top, left = (picture_shape[0] - height) // 2, (picture_shape[1] - width) // 2
     return top, left, height, width
@@ -76,9 +76,9 @@ def _crop(
 def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
-    Keras's `Resizing` antialiases by an operation that LiteRT lacks. A few values
-    differ by 1 from Pillow's, whose weights are rounded, and by more only at harsh
-    edges of tall images, whose rows newer versions of Pillow resize first.
+    Keras's `Resizing` layer antialiases with an operation that LiteRT lacks. A few
+    values differ by 1 from Pillow's, which rounds its weights. They differ by more only
+    at sharp edges of tall images, whose rows newer versions of Pillow resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)
@@ -106,7 +106,7 @@ def _numbers(values: Any, axis: int) -> Any:
 def _weights(count: int, pixels: Any, scale: Any) -> Any:
     """Returns the weight of each input pixel for each output pixel.
 
-    The shape is [count, pixels]; `scale` is the distance between output pixels.
+    The shape is [count, pixels]. `scale` is the distance of output pixels, in pixels.
     """
     places = (np.arange(count, dtype=np.float32) + (1 - count) / 2)[:, None]
     distances = pixels - ops.max(pixels) / 2 - scale * places

@@ -1,4 +1,4 @@
-"""`python -m cifar10 replay`: recomputes steps of a run, and compares them with it."""
+"""`python -m cifar10 replay`: recomputes a run's steps and compares them with it."""
 
 import argparse
 import contextlib
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from cifar10.training.replay import Replay
 
 HELP = "recompute steps of a run, and find the images that broke it"
-DESCRIPTION = """Recomputes steps of a run; compares them with log and checkpoints.
+DESCRIPTION = """Recomputes a run's steps and compares them with log and checkpoints.
 
     python -m cifar10 replay runs/cifar10_train --steps 1001:1100
     python -m cifar10 replay runs/cifar10_train --steps 1001:1100 --find
 
 Begins at the checkpoint before the first step, on any number of towers, and
-writes nothing to the run. A --deterministic run is the same to the last bit on
-the same kind of machine; otherwise rounding differs, within a bound. --find
-names the step whose gradient is not finite or jumps, and the images that cause
-it. Exit code 1: something differs, or --find found nothing.
+writes nothing to the run. On the same kind of machine a --deterministic run is
+recomputed to the last bit. Otherwise, rounding may cause differences up to a
+bound. --find names the first step whose gradient is not finite or jumps, and the
+images that cause this. Exit code 1: something differs, or --find found nothing.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _LETTERS = 3, 22  # Of a sheet; of an image's name there.
+_COLUMNS, _LETTERS = 3, 22  # Columns of a sheet, and letters of an image's name.
 
 _Options = TypeVar("_Options", bound="ReplayOptions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayOptions(Checked):
-    """How to assemble the training of a run again.
+    """How to assemble a run's training again.
 
     Attributes:
         num_gpus: number of towers (default: the run's)
@@ -61,14 +61,14 @@ class Options(ReplayOptions):
     """What to recompute.
 
     Attributes:
-        steps: FIRST:LAST, the steps to compare, as 1001:1100
-        find: find the step whose gradient jumps, and the images that cause it
-        images: folder for a picture and a table of each step's images, with their
-            names and losses (default: none)
+        steps: FIRST:LAST, the steps to compare, for example 1001:1100
+        find: find the first step whose gradient jumps, and the images that cause it
+        images: folder for a PNG and a CSV file of each step's images, with their names
+            and losses (default: none)
     """
 
     steps: Annotated[
-        str, Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "FIRST:LAST, as 1001:1100")
+        str, Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "FIRST:LAST, such as 1001:1100")
     ]
     find: bool = False
     images: str | None = None
@@ -84,8 +84,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         known = [first, replay.recorded["max_steps"]]
     if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
-            f"--steps {options.steps}: the run has {max(known):,} steps. Give two of "
-            "them, the earlier first, and between them one that it has logged or saved."
+            f"--steps {options.steps}: the run has {max(known):,} steps. Give FIRST and"
+            " LAST within these, with a logged or saved step from FIRST to LAST."
         )
     return (_find if options.find else _compare)(replay, first, last, options)
 
@@ -93,18 +93,18 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def parse(
     parser: argparse.ArgumentParser, words: Sequence[str], kind: type[_Options]
 ) -> tuple[Path, _Options]:
-    """Returns the directory of the run that is named, and the options beside it."""
+    """Parses a command line; returns the run's directory and the other options."""
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     flags.add_flags(parser, kind)
     given = flags.parse(parser, words)
     run = layout.locate_run(given.pop("run"))
     if is_locked(run):
-        raise UsageError(f"{run} is still being trained. Wait for its end, or copy it.")
+        raise UsageError(f"{run} is still being trained. Wait until that ends.")
     return run, kind(**given)
 
 
 def open_run(run: Path, options: ReplayOptions) -> "Replay":
-    """Assembles the training of a run; prints a note if its code was another."""
+    """Assembles a run's training, and prints a note if versions have changed since."""
     restoring.check_usable(str(run), None, options.trust_model)
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
@@ -117,16 +117,16 @@ def open_run(run: Path, options: ReplayOptions) -> "Replay":
 
 
 def _compare(replay: "Replay", first: int, last: int, options: Options) -> int:
-    """Compares steps with the run until one differs."""
+    """Recomputes steps and compares them with the run until one differs."""
     write = functools.partial(_write_sheet, options.images, replay)
     found = [*replay.compare(first, last, write)]
     differs = found[-1].largest > found[-1].bound
     worst = found[-1] if differs else max(found, key=lambda one: one.largest)
-    verdict = "The run has something else." if differs else "The run has the same."
+    verdict = "The run differs." if differs else "The run is the same."
     print(
-        f"Steps {first:,} to {replay.step:,}: the largest difference is "
-        f"{worst.largest:.2g} (relative), of {worst.name} in the {worst.place} of step "
-        f"{worst.step:,}; rounding explains {worst.bound:g}.\n{verdict}"
+        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
+        f"{worst.largest:.2g}, of {worst.name} in the {worst.place} of step "
+        f"{worst.step:,}. Rounding explains up to {worst.bound:g}.\n{verdict}"
     )
     return 1 if differs else 0
 
@@ -142,8 +142,8 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     step, losses = replay.step + 1, [loss for *_, loss in replay.describe(batches)]
     if not any(map(math.isfinite, losses)):
         print(
-            f"Step {step:,}: the cross entropy of each of the {len(losses)} images is "
-            "not a number, so no image caused it: the variables are too large. Train "
+            f"Step {step:,}: the cross entropy of all {len(losses)} images is NaN or "
+            "infinite, so no image caused this: the variables are too large. Train "
             "with a lower --learning_rate, or with --clip_norm."
         )
         return 1
@@ -154,7 +154,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
 
 
 def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
-    """Writes the next step's distorted images, the worst first, and their table."""
+    """Writes a PNG and a CSV of the next step's distorted images, worst first."""
     if folder is None:
         return
     import numpy as np
@@ -174,9 +174,9 @@ def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
     lines = [("image", "class", "cross entropy"), *(row for row, _ in ranked)]
     csv.writer(table, lineterminator="\n").writerows(lines)
     path = Path(folder, f"step-{step:08d}.png")
-    with contextlib.suppress(OSError):  # The next line says why not.
+    with contextlib.suppress(OSError):  # `write_output` reports why.
         path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = draw_grid(f"Step {step:,}, the worst first", cells, _COLUMNS)
+    drawn = draw_grid(f"Step {step:,}, largest loss first", cells, _COLUMNS)
     files.write_output(path, "--images", drawn)
     written = table.getvalue().encode(errors="surrogateescape")
     files.write_output(path.with_suffix(".csv"), "--images", written)

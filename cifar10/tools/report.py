@@ -1,7 +1,7 @@
-"""`python -m cifar10 report`: one HTML file on runs, which needs nothing else.
+"""`python -m cifar10 report`: writes one self-contained HTML file on runs.
 
-Paths and names of classes may come from anywhere, so all text is escaped, except this
-package's own style and curves.
+Paths and names of classes are not trusted, so all text is escaped, except the style and
+curves of this package.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ DESCRIPTION = """Writes one page on one or several runs.
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 report runs/one runs/another --output both.html
 
-The page shows models, data and devices, where the runs differ, curves of loss,
-accuracy, throughput and learning rate, the confusion matrix and the hardest
-images of a checkpoint (the newest, or --step), and all checkpoints. It is one
-HTML file, without scripts, and needs nothing else. The checkpoint is scored on
-the test set, as by eval.py. If a run lacks something, the page says so. An
-earlier report is replaced, another file is not. Needs the packages of the extra
-`report`.
+The page shows each run's settings and how they differ, curves of loss, accuracy,
+throughput and learning rate, the confusion matrix and the hardest images of a
+checkpoint (the newest, or --step), and all checkpoints. It is a single HTML file
+without scripts. The checkpoint is scored on the test set, as by eval.py. If a run
+lacks data for the page, the page says so. An earlier report is overwritten, any
+other file is not. Needs the packages of the extra `report`.
 """
 
 # The first lines of a report, which distinguish it from other files.
@@ -52,11 +51,12 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 @dataclasses.dataclass(frozen=True)
 class Options(run_options.RunOptions):
-    """What to report on and where.
+    """Which runs to report on, and where to write the page.
 
     Attributes:
         run_dirs: directories of runs besides `train_dir`
-        output: the page (default: report.html, in the directory of a single run)
+        output: file of the page (default: report.html, in the run's directory if there
+            is a single run)
         data_dir: directory of the data set (default: the run's)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
     """
@@ -166,7 +166,7 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> Any:
-    """Returns a setting as in config.json, but readable."""
+    """Formats a setting of config.json for readers."""
     if value == fields.OPEN_STEPS:
         return "open"
     return f"{value:,}" if type(value) is int else value

@@ -1,6 +1,6 @@
 """Draws the report's curves as SVG.
 
-No text of a run is drawn, so that the page may include the SVG without escaping it.
+The curves contain no text of a run, so the page includes the SVG without escaping it.
 """
 
 import io
@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-# Readable on white and on black; with more runs than colours the lines are dashed.
+# Readable on white and on black. If there are more runs, their curves are dashed.
 COLOURS = (
     "#3b7fc4",
     "#d9702f",
@@ -25,7 +25,7 @@ COLOURS = (
 _DASHES = ("-", "--", ":", "-.")
 _GREY = "#8a929b"
 _INCHES = (6.0, 3.1)
-# Up to this number of points, each one is marked.
+# Curves of up to this many points have a marker at each point.
 _MAX_MARKED = 40
 
 
@@ -39,17 +39,21 @@ def draw(
     logarithmic: bool = False,
     over: str = "step",
 ) -> str:
-    """Draws a chart over steps as an SVG element; empty if there is nothing to draw.
+    """Draws runs' metrics as an SVG element; empty if there is nothing to draw.
 
-    `logs[run][line]` has values by name: metrics and, for the horizontal axis, `over`.
-    Of the `metrics` to draw, those after the first one that exists are faint. The curve
-    of the second run has the id `name-2`. The vertical axis, whose values `x` have the
-    `tick_format`, may begin at zero, or be logarithmic.
+    Args:
+        name: Prefix of the curves' ids; the curve of the second run is `name-2`.
+        logs: Values by name, as `logs[run][line]`.
+        metrics: Names of the metrics to draw. All but the first that exists are faint.
+        tick_format: Format of the value `x` of a tick on the vertical axis.
+        from_zero: Whether the vertical axis begins at zero.
+        logarithmic: Whether the vertical axis is logarithmic.
+        over: Name of the values on the horizontal axis.
     """
     drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
     if not drawn:
         return ""
-    with rc_context({"svg.fonttype": "none"}):  # Keeps text as text.
+    with rc_context({"svg.fonttype": "none"}):  # Does not turn text into paths.
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
         for number, log in enumerate(logs):
@@ -77,7 +81,7 @@ def draw(
         if over == "step":
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        else:  # Both axes are parts, which should be equal.
+        else:  # Both axes are fractions, which should be equal.
             axes.axline((0, 0), (1, 1), color=_GREY, linestyle=":")
         decades = LogLocator(subs=(1, 2, 5))
         axes.yaxis.set_major_locator(decades if logarithmic else MaxNLocator(5))
@@ -91,6 +95,6 @@ def draw(
         figure.savefig(output, format="svg", transparent=True)
     svg = output.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Styles would hold for the whole page, and two charts number their elements alike.
+    # Styles would apply to the whole page, and ids would repeat in the next chart.
     svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
     return re.sub(r' id="[\w.]+_\d+"', "", svg)

@@ -1,6 +1,6 @@
-"""Collects the contents of a run's report: its files, and a checkpoint's scores.
+"""Reads a run's files and scores a checkpoint of it, for the report.
 
-A missing or damaged file is not an error: the page says so and shows the rest.
+A missing or damaged file is not an error: the page notes it and shows the rest.
 """
 
 import base64
@@ -29,7 +29,7 @@ from cifar10.training import timing
 if TYPE_CHECKING:
     from cifar10.tools.report import Options
 
-_LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
+_LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.
 _HARDEST = 24
 
 
@@ -51,12 +51,12 @@ class Scores:
     subject: str  # Which images and variables were scored, in words.
     class_names: tuple[str, ...]
     sums: Sums
-    hardest: list[dict[str, Any]]  # The images of the largest loss, descending.
-    calibrated: Sums | None = None  # With the temperature, if there is one.
+    hardest: list[dict[str, Any]]  # The images of the largest losses, largest first.
+    calibrated: Sums | None = None  # With the temperature, if the run has one.
 
 
 class Run:
-    """The contents of a run's directory, each list by ascending step."""
+    """The contents of a run's directory, with lists sorted by step."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -65,17 +65,17 @@ class Run:
         notes = self.notes = _notes_on(self.settings)  # What is missing or unusual.
         self.logged = _lines(path / layout.METRICS, notes)
         if not self.logged:
-            notes.append("The training has logged nothing yet, so it has no curves.")
-        self.part = scores.deciding_part(path)  # `val`, or without it `test`.
+            notes.append("The run has logged nothing yet, so there are no curves.")
+        self.part = scores.deciding_part(path)  # `val` if the run has it, else `test`.
         self.best_by = scores.deciding_score(path)
         scored = _lines(scores.deciding_folder(path) / layout.METRICS, notes)
-        # Evaluations of equally many images, of `part`.
+        # Evaluations on `part`, each of the same number of images.
         self.scored = [*scores.comparable(scored).values()]
         self.saved = _checkpoints(path / layout.CHECKPOINTS, notes)
         times = timing.read_seconds(path / layout.METRICS)
-        self.seconds = times[-1][1] if times else {}  # Of each part of its time.
-        self.scores: Scores | None = None  # Of this report.
-        self.tested: dict[str, float] = {}  # As a line of a log.
+        self.seconds = times[-1][1] if times else {}  # Seconds by activity.
+        self.scores: Scores | None = None  # Set by `score`.
+        self.tested: dict[str, float] = {}  # Set by `score`, like a line of a log.
 
     @property
     def step(self) -> int:
@@ -93,13 +93,13 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """Median of the images per second; None if there are none."""
+        """Median of the logged images per second; None if none are logged."""
         key = "examples_per_sec"
         rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None
 
     def score(self, options: "Options", device: str) -> None:
-        """Scores the newest intact checkpoint, or the wanted one, as `eval.py` does.
+        """Scores the checkpoint of `options.step`, or the newest intact one.
 
         Raises:
             UsageError: The checkpoint, the model or the data cannot be used.
@@ -123,9 +123,9 @@ class Run:
 def _hardest(
     dataset: datasets.Dataset, outcomes: Outcomes, trained: TrainedModel, device: str
 ) -> list[dict[str, Any]]:
-    """Returns the test images of the largest losses, and where the model looks."""
+    """Returns the test images with the largest losses, and their heat maps."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
-    confidence = outcomes.at(trained.temperature).confidence  # As `predict` has it.
+    confidence = outcomes.at(trained.temperature).confidence  # As in `predict`.
     images = dataset.read("test")[0][numbers]
     maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
     drawn = [b""] * len(images) if maps is None else map(draw, images, maps)
@@ -135,7 +135,7 @@ def _hardest(
             "looks_at": base64.b64encode(heat).decode(),
             "height": image.shape[0],
             "width": image.shape[1],
-            "number": int(number),  # Its index in the set.
+            "number": int(number),  # Index in the test set.
             "true": dataset.class_names[outcomes.labels[number]],
             "predicted": dataset.class_names[outcomes.predictions[number]],
             "confidence": float(confidence[number]),
@@ -146,7 +146,7 @@ def _hardest(
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Reads the runs of directories; one that is named twice counts once."""
+    """Reads the runs in these directories, without repetitions."""
     distinct = list(dict.fromkeys(path.resolve() for path in paths))
     common = os.path.commonpath([path.parent for path in distinct])
     return [Run(path, str(path.relative_to(common))) for path in distinct]
@@ -168,7 +168,7 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Reads the numbers of a log's intact lines; adds a note about damaged lines."""
+    """Reads the numbers in a log's intact lines, and adds a note on damaged lines."""
     entries = logs.read_lines(path)
     intact = [entry for entry in map(_numbers, entries) if "step" in entry]
     if damaged := len(entries) - len(intact):
@@ -190,13 +190,13 @@ def _checkpoints(directory: Path, notes: list[str]) -> list[SavedCheckpoint]:
     saved = []
     for step in checkpoints.steps(directory):
         path, damage = checkpoints.folder(directory, step), ""
-        with contextlib.suppress(OSError):  # The training may delete it meanwhile.
+        with contextlib.suppress(OSError):  # A training run may delete the checkpoint.
             try:
                 checkpoints.verify(directory, step)
             except (checkpoints.DamagedError, UsageError) as error:
                 damage = str(error)
             parts = [file.stat() for file in path.iterdir()]
-            # Marks that are added later change the folder, but not these files.
+            # Later marks change the time of the folder, but not of these files.
             written = min(file.st_mtime for file in (path.stat(), *parts))
             size = sum(file.st_size for file in parts)
             saved.append(SavedCheckpoint(step, written, size, damage))
@@ -204,5 +204,5 @@ def _checkpoints(directory: Path, notes: list[str]) -> list[SavedCheckpoint]:
     if not saved:
         notes.append("There is no checkpoint yet.")
     if damaged:
-        notes.append(f"DAMAGED checkpoints, of step {', '.join(damaged)}.")
+        notes.append(f"DAMAGED checkpoints: step {', '.join(damaged)}.")
     return saved

@@ -24,15 +24,16 @@ DESCRIPTION = """Lists the runs in and below a directory.
     python -m cifar10 runs
     python -m cifar10 runs runs --prune photos.1 trials/wide --yes
 
-A run is `training` while a process trains it; `finished` at its last step, or
-once its score no longer rises; `stopped` if it ended before, with a checkpoint of
-its last step; `failed` if what it logged or computed later is lost; `damaged` if
-its files cannot be read. The best score is that on val, if there is such a part.
-The age of a run is that of its newest checkpoint or line of a log.
+The state of a run is `training` while a process trains it; `finished` at the last
+step, or if training ended because the score no longer rose; `stopped` if training
+ended earlier, with a checkpoint of its last step; `failed` if the last checkpoint
+is older than the last step; `damaged` if files cannot be read. The best score is
+the one on the split val, or on test if the run has no val. The age of a run is
+that of its newest checkpoint or log line.
 """
-# The files whose newest change is that of the run; others are written by any command.
+# Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.METRICS, checkpoints.MANIFEST)
-_PRUNE = "show what removing these runs would remove; with --yes, remove it"
+_PRUNE = "list the runs to remove; with --yes, remove them"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -66,11 +67,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
-    """Returns the runs in and below a directory, as JSON values by their paths there.
+    """Maps the relative path of each run in and below a directory to JSON values.
 
-    Each has a `path`; `bytes`; `changed`, the time of its newest checkpoint or log in
-    seconds since 1970; a `state`; if damaged, the `problem`, and else `step`,
-    `max_steps` (null where hours end it) and `best`. Links are not followed.
+    Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
+    checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other
+    runs have `step`, `best`, and `max_steps`, which is null if --max_hours ends the
+    run. Symbolic links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -87,10 +89,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     size, changed = 0, 0.0
     for folder, inner, names in os.walk(path):
         if layout.CONFIG in names and folder != str(path):
-            inner.clear()  # Another run, which counts for itself.
+            inner.clear()  # Another run, which has its own entry.
             continue
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # A training deletes some.
+            with contextlib.suppress(FileNotFoundError):  # Deleted by a training run.
                 file = Path(folder, name).lstat()
                 size += file.st_size
                 if name in _OF_A_TRAINING:
@@ -106,10 +108,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a run has reached, and its state."""
+    """Returns the state of a run, its last step and its best score."""
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
     logged = [line["step"] for line in logs.read_steps(path / layout.METRICS)]
-    # A training that ends at a number that is not finite leaves the state before it.
+    # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
     part, by = scores.deciding_part(path), scores.deciding_score(path)
@@ -142,25 +144,25 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the run of a name; refuses one that is in use or contains others."""
+    """Returns the run of a name; refuses a run that is in use or contains runs."""
     if name not in runs:
-        why = f"there is no such run here.{did_you_mean(name, runs)}"
+        why = f"there is no run of this name.{did_you_mean(name, runs)}"
     elif runs[name]["state"] == "training":
-        why = "a process is training it. Stop it first."
+        why = "a process is training this run. Stop the process first."
     elif any(Path(name) in Path(other).parents for other in runs):
-        why = "other runs are in its directory. Move them away."
+        why = "this run's directory contains other runs. Move them away."
     else:
         return runs[name]
     raise UsageError(f"--prune {name}: {why}")
 
 
 def remove(path: Path) -> None:
-    """Removes a run's directory, while its lock keeps trainings out of it."""
+    """Removes a run's directory, locked so that no process trains the run meanwhile."""
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
-        files.rename(path, aside)  # A half-removed directory must not pass for a run.
+        files.rename(path, aside)  # A half-removed directory must not look like a run.
         try:
             shutil.rmtree(aside)
         except OSError as error:
-            what = f"{aside}, which was {path}, is not removed: {reason(error)}."
-            raise UsageError(f"{what} Remove the rest by hand.") from error
+            what = f"{path} is now {aside}, and cannot be removed: {reason(error)}."
+            raise UsageError(f"{what} Remove {aside} by hand.") from error

@@ -1,4 +1,4 @@
-"""`python -m cifar10 serve`: answers over HTTP with the model of a run."""
+"""`python -m cifar10 serve`: classifies images over HTTP with the model of a run."""
 
 import argparse
 import dataclasses
@@ -22,13 +22,13 @@ DESCRIPTION = """Classifies images over HTTP with the model of a run.
     python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
-POST /predict takes an image as `predict` does, of up to 12.5 megapixels
-(?top_k=5 names five classes), GET /health tells the model and the step and
-age of its weights, GET /metrics more of it for Prometheus, and GET / explains
-all of these. Each new checkpoint is loaded between two answers, or with
---step best each better one; the training may begin later.
-Without --host only this machine can send requests; there are no passwords.
-SIGTERM or Ctrl-C ends the service after the answers that are under way.
+POST /predict classifies an image of up to 12.5 megapixels (?top_k=5 names five
+classes). GET /health returns the model, and the step and age of its weights. GET
+/metrics returns statistics for Prometheus. GET / explains these requests. Each new
+checkpoint is loaded between two answers; with --step best, each better one. The
+training run may begin after the service. Without --host, only this machine can
+send requests. There are no passwords. SIGTERM or Ctrl-C ends the service after the
+answers in progress.
 """
 
 _LARGEST = 10_000
@@ -39,9 +39,9 @@ class Options(run_options.RunOptions):
     """The options of `cifar10 serve`.
 
     Attributes:
-        host: address to listen at
-        port: port to listen at; 0 for a free one
-        interval_secs: seconds between two looks for a new checkpoint
+        host: address to listen on
+        port: port to listen on; 0 for a free one
+        interval_secs: seconds between checks for a new checkpoint
         max_request_mb: largest request, in millions of bytes
         timeout_secs: seconds that a client may take to send its request
         queue: requests that may be in progress or waiting; more are refused
@@ -70,7 +70,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def serve_model(options: Options) -> None:
-    """Serves a run, which may begin later, until a signal ends the program."""
+    """Serves the model of a run until a signal ends the program."""
     import multiprocessing
 
     from cifar10.follower import Follower
@@ -97,35 +97,35 @@ def serve_model(options: Options) -> None:
         try:
             server.run([listener])
         finally:
-            # Python would wait for decoders, whose answers nobody gets any more.
+            # Python would wait for decoders, although their results are not needed.
             for decoder in multiprocessing.active_children():
                 decoder.kill()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address, or raises a `UsageError`."""
+    """Returns a socket that listens on an address, or raises a `UsageError`."""
     try:
         host.encode("idna")  # `socket` raises a TypeError for an impossible name.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
-        # Each connection inherits this. asyncio sets it only where the listener's
-        # protocol is spelt out; without it a body waits for the ACK of its head.
+        # Connections inherit this option, which asyncio does not set for this listener.
+        # Without it, the body of an answer waits for the ACK of its headers.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener  # noqa: TRY300
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
-            "Choose another --port, or 0 for any free one."
+            f"--host {host} --port {port}: cannot listen: {reason(error)}.\n"
+            "Give another --port, or --port 0 for any free one."
         ) from error
 
 
 def _announce_weights(follower: "Follower", interval: float) -> None:
-    """Prints what is served, waited for and refused; runs in a thread."""
+    """Prints which step is served, or why none is; runs in a thread."""
     is_closed = False
     while not is_closed:
         news = f"Serving step {follower.weights_step}."
         if follower.weights_step is None:
-            news = f"{follower.why_no_weights()}\nLooking every {interval:g} s."
+            news = f"{follower.why_no_weights()}\nChecking every {interval:g} s."
         follower.say_news(news)
         is_closed = follower.closed.wait(interval)
 
@@ -134,13 +134,13 @@ def _announce(options: Options, host: str, port: int) -> None:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(
         f"Serving {options.train_dir} at {url}\n"
-        f"  curl {url}  # explains all that it answers\n"
+        f"  curl {url}  # explains all requests\n"
         f"  curl --data-binary @cat.png {url}/predict",
         flush=True,
     )
     if not ipaddress.ip_address(host).is_loopback:
         say(
             f"WARNING: --host {options.host}: anyone who can reach port {port} of this "
-            "machine can use the service.\nPut a reverse proxy before it that asks for "
-            "passwords and limits the connections of each client."
+            "machine can use the service.\nPut a reverse proxy in front of it that "
+            "requires passwords and limits the connections of each client."
         )

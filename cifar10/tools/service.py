@@ -1,10 +1,9 @@
-"""The HTTP service over a model: predict, health, metrics, and a page that explains it.
+"""The HTTP service of a model: predictions, health, metrics, and a help page.
 
-It withstands misbehaving clients: a body that is too large is not kept, headers or a
-body that arrive too slowly are refused, and with a full queue a request is refused at
-once. Clients that stall make room for others. Pages of other web sites cannot use it
-through their visitors' browsers. Images are decoded and predicted in threads, so no
-request blocks another.
+The service withstands misbehaving clients. It drops bodies that are too large, refuses
+requests that arrive too slowly or while the queue is full, and closes connections that
+stall if there are too many. Pages of other web sites cannot use it through browsers.
+Images are decoded and classified in threads, so no request blocks another.
 """
 
 import asyncio
@@ -46,30 +45,30 @@ from cifar10.tools.classification import (
 if TYPE_CHECKING:
     from cifar10.tools.serve import Options
 
-# A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
+# A phone camera's resolution. A thread needs 12 bytes per pixel to decode an image.
 MAX_PIXELS = 12_500_000
-# Enough threads that a picture seldom waits for slow ones. Each thread has a process
-# for decoding; TensorFlow divides the work of predictions itself.
+# With four threads, a picture seldom waits for slow ones. Each thread has a process for
+# decoding. TensorFlow divides the work of predictions itself.
 _THREADS = 4
-# The largest images take a third of it; see `Decoder`.
+# The largest images take a third of this time; see `Decoder`.
 _DECODING_SECONDS = 1.0
-_MAX_CONNECTIONS = 2_000  # Far more than one model answers.
-# Files of TensorFlow, of the run, and of the processes that decode: some 50.
+_MAX_CONNECTIONS = 2_000  # Far more than one model can answer.
+# Open files of TensorFlow, the run and the decoding processes: about 50 are in use.
 _OTHER_FILES = 128
-# Seconds after SIGTERM for the answers under way. Containers are killed after 10 s; a
-# picture that is being decoded may use all of its time.
+# Seconds after SIGTERM to finish answers, including the time to decode a picture.
+# Containers are killed after 10 s.
 _SHUTDOWN_SECONDS = 7
-# The full reason names paths of this machine, which are not for clients.
-_NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
+# Clients do not get the full reason, which names paths of this machine.
+_NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 _HOW_TO_SEND = "Send the file's bytes: curl --data-binary @cat.png"
 _RETRY = {"Retry-After": "1"}
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-# A name or an address, and a port; `urlsplit` would take a path for a part of it.
+# A name or an address, and a port. `urlsplit` would also accept a path.
 _HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
 _HELP_PAGE = """\
 POST /predict: the likeliest classes of an image. ?top_k=5 names five classes.
   curl --data-binary @cat.png {url}predict
-An image may have {size:,} bytes and {pixels:,} pixels.
+An image may have up to {size:,} bytes and {pixels:,} pixels.
 
 GET /health: the model, and the step and age of its weights.
   curl {url}health
@@ -79,7 +78,7 @@ GET /metrics: the same for Prometheus, and counts of the answers.
 """
 _STATE_HELP = {
     "weights_step": "Training step of the weights in use.",
-    "age_seconds": "Seconds since the training had these weights.",
+    "age_seconds": "Seconds since these weights were trained.",
     "swap_seconds": "Seconds that the last change of weights took.",
     "swaps_total": "Changes of weights.",
     "refused_total": "Refused checkpoints.",
@@ -88,11 +87,10 @@ _STATE_HELP = {
 
 
 class Service(Collector):
-    """Answers requests from a model, which may change its weights at any time.
+    """Answers HTTP requests with a model, whose weights may change at any time.
 
-    A client may take the seconds of `options.timeout_secs` for the headers of a
-    request, from the opening of its connection or the previous answer, and again for
-    its body.
+    A client must send a request's headers within `options.timeout_secs` after opening
+    the connection or the previous answer, and the body within the same time again.
     """
 
     def __init__(self, model: Follower, options: "Options") -> None:
@@ -143,14 +141,14 @@ class Service(Collector):
                 loop="asyncio",  # uvloop accepts any number of connections at a time.
                 http=_Connection,
                 # asyncio accepts this many connections at a time, and up to four times
-                # as many before it lets the first of them make room.
+                # as many before `connection_made` of the first one can close some.
                 backlog=connection_limit() // 4,
                 timeout_keep_alive=math.ceil(self._timeout),
                 callback_notify=end_idle,
-                timeout_notify=0,  # It looks once a second.
+                timeout_notify=0,  # uvicorn then calls `end_idle` once a second.
                 ws="none",
                 lifespan="off",
-                # The process logs already; a second set-up would close absl's stream.
+                # Logging is set up already; uvicorn's set-up would close absl's stream.
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -161,17 +159,17 @@ class Service(Collector):
         return server
 
     async def _predict(self, request: Request) -> Response:
-        """Answers, counts and times a prediction request, whatever happens to it."""
+        """Answers a prediction request, and counts and times it even if it fails."""
         began = time.perf_counter()
-        response = Response(status_code=500)  # As Starlette for any other exception.
+        response = Response(status_code=500)  # Starlette's for any other exception.
         try:
             response = _Json(await self._answer(request))
         except HTTPException as error:
             response = await _show_error(request, error)
         except ClientDisconnect:  # Counted, although nobody receives the answer.
             response = Response(status_code=400)
-        except asyncio.CancelledError:  # By uvicorn, which has waited long enough.
-            response = _Json({"error": "The service ends."}, 503)
+        except asyncio.CancelledError:  # By uvicorn, after `_SHUTDOWN_SECONDS`.
+            response = _Json({"error": "The service is shutting down."}, 503)
         finally:
             self._answers.labels(str(response.status_code)).inc()
             self._seconds.observe(time.perf_counter() - began)
@@ -179,7 +177,7 @@ class Service(Collector):
 
     async def _answer(self, request: Request) -> dict[str, Any]:
         if self._waiting >= self._queue:
-            message = f"{self._waiting} requests are waiting already; try again later."
+            message = f"{self._waiting} requests are waiting already. Try again later."
             raise HTTPException(503, message, _RETRY)
         self._waiting += 1
         try:
@@ -194,9 +192,9 @@ class Service(Collector):
             self._waiting -= 1
 
     async def _receive(self, request: Request) -> bytes:
-        """Returns the body of a request, within the limits."""
-        # It is read to its end even if it is too large: closing a connection with
-        # unread data in it could destroy the answer before the client reads it.
+        """Returns a request's body, within the limits on time and size."""
+        # A body that is too large is read to its end, because closing a connection with
+        # unread data could destroy the answer before the client reads it.
         body, size = bytearray(), 0
         try:
             async with asyncio.timeout(self._timeout):
@@ -213,7 +211,7 @@ class Service(Collector):
         return bytes(body)
 
     def _predict_image(self, body: bytes, top_k: int | None) -> dict[str, Any]:
-        """Decodes and predicts an image; runs in a thread."""
+        """Decodes and classifies an image; runs in a thread."""
         if self._model.weights_step is None:
             raise HTTPException(503, _NO_WEIGHTS, _RETRY)
         try:
@@ -284,11 +282,11 @@ def _requested_top_k(request: Request) -> int | None:
 
 
 class _Guard:
-    """ASGI middleware that keeps the pages of other sites from using the service.
+    """ASGI middleware that keeps the pages of other web sites from using the service.
 
-    A page may send requests to any address that its visitor reaches, and read the
-    answers if it was loaded by a name that its owner then points to that address. So
-    only requests to addresses and the machine's own names are answered.
+    A page can send requests to any address that its visitor reaches. It can read the
+    answers if the owner of its domain name redirects the name to that address. So only
+    requests to IP addresses and to this machine's names are answered.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -297,7 +295,7 @@ class _Guard:
         self._names = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses the request, or lets the application answer."""
+        """Refuses a request, or passes it on to the application."""
         app = self._app
         if refused := self._refusal(Headers(scope=scope), scope["method"]):
             status, error = refused
@@ -306,17 +304,17 @@ class _Guard:
 
     def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may believe the other one, and see two requests in one.
+            # A proxy may use the other header, and see two requests in one.
             return 400, "Content-Length and Transfer-Encoding exclude each other."
         if not self._is_own(headers.get("host", "localhost")):
-            return 421, "The service has another name; use its machine's address."
+            return 421, "The service has another name. Use its machine's IP address."
         if _is_of_another_site(headers, method):
             return 403, "Pages of other web sites may not use the service."
         return None
 
     def _is_own(self, host: str) -> bool:
-        # Starlette's TrustedHostMiddleware takes only names. Nobody can redirect an
-        # address, and a container does not know which addresses lead to it.
+        # All IP addresses are accepted: nobody can redirect an address, and a container
+        # does not know its own. Starlette's TrustedHostMiddleware takes only names.
         if not (found := _HOST.fullmatch(host.lower())):
             return False
         try:
@@ -328,10 +326,10 @@ class _Guard:
 
 def _is_of_another_site(headers: Headers, method: str) -> bool:
     if method == "GET" and headers.get("sec-fetch-mode") == "navigate":
-        return False  # Somebody follows a link.
+        return False  # The user follows a link.
     if site := headers.get("sec-fetch-site"):
         return site not in ("same-origin", "none")
-    # To addresses that are neither local nor HTTPS, browsers send only Origin; other
+    # To addresses that are neither local nor HTTPS, browsers send only Origin. Other
     # programs send neither header.
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")
@@ -346,23 +344,23 @@ def connection_limit() -> int:
 
 
 class _Connection(H11Protocol):
-    """A connection that may end while it waits for its client.
+    """A connection that may be closed while it waits for its client.
 
-    When a connection would exceed the limit, those that have waited longest for their
-    clients are ended. A request that has arrived is always answered.
+    A new connection over the limit closes those that have waited longest for their
+    clients. A request that has arrived is always answered.
     """
 
-    waits_since = 0.0  # When it was opened or last answered, monotonic.
+    waits_since = 0.0  # Monotonic time of its opening or its last answer.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Closes an idle connection if there are too many."""
+        """Closes stalled connections if there are too many connections."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self.waits_since = time.monotonic()
         if len(self.connections) >= connection_limit():
             self._make_room()
 
     def on_response_complete(self) -> None:
-        """Waits for the next request."""
+        """Records when the wait for the next request begins."""
         self.waits_since = time.monotonic()
         super().on_response_complete()
 
@@ -371,7 +369,7 @@ class _Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def is_stalled(self) -> bool:
-        """Returns whether the next step is the client's, not the service's."""
+        """Returns whether the connection waits for its client, not for the service."""
         return self.is_idle() or self.cycle.more_body or self.flow.write_paused
 
     def end(self) -> None:
@@ -384,7 +382,7 @@ class _Connection(H11Protocol):
         connections: list[Any] = [*self.connections]
         stalled = [each for each in connections if each.is_stalled()]
         stalled.sort(key=lambda each: each.waits_since)
-        # Several at a time, because looking for them takes long.
+        # Closes several at a time, because the search takes long.
         for connection in stalled[: 1 + len(stalled) // 8]:
             connection.end()
 
@@ -392,6 +390,6 @@ class _Connection(H11Protocol):
 @functools.cache
 def _warn_once() -> None:
     say(
-        f"{connection_limit()} connections are too many; those that have waited "
-        "longest for their clients are closed."
+        f"There are {connection_limit()} connections, the maximum. Those that have "
+        "waited longest for their clients are closed."
     )

@@ -131,8 +131,8 @@ def test_a_weak_run_lists_a_twentieth_and_says_that_it_contradicts_more(
     monkeypatch.setattr(label_issues, "_SHARE", 0.025)
     said = " ".join(call(folder).stdout.split())
     file = folder / "run" / "corrections.csv"
-    assert "it contradicts 2 labels; the list has 1 (a twentieth" in said
-    assert "Next: once you have edited that list: python -m cifar10 train" in said
+    assert "it contradicts 2 labels; listed: 1 (at most 5 %" in said
+    assert "Next: after you have edited that list: python -m cifar10 train" in said
     assert len([*csv.DictReader(io.StringIO(file.read_text()))]) == 1
     file.unlink()
     monkeypatch.undo()

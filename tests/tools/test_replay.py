@@ -59,7 +59,7 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     words = [run_dir, "--steps", "7:20", "--num_gpus", towers]
     code, said = called(replay, capsys, *words)
     assert code == 0
-    assert "Steps 7 to 20: the largest difference is" in said
+    assert "Steps 7 to 20: the largest relative difference is" in said
     found = [*Replay(run_dir, towers).compare(7, 20)]
     assert {(one.step, one.place) for one in found} == {
         *((step, "log") for step in range(8, 21, 2)),
@@ -141,7 +141,7 @@ def test_images_are_not_blamed_for_variables_that_are_too_large(tmp_path, capsys
         trained(tmp_path / "run", learning_rate=1e30, max_steps=6)
     words = [tmp_path / "run", "--steps", "1:6", "--find"]
     code, said = called(replay, capsys, *words)
-    assert (code, "no image caused it" in said) == (1, True), said
+    assert (code, "no image caused this" in said) == (1, True), said
 
 
 def test_steps_without_a_jump_say_so(run_dir, capsys):
