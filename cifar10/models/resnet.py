@@ -51,11 +51,7 @@ def _block(
 
 
 def build(
-    image_shape: tuple[int, int, int],
-    classes: int,
-    *,
-    depth: int = 11,
-    width: int = 16,
+    image_shape: tuple[int, int, int], classes: int, *, depth: int = 11, width: int = 16
 ) -> keras.Model:
     """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):

@@ -134,8 +134,9 @@ def _explained(
     lines = [f"{path} holds a run with another configuration:"]
     ends = f"; --schedule {recorded.get('schedule')} fixes this length"
     notes = dict.fromkeys(fields.LENGTHS, ends)
-    if "batch_size" in differences and "global_batch_size" not in differences:
-        batches = recorded["global_batch_size"] // recorded["batch_size"]
+    same = recorded.keys() - differences.keys()
+    if "batch_size" in differences and "global_batch_size" in same:
+        batches = recorded["global_batch_size"] // differences["batch_size"][0]
         towers, times = map(invocation.option_name, ("num_gpus", "accumulate"))
         notes["batch_size"] = (
             "; batch norm or dropout depends on the images\n    of a batch, so the "
