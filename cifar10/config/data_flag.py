@@ -26,7 +26,7 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the flags, with a path in `data` replaced by a kind and `data_dir`."""
+    """Moves a path in `data` to `data_dir`, and sets `data` to the kind of data."""
     data = given.get("data")
     if data is None or data in NAMES or data.startswith(PYTHON):
         return given

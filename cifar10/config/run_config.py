@@ -46,7 +46,7 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 
 
 def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
-    """Returns the entries of a run's `config.json`, made harmless if not trusted.
+    """Reads the `config.json` of a run, and makes an untrusted one harmless.
 
     Args:
         directory: Directory of the run.
@@ -172,7 +172,7 @@ def check_model(
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Returns the entries of a `config.json`, made harmless if not trusted."""
+    """Returns the values of a `config.json`, made harmless if it is not trusted."""
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:

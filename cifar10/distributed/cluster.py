@@ -96,7 +96,7 @@ def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
-    """Warns, in a script that trains in one process, if `TF_CONFIG` is set."""
+    """Warns, if `TF_CONFIG` is set, that a script with one process ignores it."""
     if environ.get(TF_CONFIG, "").strip():
         say("TF_CONFIG has no effect on this script. Use train_multi_gpu.py with it.")
 
@@ -126,7 +126,7 @@ def _from_tf_config(text: str) -> Cluster | None:
         for number, address in enumerate(jobs.get(job, []))
     }
     if unknown := set(jobs) - {"chief", "worker"}:
-        raise ValueError(f"job {', '.join(sorted(unknown))} is not chief or worker")
+        raise ValueError(f"{', '.join(sorted(unknown))} is not a chief or worker job")
     if len({*addresses.values()}) < len(addresses):
         raise ValueError("two workers have the same address")
     if len(addresses) > 1 and "index" not in task:

@@ -136,7 +136,7 @@ def _start_worker(
     environment: Mapping[str, str],
     command: Sequence[str],
 ) -> subprocess.Popen[bytes]:
-    """Starts a worker, which is killed when the stack is closed."""
+    """Starts a worker, which is killed when `stack` is closed."""
     process = subprocess.Popen(  # noqa: S603 - this very program.
         invocation.to_spawn(command),
         env={**os.environ, **environment},

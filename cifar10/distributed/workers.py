@@ -129,8 +129,8 @@ class Workers:
     ) -> list[str]:
         """Begins a run: calls `on_chief` on the chief if all workers' settings agree.
 
-        The other workers wait for the chief, and get a message that names the chief.
-        The chief gets the messages of `on_chief`. All raise a `UsageError` of any.
+        The other workers wait for the chief. Returns the messages of `on_chief`, or on
+        other workers who the chief is. All workers raise the `UsageError` of one.
         """
         if not self._rendezvous:
             return on_chief()

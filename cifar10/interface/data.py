@@ -47,7 +47,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
-            raise UsageError(f"data: {len(pair)} values, not a pair. {_EXPECTED}")
+            raise UsageError(f"data: got {len(pair)} values, not a pair. {_EXPECTED}")
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
