@@ -144,7 +144,7 @@ class Follower(FollowedRun):
 
     @property
     def age_seconds(self) -> float | None:
-        """Seconds since the weights in use were saved; None if there are none yet."""
+        """Seconds since the training saved the weights in use; None without weights."""
         snapshot = self._snapshot
         # The training machine's clock may be ahead.
         return max(0.0, time.time() - snapshot.since) if snapshot else None
@@ -237,7 +237,9 @@ class Follower(FollowedRun):
         self._began = time.perf_counter()  # A swap starts after the model is built.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
-        written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
+        # Files of a copied run are new; earlier versions recorded no time.
+        file_time = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
+        written = checkpoint.manifest.get("time", file_time)
         with tf.device(self._device):
             # Copies, which later assignments to the variables do not change.
             trainable, non_trainable = (

@@ -1,10 +1,11 @@
 """Saves, verifies, restores and deletes the checkpoints of a run.
 
 A checkpoint is a folder such as `step-00001000`. It holds the variables, written by
-`tf.train.Checkpoint`, and a `manifest.json` with the step, the position in the input
-and the SHA-256 of every file. `save` writes a folder under a temporary name, syncs it
-to disk and renames it, so a crash leaves no incomplete checkpoint. The checksums reveal
-later disk damage. TensorFlow is imported only to read or write variables.
+`tf.train.Checkpoint`, and a `manifest.json` with the step, the time, the position in
+the input and the SHA-256 of every file. `save` writes a folder under a temporary name,
+syncs it to disk and renames it, so a crash leaves no incomplete checkpoint. The
+checksums reveal later disk damage. TensorFlow is imported only to read or write
+variables.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def save(
 
 def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
     sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
-    manifest = {**facts, "files": sums}
+    manifest = {**facts, "time": time.time(), "files": sums}
     manifest["sha256"] = digest_of(manifest)
     text = json.dumps(manifest, indent=2) + "\n"
     (incomplete / MANIFEST).write_text(text, encoding="utf-8")
@@ -316,7 +318,8 @@ def is_plausible(manifest: Mapping[str, Any]) -> bool:
         counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
         best = manifest.get("validation", {})
         counts += [best.get(name, 0) for name in ("images", "step", "without_gain")]
-        floats = [best.get("score", 0.0), *averages.values()]
+        floats = [best.get("score", 0.0), manifest.get("time", 0.0)]
+        floats += averages.values()
         return (
             all(map(_FILE_NAME.fullmatch, manifest["files"]))
             and all(type(one) is int and 0 <= one < _LARGEST_COUNT for one in counts)

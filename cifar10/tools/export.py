@@ -46,10 +46,7 @@ packages of the extra `export`. Programs that load a .keras file need only Keras
 """
 
 # Packages that a format needs besides TensorFlow.
-_PACKAGES = {
-    "onnx": ("tf2onnx", "onnx", "onnxruntime"),
-    "litert": ("ai_edge_litert",),
-}
+_PACKAGES = {"onnx": ("tf2onnx", "onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
 _SUFFIXES = {".onnx": "onnx", ".keras": "keras", ".tflite": "litert"}
 # Endings of unsupported formats. Other endings may be part of a folder's name.
 _OTHERS = (".h5", ".hdf5", ".pb", ".pt", ".pth", ".ckpt", ".safetensors", ".zip")

@@ -312,9 +312,7 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
 
 
 def examples(
-    model: keras.Model,
-    dataset: datasets.Dataset | None,
-    description: Mapping[str, Any],
+    model: keras.Model, dataset: datasets.Dataset | None, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns test images as an export takes them, the expected outputs, and labels.
 

@@ -78,7 +78,7 @@ GET /metrics: the same for Prometheus, and counts of the answers.
 """
 _STATE_HELP = {
     "weights_step": "Training step of the weights in use.",
-    "age_seconds": "Seconds since these weights were trained.",
+    "age_seconds": "Seconds since the training saved these weights.",
     "swap_seconds": "Seconds that the last change of weights took.",
     "swaps_total": "Changes of weights.",
     "refused_total": "Refused checkpoints.",
@@ -229,9 +229,7 @@ class Service(Collector):
 
     async def _explain(self, request: Request) -> Response:
         page = _HELP_PAGE.format(
-            url=request.base_url,
-            size=self._max_bytes,
-            pixels=MAX_PIXELS,
+            url=request.base_url, size=self._max_bytes, pixels=MAX_PIXELS
         )
         return PlainTextResponse(page)
 

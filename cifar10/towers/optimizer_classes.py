@@ -41,9 +41,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def apply(
-        self,
-        grads: list[tf.Tensor],
-        trainable_variables: list[keras.Variable],
+        self, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
     ) -> None:
         """Applies an update. If it overflows, skips it and lowers the loss scale."""
         finite = self.check_finite(grads)
@@ -81,9 +79,7 @@ class ScaledUpdates:
         self.places = _places(variables)
 
     def apply(
-        self: Any,
-        grads: list[tf.Tensor],
-        trainable_variables: list[keras.Variable],
+        self: Any, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
     ) -> None:
         """Applies an update, then multiplies each variable's change by its factor."""
         before = [one.value.read_value() for one in trainable_variables]

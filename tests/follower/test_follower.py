@@ -62,6 +62,18 @@ def test_it_answers_bit_for_bit_what_an_evaluation_scores(run_dir, use_averages)
             follower.predict(images)
 
 
+def test_the_age_is_that_of_the_weights_in_a_copy_of_the_run_too(
+    run_dir, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e9)
+        save(run_dir, 10)
+    copy = shutil.copytree(run_dir, tmp_path / "copy", copy_function=shutil.copy)
+    follower = Follower(copy)
+    assert follower.look()
+    assert follower.age_seconds == pytest.approx(time.time() - 1e9, abs=60)
+
+
 def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypatch):
     traces = []
     logits = live_copy.evaluation_logits
@@ -75,7 +87,9 @@ def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypa
         before = follower.predict(IMAGES)
         save(run_dir, 15)
         ahead = time.time() + 1000  # The clock of the machine that trains.
-        os.utime(save(run_dir, 20) / "manifest.json", (ahead, ahead))
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: ahead)
+            save(run_dir, 20)
         assert follower.look()
         assert follower.age_seconds == 0
         after = follower.predict(IMAGES)
