@@ -25,7 +25,7 @@ def test_the_fewest_sections_that_fit_are_named():
     for limit, code, named in (
         (totals[0], 0, "--sections 1"),
         (totals[1], 0, f"--sections={','.join(plans[1]['cuts'])}"),
-        (1e7, 1, "none"),
+        (1e7, 1, "No plan"),
     ):
         options["memory_limit"] = 1e-9 * limit + 1e-4
         found, printed = planned(recipe="tutorial", **options)
