@@ -5,7 +5,7 @@ with batch norm, and a linear head. Constants come from airbench94_muon.py
 (https://github.com/KellerJordan/cifar10-airbench) unless a comment says otherwise.
 
 With `width` 128 and `depth` 3 it is the network of airbench96.py in that repository,
-which reaches 96 %. In each group, the last two convolutions then have a shortcut.
+which reaches 96 %. Each group then has a shortcut around its last two convolutions.
 """
 
 from collections.abc import Callable
@@ -39,10 +39,10 @@ _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-    """Initializes filters to copy their input channels, as far as these suffice.
+    """Returns initial filters that copy input channels to output channels.
 
-    Output channel i begins as a copy of input channel i. Output channels beyond the
-    number of input channels get PyTorch's default initial values.
+    Output channel i begins as a copy of input channel i. Further output channels get
+    PyTorch's default initial values.
     """
     height, width, inputs, outputs = shape
     bound = (height * width * inputs) ** -0.5
@@ -94,10 +94,10 @@ def build(
     depth: int = 2,
     width: int = WIDTH,
 ) -> keras.Model:
-    """Builds the network for images of at least 9 x 9 pixels and about unit variance.
+    """Builds the network for images of at least 9 x 9 pixels and a variance near 1.
 
     `depth` is the number of convolutions in each group, `width` the number of filters
-    in the first group. `initialize` sets the whitening filters afterwards.
+    in the first group. Call `initialize` afterwards to set the whitening filters.
     """
     _check(image_shape, depth)
     patch = _WHITENING_SIDE**2 * image_shape[-1]

@@ -1,7 +1,7 @@
 """The networks of `keras.applications`, for images that this package standardized.
 
-Each network was trained on images on the scale of its `preprocess_input` in Keras. So
-each model first turns standardized images back into pixel values and then applies
+Each network was trained on images that its `preprocess_input` in Keras scaled. So each
+model first turns standardized images back into pixel values and then applies
 `preprocess_input`. Published weights therefore fit.
 """
 
@@ -51,7 +51,7 @@ def find_architecture(name: str) -> Architecture:
 def build(
     application: str, image_shape: tuple[int, int, int], classes: int
 ) -> keras.Model:
-    """Builds a network whose head is replaced by one of `classes` logits."""
+    """Builds a network of `keras.applications` with a new head of `classes` logits."""
     images = keras.Input(image_shape, name="images")
     features = _features(application, image_shape, _rescaled(application, images))
     logits = keras.layers.Dense(
@@ -81,13 +81,13 @@ def with_imagenet_weights(
 
 
 def _set_normalization(application: str, network: keras.Model) -> None:
-    """Makes EfficientNet normalize its images as it did when it was published.
+    """Makes EfficientNet normalize images as in its publication.
 
     The `Normalization` layer uses its mean and variance only after `finalize_state`,
     which restoring a checkpoint does not call. So ImageNet's mean and variance are set
-    here. Keras's ImageNet weights have deviations in place of variances, and a further
-    layer that corrects this (https://github.com/tensorflow/tensorflow/issues/49930).
-    A network built without these weights lacks that layer and needs true variances.
+    here. Keras's ImageNet weights hold deviations in place of variances, corrected by
+    a further layer (https://github.com/tensorflow/tensorflow/issues/49930). A network
+    built without these weights lacks that layer and needs true variances.
     """
     if _module(application).__name__.endswith(".efficientnet"):
         (layer,) = (
@@ -128,7 +128,7 @@ def _features(
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
     """Converts standardized images back to pixel values, then to the network's scale.
 
-    The application's `preprocess_input` does the second part.
+    The application's `preprocess_input` does the second conversion.
     """
     means, deviations = channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(

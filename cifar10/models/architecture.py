@@ -1,4 +1,4 @@
-"""The description of an architecture, and the scale of all models' images."""
+"""The class that describes an architecture, and the scale of all models' images."""
 
 import dataclasses
 import math
@@ -28,8 +28,8 @@ class Architecture:
             the arguments in `options`, and returns a Keras model. It raises an error if
             images are too small.
         module: Module in this folder that defines `build` and perhaps `initialize`.
-            `find_architecture` imports it, and TensorFlow with it. None if the
-            functions are given here.
+            `find_architecture` imports it, and TensorFlow with it. None if `build` is
+            given directly.
         recipe: Default recipe; None for the default recipe of the data.
         options: What --depth and --width mean, if `build` takes them.
         trained_parts: Paths of variables that muon trains only at the start, each with
@@ -54,7 +54,7 @@ class Architecture:
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean and deviation that standardize each channel, scaled 0 to 1.
+    """Returns the means and deviations that standardize channels of values in 0 to 1.
 
     Both are CIFAR-10's. For images without three channels, they are averages over the
     channels of CIFAR-10.
@@ -68,12 +68,12 @@ def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]
 
 
 def model_error(name: str, problem: str) -> UsageError:
-    """Returns an error that tells of a problem with the model that `--model` names."""
+    """Returns an error about a problem with the model that `--model` names."""
     return UsageError(f"--model {name}: {problem}")
 
 
 def no_module_error(name: str) -> UsageError:
-    """Returns an error that tells that a model's module does not exist."""
+    """Returns an error about a model whose module does not exist."""
     module = name.partition(":")[0]
     return model_error(
         name,

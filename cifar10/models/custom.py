@@ -144,7 +144,7 @@ def check(
 def check_training(
     name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Traces a model's call in a training step, and checks that it returns logits.
+    """Traces a model as in a training step, and checks that it returns logits.
 
     Evaluation does not call this, because it also scores models that return
     probabilities.
@@ -170,10 +170,10 @@ def check_training(
 
 
 def flattening(model: keras.Model) -> str:
-    """Returns a note if a model scales images down as if they were pixels up to 255.
+    """Returns a note if a model scales standardized images down like pixel values.
 
-    Images are standardized already, so such a model would hardly learn. The scale is
-    the product of all `Rescaling` layers before the first layer with weights.
+    Such a model would hardly learn. The scale is the product of all `Rescaling` layers
+    before the first layer with weights.
     """
     scale, named = 1.0, ""
     for layer in layer_tree.layers(model):

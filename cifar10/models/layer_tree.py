@@ -24,10 +24,10 @@ def head(model: "keras.Model") -> "keras.Layer":
 def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
     """Maps the names of layers to the floating-point variables of each layer.
 
-    The name of a nested layer is OUTER/INNER. Keras names a layer by its class and a
-    number that it counts per process. Here the number is counted per model, as in
-    Keras's files of weights. `Normalization` is left out, because it computes with
-    constants that were made from its variables when the model was built.
+    The name of a nested layer is OUTER/INNER. Keras numbers unnamed layers per process.
+    Here they are numbered per model, as in Keras's weight files. `Normalization` is
+    left out, because it computes with constants that were made from its variables when
+    the model was built.
     """
     import keras
 

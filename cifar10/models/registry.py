@@ -62,15 +62,15 @@ IN_PYTHON = (
 
 
 def is_code(name: str) -> bool:
-    """Returns whether a name stands for a user's function, whose code would be run."""
+    """Returns whether a model's name stands for a function of the user."""
     return ":" in name and not name.startswith(APPLICATIONS_PREFIX)
 
 
 def check_name(name: str) -> None:
     """Raises an error if a name is not built in and its module cannot be found.
 
-    Names of Keras's networks are not checked, since Keras is not imported, and neither
-    is the user's code. The current folder is added to `sys.path`.
+    Neither Keras nor the user's code is imported, so names of Keras's networks are not
+    checked. The current folder is added to `sys.path`.
     """
     if name in ARCHITECTURES or name.startswith(APPLICATIONS_PREFIX):
         return
@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
 
 
 def take_for(name: str, function: str) -> None:
-    """Lets `function`, module:function, build the model `name` of a program."""
+    """Registers a function, given as module:function, to build the model `name`."""
     check_name(function)
     ARCHITECTURES[name] = Architecture(
         name, lambda *shape, **given: find_architecture(function).build(*shape, **given)
@@ -130,7 +130,7 @@ def describe_option(option: str) -> str:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture of a name, with its functions imported.
+    """Returns the architecture that a name selects, with its functions imported.
 
     Raises:
         UsageError: There is no such architecture, or its module cannot be imported.
@@ -160,7 +160,7 @@ def build_model(
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
 ) -> "keras.Model":
-    """Builds the model of a name.
+    """Builds the model that a name selects.
 
     Args:
         name: Value of `--model`.

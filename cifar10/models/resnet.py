@@ -56,11 +56,11 @@ def build(
     """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
         raise UsageError(
-            f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
-            f"block each.\nGive at least {len(_BLOCKS)}."
+            f"--depth {depth}: resnet has {len(_BLOCKS)} scales of at least one block "
+            f"each.\nGive at least --depth {len(_BLOCKS)}."
         )
     if depth > _MOST_BLOCKS:
-        raise UsageError(f"--depth {depth}: the maximum is {_MOST_BLOCKS}.")
+        raise UsageError(f"--depth {depth}: resnet has at most {_MOST_BLOCKS} blocks.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

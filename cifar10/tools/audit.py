@@ -46,7 +46,7 @@ class Options(ReplayOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     run, options = parse(parser, words, Options)
     breaks = [*dict.fromkeys(chain.find_breaks(run, run_config.read_run_config(run)))]
     chained = [one for one in chain.read(run).values() if chain.ENTRY in one]
@@ -65,12 +65,14 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
-    """Recomputes `count` segments of a run, drawn by `seed`, and returns JSON values.
+    """Recomputes `count` segments of a run that are drawn at random by `seed`.
 
-    They are the `segments` that were drawn; the number `of` all segments; the first
-    step that differs in each segment, as `differences`; the fraction of the run's steps
-    that were `verified`; the `bound` within which they are equal; and the probability
-    `passes` that such a draw misses a single altered segment.
+    Returns:
+        `segments`: first and last step of the drawn segments, `of`: number of segments.
+        `differences`: the first difference in each drawn segment, if any.
+        `bound`: the largest difference that rounding explains.
+        `verified`: fraction of the run's steps that were recomputed; 0 if some differ.
+        `passes`: probability that such a draw misses a single altered segment.
     """
     # The initial values follow from the run's seed, so step 0 needs no checkpoint.
     begun = [] if replay.recorded.get("initial_weights") else [0]

@@ -51,7 +51,7 @@ class Decoder(threading.local):
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes the bytes of a picture, which errors call by its `name`.
+        """Decodes the bytes of a picture. Error messages contain its `name`.
 
         Returns:
             The pixels, uint8 `shape`. A single channel holds the brightness.

@@ -56,8 +56,8 @@ class Options(Checked):
         contact_sheet: PNG file for some pictures of each class (default: none)
         json: print the contents as JSON
         train_dir: directory of a run, for a list of the labels that it contradicts
-        trust_model: model to trust, as module:function, in a run not yours (default:
-            none)
+        trust_model: model whose code to trust, as module:function, if you did not train
+            the run (default: none)
     """
 
     contact_sheet: str | None = None
@@ -67,7 +67,7 @@ class Options(Checked):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     what = "data set, as in --data of train: a folder, an .npz file, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
@@ -81,12 +81,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
-    """Checks that a run is usable, and returns the flags that split its data."""
+    """Checks that a run is usable, and returns the flags that determined its splits."""
     invocation.require_packages("report", "jinja2")
     restoring.check_usable(train_dir, None, trust_model)
     run = layout.locate_run(train_dir)
     if os.path.lexists(file := run / layout.CORRECTIONS):
-        raise UsageError(f"{file} exists and may have your changes. Rename this file.")
+        raise UsageError(f"{file} exists and may contain your changes. Rename it.")
     settings = run_config.read_run_config(run)
     recorded = {name: settings[name] for name in _DIVISION if name in settings}
     return dict(recorded.items() - defaults(fields.ALL).items())
@@ -95,7 +95,7 @@ def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
 def _show(given: Mapping[str, Any], options: Options) -> None:
     """Prepares the data set that the flags select, and prints its contents.
 
-    If the options request them, writes a contact sheet and a list of wrong labels.
+    If requested, writes a contact sheet, and a list of labels that a run contradicts.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents
@@ -135,7 +135,7 @@ def _show(given: Mapping[str, Any], options: Options) -> None:
 def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
     """Returns the command that trains on a data set of `count` training images.
 
-    Its --train_dir is a new directory.
+    The command's --train_dir is a new directory.
     """
     name = dataset.name
     if name in KINDS and dataset.directory:

@@ -58,7 +58,7 @@ class Options(run_options.RunOptions):
 
     Attributes:
         output: file that ends in .onnx, .keras or .tflite, or folder for a SavedModel
-        with_preprocessing: export a model from uint8 images to probabilities
+        with_preprocessing: let the model take uint8 images and return probabilities
         quantize: type of integers to compute in, for a .tflite file
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
@@ -96,7 +96,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     restoring.check_usable(options.train_dir, options.step, options.trust_model)

@@ -123,8 +123,8 @@ def write_model(
         model: The model of the run.
         path: Folder or file to create. A file has the ending of its format.
         file_format: As `export.Options.file_format`.
-        description: Description of the export as JSON values. It names the input and
-            output that the export gets.
+        description: Description of the export as JSON values, with its input and
+            output.
         samples: Prepared images from which LiteRT estimates the ranges of int8 values;
             None for float32.
 
@@ -232,7 +232,7 @@ def _reworded_errors(file_format: str) -> Iterator[None]:
 
 
 def with_keras_layers(model: keras.Model) -> keras.Model:
-    """Returns a copy of a model whose layers of this package are layers of Keras.
+    """Returns a copy of a model, with this package's layers replaced by Keras's.
 
     Raises:
         ValueError: The model is neither functional nor sequential, or has a layer that
@@ -272,7 +272,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
 def _local_response_normalization(
     layer: ours.LocalResponseNormalization,
 ) -> keras.Model:
-    """Builds x * s^-beta, where a 1 x 1 convolution of x^2 computes the energy s."""
+    """Builds x * s^-beta of Keras's layers; a 1 x 1 convolution of x^2 computes s."""
     inputs = _input_of(layer)
     channels = inputs.shape[-1]
     window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")

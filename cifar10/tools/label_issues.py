@@ -35,8 +35,8 @@ _SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes the labels that a run contradicts to its directory, as CSV and HTML.
 
-    If the run was trained on `dataset` with a file of corrections, they are applied
-    first, and the CSV repeats them so that it can replace the file. `RunOptions`
+    If the run was trained on `dataset` with corrections, these are applied first, and
+    the CSV repeats them, so that it can replace the earlier file. `RunOptions`
     documents `trust_model`.
 
     Returns:

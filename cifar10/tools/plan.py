@@ -42,7 +42,7 @@ _EXAMPLES = 50_000
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # All flags would make it too long.
     text = "print the plan as JSON, with sizes in bytes"
     parser.add_argument("--json", action="store_true", help=text)

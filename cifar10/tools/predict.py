@@ -52,8 +52,8 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name (default: 3, or all if there are fewer)
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu, gpu or gpu:NUMBER
-        explain: folder for a heat map of each image, by HiResCAM: where it supports
-            the likeliest class, as a PNG (default: none)
+        explain: folder for a PNG of each image under a heat map (HiResCAM) of what
+            supports the likeliest class (default: none)
         json: print JSON, one object per image
     """
 
@@ -77,7 +77,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     images = "image files, folders of images, or - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)

@@ -1,4 +1,4 @@
-"""`python -m cifar10 replay`: recomputes a run's steps and compares them with it."""
+"""`python -m cifar10 replay`: recomputes a run's steps and compares the results."""
 
 import argparse
 import contextlib
@@ -47,8 +47,8 @@ class ReplayOptions(Checked):
     Attributes:
         num_gpus: number of towers (default: the run's)
         data_dir: directory of the data set (default: the run's)
-        trust_model: model to trust, as module:function, in a run not yours (default:
-            none)
+        trust_model: model whose code to trust, as module:function, if you did not train
+            the run (default: none)
     """
 
     num_gpus: Count | None = None
@@ -75,7 +75,7 @@ class Options(ReplayOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     run, options = parse(parser, words, Options)
     replay = open_run(run, options)
     first, last = map(int, options.steps.split(":"))
@@ -84,8 +84,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         known = [first, replay.recorded["max_steps"]]
     if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
-            f"--steps {options.steps}: the run has {max(known):,} steps. Give FIRST and"
-            " LAST within these, with a logged or saved step from FIRST to LAST."
+            f"--steps {options.steps}: the run has {max(known):,} steps. Give a range"
+            " FIRST:LAST of these that includes a logged or saved step."
         )
     return (_find if options.find else _compare)(replay, first, last, options)
 
@@ -99,12 +99,12 @@ def parse(
     given = flags.parse(parser, words)
     run = layout.locate_run(given.pop("run"))
     if is_locked(run):
-        raise UsageError(f"{run} is still being trained. Wait until that ends.")
+        raise UsageError(f"{run} is still being trained. Wait until training ends.")
     return run, kind(**given)
 
 
 def open_run(run: Path, options: ReplayOptions) -> "Replay":
-    """Assembles a run's training, and prints a note if versions have changed since."""
+    """Assembles a run's training again, and prints a note about changed versions."""
     restoring.check_usable(str(run), None, options.trust_model)
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
@@ -154,7 +154,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
 
 
 def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
-    """Writes a PNG and a CSV of the next step's distorted images, worst first."""
+    """Writes a PNG and a CSV of the next step's images, in descending order of loss."""
     if folder is None:
         return
     import numpy as np

@@ -69,7 +69,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     parser.add_argument(
         "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
     )

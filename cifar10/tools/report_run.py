@@ -146,7 +146,7 @@ def _hardest(
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Reads the runs in these directories, without repetitions."""
+    """Reads the runs in directories, each directory only once."""
     distinct = list(dict.fromkeys(path.resolve() for path in paths))
     common = os.path.commonpath([path.parent for path in distinct])
     return [Run(path, str(path.relative_to(common))) for path in distinct]
@@ -178,7 +178,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
 
 
 def _numbers(entry: Any) -> dict[str, float]:
-    """Returns the numbers of a line that are small enough to plot."""
+    """Returns a log line's numbers that are small enough to plot."""
     return {
         name: value
         for name, value in (entry.items() if isinstance(entry, dict) else ())

@@ -37,7 +37,7 @@ _PRUNE = "list the runs to remove; with --yes, remove them"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     place = "directory of runs (default: runs)"
     parser.add_argument(
         "directory", nargs="?", default="runs", metavar="DIR", help=place
@@ -144,7 +144,7 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the run of a name; refuses a run that is in use or contains runs."""
+    """Returns the run of a name; refuses a run that is in use or contains others."""
     if name not in runs:
         why = f"there is no run of this name.{did_you_mean(name, runs)}"
     elif runs[name]["state"] == "training":

@@ -60,7 +60,7 @@ class Options(run_options.RunOptions):
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Runs the command with these arguments and returns the exit code."""
+    """Runs the command with its command-line arguments; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     invocation.require_packages("serve", "prometheus_client", "starlette", "uvicorn")
