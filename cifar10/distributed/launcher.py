@@ -65,10 +65,8 @@ def launch(
         # A worker that a forwarded signal stopped may have had no handler yet.
         ends = [code for code in _FINAL if code in codes]
         if ends := [*ends, *(128 + number for number in stops)]:
-            not_restarted = " and is not restarted" if max_restarts else ""
-            raise StoppedError(
-                f"the run ended with exit code {ends[0]}{not_restarted}.", ends[0]
-            )
+            why = f"the run ended with exit code {ends[0]} and is not restarted."
+            raise StoppedError(why, ends[0])
         names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(
             f"{name} was killed by {signal.Signals(-code).name}"
@@ -76,14 +74,16 @@ def launch(
             else f"{name} ended with exit code {code}"
             for name, code in zip(names, codes, strict=True)
         )
+        if -signal.SIGKILL in codes:
+            losses += ", likely as memory ran out (see dmesg): lower --batch_size"
         if restart < max_restarts:
             say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
             # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
     message = (
-        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\nAdd "
-        "--max_restarts N to restart automatically up to N times."
+        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\n"
+        "--max_restarts N restarts it up to N times."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
         raise StoppedError(message, faults[0])

@@ -71,6 +71,7 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     assert [words for words, _ in starts(tmp_path)] == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
+    assert said.count("memory") == 1, "of the killed one"
     assert "2 of 2" in said
     assert "[worker 1] worker 1 ends" in said
 
