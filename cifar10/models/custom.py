@@ -21,7 +21,7 @@ Builder = Callable[..., keras.Model]
 
 # A model that scales its images by less than this is warned about. A small network that
 # reached an accuracy of 0.41 on unscaled images reached 0.29 on images scaled by 0.1,
-# 0.25 by 0.05, 0.16 by 1/58, and learned nothing by 1/127.5.
+# 0.25 by 0.05, 0.16 by 1/58, and learned nothing on images scaled by 1/127.5.
 _FLAT = 0.1
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
@@ -81,7 +81,7 @@ def import_function(name: str) -> Builder:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            # The user's module may exist, but import one that does not.
+            # The user's module may exist, but import a module that does not.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise no_module_error(name) from error

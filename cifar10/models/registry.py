@@ -67,7 +67,7 @@ def is_code(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises an error if a name is not built in and its module cannot be found.
+    """Raises an error unless a name is built in or its module can be found.
 
     Neither Keras nor the user's code is imported, so names of Keras's networks are not
     checked. The current folder is added to `sys.path`.

@@ -22,11 +22,11 @@ DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputa
 
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
-A checkpoint's manifest holds the settings of the run and SHA-256 checksums of the
-checkpoint, the log and all earlier manifests. First, all manifests are checked.
-Then segments are drawn at random, recomputed, scored and compared with the run. A
-segment begins at one saved checkpoint and ends at the next. Choose the --seed of
-the draw after the run has ended. Exit code 1: the run differs from its records.
+A checkpoint's manifest holds the settings of the run and SHA-256 checksums of
+the checkpoint, the log and all earlier manifests. First, all manifests are
+checked. Then segments are drawn at random, recomputed, scored and compared with
+the run. A segment begins at one saved checkpoint and ends at the next. Choose
+the --seed of the draw after the run has ended. Exit code 1: something differs.
 """
 
 

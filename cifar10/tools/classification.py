@@ -22,7 +22,7 @@ from cifar10.input.pictures import decoding
 # Memory of a decoding process: the interpreter, and 12 bytes per pixel for Pillow.
 _BYTES = 2**30
 _BYTES_PER_PIXEL = 16
-# Progressive JPEG files, which decode slowest, take half a second for these bytes.
+# Progressive JPEG files of this size, the slowest to decode, take half a second.
 _BYTES_PER_SECOND = 10_000_000
 _DEFAULT_TOP_K = 3
 

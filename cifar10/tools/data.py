@@ -30,13 +30,14 @@ DESCRIPTION = """Prepares a data set as a training run would, and shows its cont
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
 Prints how many pictures each class has in each split, which pictures were left
-out and why, and which are equal or nearly equal: a held-out picture that is also
-trained on makes scores too good, and a picture in two classes cannot be learned.
-Prints the command to train on the pictures, with --max_bad_images if too many are
-bad. A training run with the same flags reuses the prepared pictures.
---contact_sheet draws some pictures of each class. --train_dir writes the training
-pictures whose labels a run contradicts to corrections.csv and corrections.html in
-the run's directory. Exit code 0: shown; 2: a mistake that you can fix.
+out and why, and which are equal or nearly equal: a held-out picture that is
+also trained on makes scores too good, and a picture in two classes cannot be
+learned. Prints the command to train on the pictures, with --max_bad_images if
+too many are bad. A training run with the same flags reuses the prepared
+pictures. --contact_sheet draws some pictures of each class. --train_dir writes
+the training pictures whose labels a run contradicts to corrections.csv and
+corrections.html in the run's directory. Exit code 0: shown; 2: a mistake that
+you can fix.
 """
 
 # Flags that decide how a run splits its data.

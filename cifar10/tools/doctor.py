@@ -33,10 +33,10 @@ DESCRIPTION = """Finds out why a GPU is not found, and other problems of this ma
 
     python -m cifar10 doctor
 
-Checks versions, memory, the disk for runs, NVIDIA's driver and CUDA's libraries,
-and computes a little on each device. Lists the problems at the end, each with its
-fix. Exit code 0: training can run on this machine, with or without a GPU;
-1: something is broken; 2: a wrong flag.
+Checks versions, memory, the disk for runs, NVIDIA's driver and CUDA's
+libraries, and computes a little on each device. Lists the problems at the end,
+each with its fix. Exit code 0: training can run on this machine, with or
+without a GPU; 1: something is broken; 2: a wrong flag.
 """
 
 DRIVER, TENSORFLOW = "driver", "TensorFlow"
@@ -57,7 +57,7 @@ _NAMES = (
 # --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the system's CUDA folders.
 _BITCODE = "nvvm/libdevice/libdevice.10.bc"
 _CUDA_ROOTS = ("/usr/local/cuda-12.5", "/usr/local/cuda")
-_CAPABILITY = (75, 76)  # Attributes for its major and minor number, from cuda.h.
+_CAPABILITY = (75, 76)  # Attributes with the major and minor number, from cuda.h.
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
 # cuDNN 9.11 dropped GPUs below this compute capability. With cuDNN before 9.24, which
@@ -69,7 +69,7 @@ NEW_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
 # compiles the small kernels for it, from CUDA 12.5's PTX.
 NEWEST_GPU = (9, 0)
 
-# In gigabytes. A run writes tens of megabytes. CIFAR-10 and its archive take 360.
+# In gigabytes. A run writes tens of MB. CIFAR-10 and its archive take 360 MB.
 _LEAST_DISK = 1.0
 # Training the tutorial's network took 1.1 GB at most. The rest is for the system.
 _LEAST_MEMORY = 2.0
@@ -290,7 +290,7 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
 
 _OF_CHILD = {
     "TF_CPP_MIN_LOG_LEVEL": "0",  # Any message may give the reason for a failure.
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Another training may need the memory.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # A training run may need the memory.
 }
 # Python's option -P keeps files beside the package from hiding modules.
 _CHILD = (
@@ -302,9 +302,9 @@ _CHILD = (
 def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     """Returns the facts that a child process finds, since drivers may crash or hang.
 
-    If `first` is `DRIVER`, the child queries the driver. If it is `TENSORFLOW`, the
-    child computes. It may take `seconds`, and gets `variables` in its environment. A
-    fact that the child does not finish has the reason as its `error`.
+    The child queries the driver if `first` is `DRIVER`, and computes on each device if
+    it is `TENSORFLOW`. The child may take `seconds`, and its environment gets
+    `variables`. A fact that the child does not finish has the reason as its `error`.
     """
     process = subprocess.Popen(  # noqa: S603 - this file.
         [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]), first],

@@ -30,19 +30,20 @@ DESCRIPTION = """Exports the model of a run for other programs.
     python -m cifar10 export --output it.tflite --quantize int8
 
 The export takes images as evaluation prepares them and returns logits, both in
-float32, whatever the precision of the training run. With --with_preprocessing it
-prepares uint8 images of any size itself and returns probabilities. The export is
-loaded in a separate process and must compute the same as the run's model on 256
-test images (random images, if the run's data was in a program's memory).
-Otherwise it is removed. With --quantize int8, weights and activations are
-integers, whose ranges are estimated from 500 training images. The export may then
-misclassify 1 % more of up to 10,000 test images than the run's model. The
-preparation of images, the class names and the step are described in cifar10.json
-in a SavedModel's folder, in the metadata of ONNX, or in the cifar10.json that
-unzip extracts from a .keras or .tflite file. With --model_card the folder can be
-pushed to Hugging Face's hub. Exit code 0: written and checked; 1: the export
-computes something else; 2: a mistake that you can fix. ONNX and LiteRT need the
-packages of the extra `export`. Programs that load a .keras file need only Keras.
+float32, whatever the precision of the training run. With --with_preprocessing
+it prepares uint8 images of any size itself and returns probabilities. The
+export is loaded in a separate process and must compute the same as the run's
+model on 256 test images (random images, if the run's data was in a program's
+memory). Otherwise it is removed. With --quantize int8, weights and activations
+are integers, whose ranges are estimated from 500 training images. The export
+may then misclassify 1 % more of up to 10,000 test images than the run's model.
+The preparation of images, the class names and the step are described in
+cifar10.json in a SavedModel's folder, in the metadata of ONNX, or in the
+cifar10.json that unzip extracts from a .keras or .tflite file. With
+--model_card the folder can be pushed to Hugging Face's hub. Exit code 0:
+written and checked; 1: the export computes something else; 2: a mistake that
+you can fix. ONNX and LiteRT need the packages of the extra `export`. Programs
+that load a .keras file need only Keras.
 """
 
 # Packages that a format needs besides TensorFlow.
@@ -84,9 +85,9 @@ class Options(run_options.RunOptions):
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
-                f"--quantize {self.quantize}: give an --output that ends in .tflite, "
-                "without --with_preprocessing, because\nintegers of 8 bits are too "
-                "coarse to prepare images. The export describes how to prepare them."
+                f"--quantize {self.quantize} needs an --output that ends in .tflite, "
+                "and excludes --with_preprocessing,\nbecause 8-bit integers are too "
+                "coarse to prepare images. The export's description says how to do so."
             )
 
     @property

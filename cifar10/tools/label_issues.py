@@ -1,4 +1,4 @@
-"""Lists training pictures whose labels a run contradicts, as a CSV file and a page.
+"""Lists training pictures whose labels a run contradicts, in a CSV and an HTML file.
 
 A label is judged by its mean probability over all saved checkpoints. The last
 checkpoint may have memorized the pictures, but earlier ones have not.
@@ -101,7 +101,8 @@ def find_issues(
 
     Returns:
         The indices of the contradicted labels, int64, most suspicious first; and for
-        each image the class to replace its label, and the label's mean probability.
+        each image, the predicted class besides its label, and the label's mean
+        probability.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]

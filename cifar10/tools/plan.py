@@ -24,10 +24,10 @@ DESCRIPTION = """Estimates the memory of a training step, whole and in sections.
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
 Traces the step without computing it, and needs neither that memory nor data. On
-CPUs the estimate is within 25 % of what a step takes. On GPUs, kernels take more
-memory, which is not estimated. Without a GPU, the column "a tower's step" is the
-memory that a GPU would need in addition to the variables. Prints which --sections
-fit into --memory_limit, or into 85 % of the free memory. Exit code 1: none fit.
+CPUs the estimate is within 25 % of what a step takes. On GPUs, kernels take
+more memory than that. Without a GPU, the column "a tower's step" is the memory
+that a GPU would need in addition to the variables. Prints which --sections fit
+into --memory_limit, or into 85 % of the free memory. Exit code 1: none fit.
 """
 
 # The flags that determine the memory of a training step.

@@ -30,8 +30,9 @@ DESCRIPTION = """Recomputes a run's steps and compares them with log and checkpo
 Begins at the checkpoint before the first step, on any number of towers, and
 writes nothing to the run. On the same kind of machine a --deterministic run is
 recomputed to the last bit. Otherwise, rounding may cause differences up to a
-bound. --find names the first step whose gradient is not finite or jumps, and the
-images that cause this. Exit code 1: something differs, or --find found nothing.
+bound. --find names the first step whose gradient is not finite or jumps, and
+the images that cause this. Exit code 1: something differs, or --find found
+nothing.
 """
 
 _MOST = 4  # Images that --find names.
@@ -85,7 +86,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
             f"--steps {options.steps}: the run has {max(known):,} steps. Give a range"
-            " FIRST:LAST of these that includes a logged or saved step."
+            " of these steps that includes a logged or saved step."
         )
     return (_find if options.find else _compare)(replay, first, last, options)
 
@@ -135,7 +136,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Finds the first step whose gradient jumps, and the images that cause it."""
     found = replay.find_jump(first, last)
     if found is None:
-        print(f"No gradient from step {first:,} to {last:,} jumps.")
+        print(f"Steps {first:,} to {last:,}: no gradient jumps.")
         return 1
     norm, batches = found
     _write_sheet(options.images, replay, batches)

@@ -27,12 +27,13 @@ DESCRIPTION = """Writes one page on one or several runs.
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 report runs/one runs/another --output both.html
 
-The page shows each run's settings and how they differ, curves of loss, accuracy,
-throughput and learning rate, the confusion matrix and the hardest images of a
-checkpoint (the newest, or --step), and all checkpoints. It is a single HTML file
-without scripts. The checkpoint is scored on the test set, as by eval.py. If a run
-lacks data for the page, the page says so. An earlier report is overwritten, any
-other file is not. Needs the packages of the extra `report`.
+The page shows each run's settings and how they differ, curves of loss,
+accuracy, throughput and learning rate, the confusion matrix and the hardest
+images of a checkpoint (the newest, or --step), and all checkpoints. It is a
+single HTML file without scripts. The checkpoint is scored on the test set, as
+by eval.py. If a run lacks data for the page, the page says so. An earlier
+report is overwritten, any other file is not. Needs the packages of the extra
+`report`.
 """
 
 # The first lines of a report, which distinguish it from other files.

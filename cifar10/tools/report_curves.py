@@ -11,7 +11,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-# Readable on white and on black. If there are more runs, their curves are dashed.
+# Readable on white and on black. If there are more runs than colours, curves of the
+# other runs are dashed.
 COLOURS = (
     "#3b7fc4",
     "#d9702f",

@@ -24,12 +24,12 @@ DESCRIPTION = """Lists the runs in and below a directory.
     python -m cifar10 runs
     python -m cifar10 runs runs --prune photos.1 trials/wide --yes
 
-The state of a run is `training` while a process trains it; `finished` at the last
-step, or if training ended because the score no longer rose; `stopped` if training
-ended earlier, with a checkpoint of its last step; `failed` if the last checkpoint
-is older than the last step; `damaged` if files cannot be read. The best score is
-the one on the split val, or on test if the run has no val. The age of a run is
-that of its newest checkpoint or log line.
+The state of a run is `training` while a process trains it; `finished` at the
+last step, or if training ended because the score no longer rose; `stopped` if
+training ended earlier, with a checkpoint of its last step; `failed` if the last
+checkpoint is older than the last step; `damaged` if files cannot be read. The
+best score is the one on the split val, or on test if the run has no val. The
+age of a run is that of its newest checkpoint or log line.
 """
 # Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.METRICS, checkpoints.MANIFEST)
@@ -43,7 +43,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         "directory", nargs="?", default="runs", metavar="DIR", help=place
     )
     parser.add_argument("--prune", nargs="+", default=[], metavar="NAME", help=_PRUNE)
-    parser.add_argument("--yes", action="store_true", help="remove what --prune names")
+    parser.add_argument("--yes", action="store_true", help="remove the runs of --prune")
     parser.add_argument(
         "--json", action="store_true", help="print JSON: a list of runs"
     )
@@ -85,7 +85,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Returns the run in a directory, or None if `config.json` is another program's."""
+    """Returns the run in a directory, or None if another program made `config.json`."""
     size, changed = 0, 0.0
     for folder, inner, names in os.walk(path):
         if layout.CONFIG in names and folder != str(path):

@@ -23,12 +23,12 @@ DESCRIPTION = """Classifies images over HTTP with the model of a run.
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
 POST /predict classifies an image of up to 12.5 megapixels (?top_k=5 names five
-classes). GET /health returns the model, and the step and age of its weights. GET
-/metrics returns statistics for Prometheus. GET / explains these requests. Each new
-checkpoint is loaded between two answers; with --step best, each better one. The
-training run may begin after the service. Without --host, only this machine can
-send requests. There are no passwords. SIGTERM or Ctrl-C ends the service after the
-answers in progress.
+classes). GET /health returns the model, and the step and age of its weights.
+GET /metrics returns statistics for Prometheus. GET / explains these requests.
+Each new checkpoint is loaded between two answers; with --step best, each better
+one. The training run may begin after the service. Without --host, only this
+machine can send requests. There are no passwords. SIGTERM or Ctrl-C ends the
+service after the answers in progress.
 """
 
 _LARGEST = 10_000
