@@ -123,7 +123,7 @@ def test_a_run_on_data_that_only_older_versions_look_up_is_scored_on_given_data(
     assert found == evaluate(trained[1], data=TEST)
     with pytest.raises(UsageError, match=r"cifar10\.evaluate"):
         evaluate(copy, model=local())
-    with pytest.raises(UsageError, match="version that wrote"):
+    with pytest.raises(UsageError, match="version that started"):
         Config(resume=copy, model=local())
 
 
