@@ -145,7 +145,7 @@ def test_evaluate_finds_what_the_training_found(trained):
 
 def test_other_arrays_do_not_resume_a_run(trained):
     train_dir = trained[0].train_dir
-    with pytest.raises(UsageError, match="pictures") as caught:
+    with pytest.raises(UsageError, match="images or labels") as caught:
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
     assert "fresh=True" in str(caught.value)
     assert "--" not in str(caught.value), "a program has no flags"
