@@ -19,6 +19,7 @@ import asyncio
 import collections
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -114,7 +115,7 @@ class Rendezvous:
         value = [index, [worker.address for worker in workers]]
         began = time.monotonic()
         arrived: dict[int, Any] = dict.fromkeys(range(1, len(workers)))
-        is_told, why = False, ""
+        is_told, why, unknown = False, "", False
         while (waited := time.monotonic() - began) < self._timeout:
             try:
                 address = workers[0].host_and_port
@@ -124,13 +125,20 @@ class Rendezvous:
                 arrived = self.exchange(_ARRIVAL, value, self._timeout - waited)
                 break
             except OSError as error:  # The chief does not listen yet.
-                why = f" ({reason(error)})"
+                why, unknown = f" ({reason(error)})", error.errno == socket.EAI_NONAME
             except LostWorkerError:
-                why = " (another program answers at that address)"
+                why, unknown = " (another program answers at that address)", False
             if waited > _SECONDS_UNTIL_NOTICE and not is_told:
                 is_told = True
                 say(f"{workers[index]} is waiting for {workers[0]}{why}.")
             time.sleep(_SECONDS_BETWEEN_CALLS)
+        else:
+            # Kubernetes names a pod only once it runs, perhaps at the next attempt.
+            if unknown and "KUBERNETES_SERVICE_HOST" not in os.environ:
+                raise UsageError(
+                    f"{workers[0]}: no host of this name is known here{why}, after "
+                    f"{self._timeout:g} s. Correct the name in TF_CONFIG or in the DNS."
+                )
         self._check_complete(arrived, why)
         addresses = [known for worker in workers for known in arrived[worker.index]]
         self.cluster = Cluster.at(addresses, index)

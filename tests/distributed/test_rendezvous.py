@@ -58,6 +58,31 @@ def assert_meet(workers, *waiting, indices=()):
     assert [caller.end() for caller in (*waiting, *last)] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("number", "in_kubernetes", "error"),
+    [
+        (socket.EAI_NONAME, False, UsageError),
+        (socket.EAI_NONAME, True, LostWorkerError),  # Its pod may run later.
+        (socket.EAI_AGAIN, False, LostWorkerError),  # The name server may answer later.
+    ],
+)
+def test_a_host_that_is_unknown_to_the_end_is_a_mistake(
+    monkeypatch, workers, number, in_kubernetes, error
+):
+    def look_up(*_, **__):
+        raise socket.gaierror(number, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if in_kubernetes:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    named = (Worker(0, "no-such-host:2222"), *workers[1:])
+    end = Caller(named, 1, timeout=0.5).end()
+    assert type(end) is error
+    assert "no-such-host:2222" in str(end)
+    assert "not known" in str(end)
+
+
 def call(worker):
     """Connects as soon as a worker listens."""
     for _ in range(200):
