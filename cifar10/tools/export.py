@@ -87,7 +87,7 @@ class Options(run_options.RunOptions):
             raise UsageError(
                 f"--quantize {self.quantize} needs an --output that ends in .tflite, "
                 "and excludes --with_preprocessing,\nbecause 8-bit integers are too "
-                "coarse to prepare images. The export's description says how to do so."
+                "coarse to prepare images. The export describes how to prepare them."
             )
 
     @property

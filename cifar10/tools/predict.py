@@ -89,7 +89,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def predict_files(options: Options) -> int:
-    """Classifies images; returns the exit code, 1 if a file is no readable image."""
+    """Classifies images; returns the exit code, 1 if a file cannot be read."""
     from cifar10.follower import Follower
     from cifar10.towers import devices
 

@@ -136,7 +136,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Finds the first step whose gradient jumps, and the images that cause it."""
     found = replay.find_jump(first, last)
     if found is None:
-        print(f"Steps {first:,} to {last:,}: no gradient jumps.")
+        print(f"No gradient jumps in steps {first:,} to {last:,}.")
         return 1
     norm, batches = found
     _write_sheet(options.images, replay, batches)
