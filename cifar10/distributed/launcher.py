@@ -75,7 +75,7 @@ def launch(
             for name, code in zip(names, codes, strict=True)
         )
         if -signal.SIGKILL in codes:
-            losses += ", likely as memory ran out (see dmesg): lower --batch_size"
+            losses += ". Probably memory ran out (see dmesg): lower --batch_size"
         if restart < max_restarts:
             say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
             # On a restart, --fresh must not move aside the run that has just begun.
@@ -83,7 +83,7 @@ def launch(
                 command = flags.without(command, "fresh")
     message = (
         f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\n"
-        "--max_restarts N restarts it up to N times."
+        "--max_restarts N restarts the run up to N times."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
         raise StoppedError(message, faults[0])

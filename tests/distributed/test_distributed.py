@@ -523,12 +523,10 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
         output, said = process.communicate()
         assert process.returncode == 0, said
     assert "lost worker 1 at 127.0.0.1" in said
-    assert "worker 1 was killed by SIGKILL. Restarting all, restart 1 of 2" in said
+    restarting = r"worker 1 was killed by SIGKILL\. .* Restarting all, restart {} of 2"
+    assert re.search(restarting.format(1), said)
     assert re.search(r"from step (8|16) ", first)
     assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
-    assert (
-        "exit code 75, worker 1 was killed by SIGKILL. Restarting all, restart 2"
-        in said
-    )
+    assert re.search(f"exit code 75, {restarting.format(2)}", said)
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)
