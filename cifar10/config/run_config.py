@@ -152,7 +152,7 @@ def check_model(
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)
-    if trusted and trusted != name and trusted.endswith(f":{function}"):
+    if trusted and trusted != name == PYTHON + trusted.partition(":")[2]:
         take_for(name, trusted)
         return True
     if name != function and name not in ARCHITECTURES:
