@@ -277,15 +277,20 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
-            both = " and ".join(named)
-            raise UsageError(f"{both} exclude each other. Give only one of them.")
+            raise UsageError(f"{' and '.join(named)} exclude each other. Give one.")
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
-        is_known = given.get("data", "auto") in data_flag.NAMES
-        of_data = "tutorial" if is_known else "pictures"
+        data, fraction = given.get("data", "auto"), given.get("validation_fraction")
+        if fraction is not None and data != data_flag.FOLDER:
+            raise UsageError(
+                f"--validation_fraction {fraction}: it divides a folder of pictures, "
+                f"and --data {data} is none. Leave it out; --val_fraction {fraction} "
+                "holds out a val split."
+            )
+        of_data = "tutorial" if data in data_flag.NAMES else "pictures"
         default = default_recipe(given.get("model", "")) or of_data
         if given.get("initial_weights"):
             default = "finetune"

@@ -28,9 +28,8 @@ def name_of(data: Any) -> str:
 def located(given: dict[str, Any]) -> dict[str, Any]:
     """Moves a path in `data` to `data_dir`, and sets `data` to the kind of data."""
     data = given.get("data")
-    if data is None or data in NAMES or data.startswith(PYTHON):
-        return given
-    if data in KINDS and "data_dir" in given:  # As in `config.json`.
+    is_located = data in KINDS and "data_dir" in given  # As in `config.json`.
+    if data in (None, *NAMES) or is_located or data.startswith(PYTHON):
         return given
     path = layout.absolute_path(data)
     if not _exists(path):

@@ -86,12 +86,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     for text, where in ((shown, path.with_suffix(".html")), (table, path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
     agreement = float(np.mean(logits[-1].argmax(axis=1) == labels))
-    return {
-        "agreement": agreement,
-        "contradicted": contradicted,
-        "issues": issues,
-        "corrections": str(path),
-    }
+    found = {"agreement": agreement, "contradicted": contradicted}
+    return {**found, "issues": issues, "corrections": str(path)}
 
 
 def find_issues(

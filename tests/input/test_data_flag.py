@@ -47,6 +47,8 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"data": "photos", "data_dir": "/data"}, "data_dir"),
         ({"data": "set.npz", "image_size": 64}, "image_size"),
         ({"data": "photos", "image_size": 4}, "8"),
+        ({"validation_fraction": 0.2}, "--val_fraction 0.2"),
+        ({"data": "set.npz", "validation_fraction": 0.2}, "validation_fraction"),
     ],
 )
 @pytest.mark.usefixtures("place")
