@@ -74,8 +74,8 @@ trap 'ended=true' USR1
 echo "$@" >> "$SEEN"
 train_dir=$3
 while (($#)); do
-  [[ $1 != --train_dir ]] || train_dir=$2
-  [[ $1 != --train_dir=* ]] || train_dir=${1#*=}
+  [[ $1 != --train_dir && $1 != --resume ]] || train_dir=${2%/checkpoints}
+  [[ $1 != --*_dir=* ]] || train_dir=${1#*=}
   shift
 done
 mkdir -p "$train_dir/checkpoints/step-$(printf %08d "${STEP:-100}")"
@@ -148,7 +148,15 @@ def test_slurm_starts_again_only_jobs_that_can_go_on(
     assert ("MOST_RESTARTS" in submit.said) is ends_by_restarts
 
 
-@pytest.mark.parametrize("words", [[], ["--train_dir", "a"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--train_dir", "a"],
+        ["--checkpoint_dir=a", "--seed=3"],
+        ["--resume", "a/checkpoints"],
+    ],
+)
 def test_time_that_is_shorter_than_the_start_ends_the_job(submit, tmp_path, words):
     """The first piece may have had to prepare the data."""
     train_dir = tmp_path / ("a" if words else "runs/7")
@@ -158,6 +166,8 @@ def test_time_that_is_shorter_than_the_start_ends_the_job(submit, tmp_path, word
         environment = {"SLURM_RESTART_COUNT": str(restarts), "STEP": str(step)}
         assert submit("138 138", *words, **environment) == (code, code == 0)
         assert ("--time" in submit.said) is bool(code)
+        named = submit.seen.count("--train_dir") + submit.seen.count("--checkpoint_dir")
+        assert named == 2 * ("--resume" not in words), "it names the run alone"
 
 
 def test_slurm_gives_the_flags_to_the_training_and_fresh_only_once(submit, tmp_path):
