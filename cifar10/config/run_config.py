@@ -37,7 +37,6 @@ _FACTS = {
     "earlier_sessions": list[dict],
     "image_shape": list[int],
     "global_batch_size": int,
-    "initial_weights_sha256": str | None,
     "parameters": int,
     "simulated": bool,
     "versions": dict,

@@ -4,8 +4,7 @@ A checkpoint is a folder such as `step-00001000`. It holds the variables, writte
 `tf.train.Checkpoint`, and a `manifest.json` with the step, the time, the position in
 the input and the SHA-256 of every file. `save` writes a folder under a temporary name,
 syncs it to disk and renames it, so a crash leaves no incomplete checkpoint. The
-checksums reveal later disk damage. TensorFlow is imported only to read or write
-variables.
+checksums reveal later disk damage. TensorFlow is imported only for variables.
 """
 
 import contextlib
@@ -318,8 +317,7 @@ def is_plausible(manifest: Mapping[str, Any]) -> bool:
         counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
         best = manifest.get("validation", {})
         counts += [best.get(name, 0) for name in ("images", "step", "without_gain")]
-        floats = [best.get("score", 0.0), manifest.get("time", 0.0)]
-        floats += averages.values()
+        floats = [manifest.get("time", 0.0), best.get("score", 0.0), *averages.values()]
         return (
             all(map(_FILE_NAME.fullmatch, manifest["files"]))
             and all(type(one) is int and 0 <= one < _LARGEST_COUNT for one in counts)
