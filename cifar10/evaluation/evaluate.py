@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
+from cifar10.errors import say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
@@ -52,19 +54,20 @@ class _Evaluator(FollowedRun):
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
-        events = self.directory / options.curve
+        dataset = datasets.find_again(model.settings, options.data_dir)
+        folder = options.curve
+        if not options.eval_dir and not datasets.is_of_run(dataset, model.settings):
+            folder += f"_on_{Path(str(dataset.directory)).name}"
+            say(f"Note: this is not the run's data, so its scores go to {folder}.")
+        events = self.directory / folder
         if options.eval_dir:
             events = layout.absolute_path(options.eval_dir)
         else:
             layout.refuse_link(events)
-        dataset = datasets.find_again(model.settings, options.data_dir)
         scored = model.model, model.settings, dataset, events
         self._scored = ScoredSet(*scored, options)
         if options.calibrate:
-            plain: dict[str, Any] = {
-                "num_examples": None,
-                "test_time_augmentation": False,
-            }
+            plain: Any = {"num_examples": None, "test_time_augmentation": False}
             on_val = dataclasses.replace(options, eval_data="val", **plain)
             self._val = ScoredSet(*scored, on_val)
         self._scored.open()

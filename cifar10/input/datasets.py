@@ -91,31 +91,54 @@ def find_for(
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
     """Finds a run's data set again, in `data_dir` or else in the recorded place."""
     _check_findable(settings["data"])
-    recorded, corrections = settings["data_dir"], None
-    # Not `Path.exists`, which raises an error without permission to look.
+    recorded = settings["data_dir"]
     if data_dir is None and recorded is None:  # `config/run_config.py` set it to None.
         say("You did not train this run here, so its data_dir is not used.")
-    elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
-        data_dir, file = recorded, settings.get("corrections")
-        # Without the corrections file the test split is the same.
-        corrections = file if file and os.path.exists(file) else None  # noqa: PTH110
+    elif data_dir is None and _exists(recorded):
+        data_dir = recorded
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
-    found = {"data_dir": data_dir, "corrections": corrections}
-    dataset = find_for({**settings, **found})
+    dataset = find_for({**settings, "data_dir": data_dir, "corrections": None})
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
-    if str(dataset.directory) == recorded:
-        recorded_as = settings.get("data_description", dataset.description)
-        trained_on = settings.get("data_fingerprint")
-        if trained_on and trained_on != dataset.fingerprint:
-            say(
-                "Note: the pictures have changed since this run began.\n"
-                f"  now:   {dataset.description}\n"
-                f"  then:  {recorded_as}"
-            )
-        else:  # The recorded description says why the run has this data set.
-            dataset = dataclasses.replace(dataset, description=recorded_as)
-    return dataset
+    if not _is_in_place(dataset, settings):
+        return dataset
+    # Without the corrections file the test split is the same.
+    if (file := settings.get("corrections")) and _exists(file):
+        dataset = corrected(dataset, file)
+    recorded_as = settings.get("data_description", dataset.description)
+    trained_on = settings.get("data_fingerprint")
+    if trained_on and trained_on != dataset.fingerprint:
+        say(
+            "Note: the pictures have changed since this run began.\n"
+            f"  now:   {dataset.description}\n"
+            f"  then:  {recorded_as}"
+        )
+        return dataset
+    # The recorded description says why the run has this data set.
+    return dataclasses.replace(dataset, description=recorded_as)
+
+
+def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
+    """Returns whether scores on a data set count as those of a run.
+
+    They do on the run's data, where it was or with the same content. The content of
+    CIFAR's files is not compared: others count once the run's are gone.
+    """
+    if _is_in_place(dataset, settings):
+        return True
+    if trained_on := settings.get("data_fingerprint"):
+        return dataset.fingerprint == trained_on
+    return dataset.name == settings["data"] and not _exists(settings["data_dir"] or "")
+
+
+def _is_in_place(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
+    directory = dataset.directory
+    return directory is not None and str(directory.absolute()) == settings["data_dir"]
+
+
+def _exists(path: str) -> bool:
+    # Not `Path.exists`, which raises an error without permission to look.
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:

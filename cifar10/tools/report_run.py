@@ -115,7 +115,7 @@ class Run:
         names = dataset.class_names
         self.scores = Scores(step, scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
-        if self.part == "test":
+        if self.part == "test" and datasets.is_of_run(dataset, self.settings):
             lines = [*self.scored, self.tested]
             self.scored = [*scores.comparable(lines, sums.count).values()]
 

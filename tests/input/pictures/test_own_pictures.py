@@ -177,3 +177,23 @@ def test_scores_name_the_classes_and_refuse_others(photos, tmp_path):
     done, _ = score(tmp_path / "run", other)
     assert done.returncode == 2
     assert "a dog" in done.stderr
+
+
+def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
+    run = tmp_path / "run"
+    trained(run, photos, precision="float32", max_steps=1)
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    shutil.copytree(photos, copy)
+    shutil.copytree(photos, other)
+    (other / "test" / "a cat" / "0.png").unlink()
+    done, scores = score(run, other)
+    assert scores["num_examples"] == 17
+    assert "not the run's data" in done.stderr
+    assert not (run / "eval").exists()
+    assert runs.logged(run / "eval_on_other")[0]["num_examples"] == 17
+    done, _ = score(run, copy)  # The same pictures, moved.
+    assert "not the run's" not in done.stderr
+    assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]
+    page = runs.call("cifar10/__main__.py", "report", run, "--data_dir", other)
+    assert page.returncode == 0, page.stderr
+    assert "Of 18 test images each" in (run / "report.html").read_text()
