@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import fields, flags, layout, run_options
+from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
@@ -47,7 +48,9 @@ _MAIN = (
     "seed",
 )
 # Settings that are shown elsewhere on the page.
-_ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN)
+_ELSEWHERE = (
+    *("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN, "metrics"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +135,9 @@ def render(runs: Sequence[Run], now: float) -> str:
     )
     environment.globals |= {"draw": draw, "interval": interval}
     environment.filters |= {
+        "own_metrics": lambda lines: sorted(
+            {name for line in lines for name in line if name.startswith(METRICS)}
+        ),
         "thousands": "{:,}".format,
         "date": lambda seconds: time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(seconds)

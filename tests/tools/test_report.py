@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import runs as programs
 import small_model
+from cifar10 import Config, train
 from cifar10.config import run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
@@ -283,3 +284,36 @@ def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypat
     assert done.returncode == 2
     assert "matplotlib" in done.stderr
     assert "[report]" in done.stderr
+
+
+def logit(labels, logits):
+    """The logit of each image's own class."""
+    return tf.gather(logits, labels, batch_dims=1)
+
+
+@pytest.fixture(scope="module")
+def of_program(tmp_path_factory):
+    """A run on arrays that have a part val, with a metric of its own."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+    run = tmp_path_factory.mktemp("of_program") / "run"
+    own = {"model": small_model.two_layers, "metrics": {"logit": logit}}
+    own["data"] = tuple((images[:n], np.arange(n) % 2) for n in (40, 10, 16))
+    options = {"max_steps": 4, "eval_steps": 2, "log_frequency": 1}
+    train(Config(**own, **options, train_dir=run, batch_size=8, num_gpus=1))
+    return run
+
+
+def test_own_metrics_are_shown(of_program, tmp_path):
+    shown = report(tmp_path / "page.html", of_program)
+    lines = programs.logged(of_program / "eval_val")
+    texts = [f"{line['metrics/logit']:.4f}" for line in lines]
+    assert shown.figures()["metrics/logit on val, at step 4"] == texts[-1]
+    assert {*texts} <= {*shown.texts("td")}
+    assert len(shown.line("own-1-1")) == 2
+    assert "metrics" not in shown.texts("th[@scope='row']")
+    plain = shutil.copytree(of_program, tmp_path / "plain")
+    for part in ("eval", "eval_val"):
+        shutil.rmtree(plain / part)
+    shown = report(tmp_path / "page.html", plain)
+    assert "metrics/logit in training, at step 4" in shown.figures()
+    assert len(shown.line("own-1-1")) == 4
