@@ -68,14 +68,16 @@ class Run:
             notes.append("The run has logged nothing yet, so there are no curves.")
         self.part = scores.deciding_part(path)  # `val` if the run has it, else `test`.
         self.best_by = scores.deciding_score(path)
-        scored = _lines(scores.deciding_folder(path) / layout.METRICS, notes)
-        # Evaluations on `part`, each of the same number of images.
-        self.scored = [*scores.comparable(scored).values()]
+        found = {}  # By part, evaluations of the same number of images.
+        for part in dict.fromkeys((self.part, "test")):
+            log = path / layout.evaluation_events(part) / layout.METRICS
+            found[part] = [*scores.comparable(_lines(log, notes)).values()]
+        self.scored = found[self.part]
         self.saved = _checkpoints(path / layout.CHECKPOINTS, notes)
         times = timing.read_seconds(path / layout.METRICS)
         self.seconds = times[-1][1] if times else {}  # Seconds by activity.
         self.scores: Scores | None = None  # Set by `score`.
-        self.tested: dict[str, float] = {}  # Set by `score`, like a line of a log.
+        self.tested: dict[str, float] = (found["test"] or [{}])[-1]  # Set by `score`.
 
     @property
     def step(self) -> int:

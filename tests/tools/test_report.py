@@ -317,3 +317,19 @@ def test_own_metrics_are_shown(of_program, tmp_path):
     shown = report(tmp_path / "page.html", plain)
     assert "metrics/logit in training, at step 4" in shown.figures()
     assert len(shown.line("own-1-1")) == 4
+
+
+def test_the_headline_is_the_test_score_or_says_of_which_part_it_is(
+    of_program, tmp_path
+):
+    """A program's data cannot be scored here, but its training has scored them."""
+    untested = shutil.copytree(of_program, tmp_path / "untested")
+    shutil.rmtree(untested / "eval")
+    for run, part, folder in (
+        (of_program, "test", "eval"),
+        (untested, "val", "eval_val"),
+    ):
+        shown = report(tmp_path / "page.html", run)
+        assert shown.headlines() == [programs.logged(run / folder)[-1][PRECISION]]
+        assert f"precision @ 1 on {part} (" in shown.text
+        assert f"{part} cross entropy" in shown.figures()
