@@ -89,6 +89,13 @@ class Config(fields.Sections):
                 )
             known[name].check(value)
         self._assign(_completed(named))
+        scores = (*fields.SCORES, *(self.loss.metrics or ()))
+        if (best_by := self.checkpoints.best_by) not in scores:
+            raise UsageError(
+                f"--best_by {best_by}: there is no such score."
+                f"{did_you_mean(best_by, scores)} It is one of {', '.join(scores)}, or "
+                "in a program one of its metrics."
+            )
         self.model_function = model if callable(model) else None
         self.data_objects = None if isinstance(data, str | Path) else data
 

@@ -25,6 +25,7 @@ from cifar10.config.options import (
     Range,
     ResultIf,
 )
+from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
 from cifar10.models.registry import ARCHITECTURES, describe_option
 from cifar10.towers import optimizers
@@ -56,20 +57,10 @@ _Own: TypeAlias = Annotated[
     Form("(?!)", "a Python object. Resume the run from the program that defines it"),
     *(FLAG_ONLY, RECIPE_ONLY),
 ]
-# The scores of eval that can select the best checkpoint.
-Score: TypeAlias = Literal[
-    "precision @ 1",
-    "precision @ 5",
-    "macro F1",
-    "balanced accuracy",
-    "cross_entropy",
-    "total_loss",
-    "expected calibration error",
-]
-SCORES: tuple[str, ...] = get_args(Score)
-PRECISION: Score = "precision @ 1"
-CALIBRATION_ERROR = "expected calibration error"
+PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"
 LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
+# The scores of eval that can select the best checkpoint.
+SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS_BETTER)
 
 # Distortions of training images, implemented in `input/distortions.py`.
 Distortion: TypeAlias = Literal[
@@ -252,7 +243,7 @@ class Loss(Checked, scope=RESULT):
 
     label_smoothing: Fraction = 0.0
     loss: _Own = None
-    metrics: Annotated[Callable | None, FLAG_ONLY, RECIPE_ONLY] = None
+    metrics: Annotated[OwnMetrics | None, FLAG_ONLY, RECIPE_ONLY] = None
     class_weights: Annotated[str | Mapping | Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
@@ -391,7 +382,7 @@ class Checkpoints(Checked):
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
     keep_best: Annotated[CountOrZero, WORKER] = 0
-    best_by: Score = PRECISION
+    best_by: str = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"

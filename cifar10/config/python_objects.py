@@ -42,8 +42,15 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
-    """Combines metric functions into one that returns all values by name."""
+class OwnMetrics(dict[str, Callable]):
+    """A program's metrics, by name."""
+
+    def __call__(self, labels: Any, logits: Any) -> dict[str, Any]:
+        """Returns the values of all."""
+        return {name: metric(labels, logits) for name, metric in self.items()}
+
+
+def _together(metrics: Any) -> OwnMetrics:
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise UsageError(
             f"metrics {metrics!r}: give a dict from names to functions, such as "
@@ -55,9 +62,7 @@ def _together(metrics: Any) -> Callable[[Any, Any], dict[str, Any]]:
                 f"metrics: {name} is an object with state. Give a function of labels "
                 "and logits instead, such as one of keras.metrics."
             )
-    return lambda labels, logits: {
-        f"{METRICS}{name}": metrics[name](labels, logits) for name in metrics
-    }
+    return OwnMetrics({f"{METRICS}{name}": metrics[name] for name in metrics})
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.fields import PRECISION
+from cifar10.config.fields import PRECISION, SCORES
+from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
@@ -168,7 +169,7 @@ class ScoredSet:
         dataset: Dataset,
         events: Path,
         options: "Options",
-        own_metrics: Callable | None = None,
+        own_metrics: OwnMetrics | None = None,
     ) -> None:
         self.events = events
         self._own_metrics = own_metrics
@@ -213,7 +214,8 @@ class ScoredSet:
             f"{self.count:,} {kind} images of {dataset.description}; "
             f"{variables}{views}.{note}"
         )
-        self._best_by = settings.get("best_by", PRECISION)
+        by = settings.get("best_by", PRECISION)
+        self._best_by = by if by in {*SCORES, *(own_metrics or ())} else PRECISION
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(

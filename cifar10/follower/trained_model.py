@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import layout, run_config
-from cifar10.config.fields import DISTORTIONS, PRECISIONS, SCORES
+from cifar10.config.fields import DISTORTIONS, PRECISIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
@@ -17,7 +17,7 @@ from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that this version can evaluate; other versions may have recorded others.
-_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS, "best_by": SCORES}
+_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
 
 
 class TrainedModel:

@@ -1,5 +1,6 @@
 """A program's own loss, metrics, optimizer, schedule and `tf.data`."""
 
+import json
 import re
 
 import keras
@@ -208,6 +209,29 @@ def test_own_metrics_are_shown(tmp_path, capsys):
     )
 
 
+def test_the_best_is_that_by_an_own_metric(tmp_path):
+    """Commands have no functions, but the scores that the training has written."""
+    run, data = tmp_path / "run", tmp_path / "set.npz"
+    np.savez(data, x_train=X, y_train=Y, x_test=X[:12], y_test=Y[:12])
+    own = {"metrics": {"least": lambda *one: -margin(*one)}, "best_by": "metrics/least"}
+    given = {"data": data, "precision": "float32", "eval_steps": 1, "keep_best": 1}
+    record = train(config(run, **own, **given, keep_checkpoints=1))
+    found = {line["step"]: line["metrics/least"] for line in runs.logged(run / "eval")}
+    best = max(found, key=found.get)
+    assert record.best == (best, found[best])
+    assert best == 1, "it falls, so that the newest and the best differ"
+    model = f"--trust_model={__name__}:linear"
+    for step in (1, 3):
+        done = runs.call("eval.py", "--step", step, "--train_dir", run, model)
+        assert done.returncode == 0, done.stderr
+    done = runs.call("cifar10/__main__.py", "runs", tmp_path)
+    assert f"best metrics/least {found[1]:.3f} on test at step 1" in done.stdout
+    done = runs.call("eval.py", "--step", "best", "--train_dir", run, "--json", model)
+    assert json.loads(done.stdout)["step"] == 1, done.stderr
+    done = runs.call("train.py", "--resume", run, "--max_steps", 5)
+    assert "--best_by metrics/least" in done.stderr
+
+
 def test_a_run_resumes_with_the_same_objects_alone(everything):
     record, given = everything
     path = record.train_dir
@@ -269,6 +293,10 @@ BAD = {
     "names to functions": lambda: {"metrics": {"margin": 3}},
     "optimizer=Adam": lambda: {"optimizer": keras.optimizers.Adam},
     "best_by='cross_entropy'": lambda: {"loss": focal, "best_by": "total_loss"},
+    "precision @ 1, .* metrics/m": lambda: {
+        "metrics": {"m": margin},
+        "best_by": "metrics/margin",
+    },
     "accuracy is": lambda: {
         "metrics": {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
     },
