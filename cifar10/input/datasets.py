@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.data_flag import FINDABLE, NPZ
+from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.corrections import corrected
@@ -89,16 +89,22 @@ def find_for(
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
-    """Finds a run's data set again, in `data_dir` or else in the recorded place."""
-    _check_findable(settings["data"])
+    """Finds a run's data set again, in `data_dir` or else in the recorded place.
+
+    The `data_dir` of arrays that a program passed is a file or folder with them.
+    """
+    how = {**settings, "data_dir": data_dir, "corrections": None}
+    if data_dir and settings["data"].startswith(PYTHON):
+        how |= located({"data": data_dir})
+    _check_findable(how["data"])
     recorded = settings["data_dir"]
     if data_dir is None and recorded is None:  # `config/run_config.py` set it to None.
         say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and _exists(recorded):
-        data_dir = recorded
+        how["data_dir"] = recorded
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
-    dataset = find_for({**settings, "data_dir": data_dir, "corrections": None})
+    dataset = find_for(how)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if not _is_in_place(dataset, settings):
         return dataset
@@ -188,7 +194,9 @@ def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
             f"The data of this run, {data}, came from a Python program's memory or is "
-            f"known only to another version.\n{IN_PYTHON}"
+            f"known only to another version.\n{IN_PYTHON}\nCommands take a program's "
+            "arrays, written by np.savez(file, x_train=...) and so on, as\n"
+            "--data_dir FILE.npz."
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cifar10
 import runs
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
@@ -133,6 +134,32 @@ def test_predict_and_exports_compute_with_it(calibrated, tmp_path, capsys):
     of_export = dict(zip(described["class_names"], computed.numpy()[0], strict=True))
     assert of_export == pytest.approx(of_after, rel=1e-3)
     assert names(tmp_path) == ["it", "picture.png"]
+
+
+def test_a_run_on_a_programs_arrays_is_calibrated_on_them_in_a_file(tmp_path):
+    random, run, file = np.random.default_rng(0), tmp_path / "run", tmp_path / "set.npz"
+    labels = random.integers(0, 2, 80)
+    images = random.integers(0, 100, (80, 12, 12, 3)) + 50 * labels[:, None, None, None]
+    images, labels[::5] = images.astype(np.uint8), 0  # Some are wrong.
+    parts = {"train": slice(0, 40), "val": slice(40, 60), "test": slice(60, 80)}
+    data = tuple((images[part], labels[part]) for part in parts.values())
+    given = {"model": runs.SMALL, "batch_size": 8, "max_steps": 20, "num_gpus": 1}
+    cifar10.train(cifar10.Config(data=data, train_dir=run, **given))
+    words = ("eval.py", "--calibrate", "--json", "--train_dir", run)
+    refused = runs.call(*words)
+    assert refused.returncode == 2
+    assert "--data_dir FILE.npz" in refused.stderr
+    np.savez(
+        file,
+        **{f"x_{part}": images[of] for part, of in parts.items()},
+        **{f"y_{part}": labels[of] for part, of in parts.items()},
+    )
+    done = runs.call(*words, "--data_dir", file)
+    assert done.returncode == 0, done.stderr
+    found = evaluate(run, data=data)
+    assert json.loads(done.stdout)["temperature"] == found["temperature"] != 1.0
+    # They are the arrays that it was trained on, so the score is the run's.
+    assert runs.logged(run / "eval")[-1]["precision @ 1"] == found["precision @ 1"]
 
 
 def test_a_damaged_temperature_is_refused_by_name(calibrated, tmp_path):
