@@ -128,7 +128,7 @@ def _hardest(
     """Returns the test images with the largest losses, and their heat maps."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
     confidence = outcomes.at(trained.temperature).confidence  # As in `predict`.
-    images = dataset.read("test")[0][numbers]
+    images, names = dataset.read("test")[0][numbers], dataset.paths.get("test")
     maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
     drawn = [b""] * len(images) if maps is None else map(draw, images, maps)
     return [
@@ -137,7 +137,7 @@ def _hardest(
             "looks_at": base64.b64encode(heat).decode(),
             "height": image.shape[0],
             "width": image.shape[1],
-            "number": int(number),  # Index in the test set.
+            "name": names[number] if names else f"test image {number}",
             "true": dataset.class_names[outcomes.labels[number]],
             "predicted": dataset.class_names[outcomes.predictions[number]],
             "confidence": float(confidence[number]),

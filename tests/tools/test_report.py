@@ -251,7 +251,7 @@ def test_text_from_elsewhere_is_escaped(runs):
         "looks_at": "",
         "height": 64,
         "width": 96,
-        "number": 3,
+        "name": HOSTILE,
         "confidence": 0.5,
     }
     image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}

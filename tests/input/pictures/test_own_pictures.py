@@ -196,4 +196,7 @@ def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
     assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]
     page = runs.call("cifar10/__main__.py", "report", run, "--data_dir", other)
     assert page.returncode == 0, page.stderr
-    assert "Of 18 test images each" in (run / "report.html").read_text()
+    text = (run / "report.html").read_text()
+    assert "Of 18 test images each" in text
+    assert '<i class="name">test/a cat/1.png</i>' in text
+    assert "test/a cat/0.png" not in text
