@@ -85,12 +85,25 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
-def how_to_score(run: Path, config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns a command that scores a run's best kept checkpoint, or the newest."""
+def what_next(
+    run: Path, config: Config, step: int, record: EarlyStopping
+) -> tuple[str, str]:
+    """Returns what to do with a run that has ended, and the command for it.
+
+    Its best kept checkpoint, or else the newest, is to be scored on the test split. If
+    both have been, the report shows the scores.
+    """
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
-    kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
+    left = {*checkpoints.steps(run / layout.CHECKPOINTS)}
+    with contextlib.suppress(DiskError):
+        left -= {*scores.read(run / layout.EVALUATION_EVENTS)}
     named = config.network.model, config.dataset.data
-    return invocation.to_score(str(run), *named, next(iter(kept), None))
+    for at in (*best, step):
+        if at in left:
+            which = None if at == step else at
+            return "score it:", invocation.to_score(str(run), *named, which)
+    report = f"{invocation.command('report')} --train_dir {shlex.quote(str(run))}"
+    return "report it:", report
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:

@@ -205,7 +205,7 @@ def last_lines(loop: Loop) -> list[str]:
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # A shorter path.
         shown = shown.relative_to(Path.cwd())
-    score = early_stopping.how_to_score(shown, config, loop.step, record)
+    what, how = early_stopping.what_next(shown, config, loop.step, record)
     return [
         loop.throughput.timed().bottleneck(),
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
@@ -214,7 +214,7 @@ def last_lines(loop: Loop) -> list[str]:
         else "",
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
-        f"  score it:  {score}",
+        f"  {what:10} {how}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
     ]
 

@@ -97,8 +97,8 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines.append(f"  train longer:  {longer}")
     fresh, resume = invocation.as_given(fresh=True), invocation.option_name("resume")
     lines.append(f"  start over:    the same command with {fresh}, without {resume}")
-    score = early_stopping.how_to_score(train_dir, config, step, record)
-    lines.append(f"  score it:      {score}")
+    what, how = early_stopping.what_next(train_dir, config, step, record)
+    lines.append(f"  {what:14} {how}")
     return "\n".join(filter(None, lines))
 
 

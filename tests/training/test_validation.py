@@ -227,7 +227,8 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     repeated = capsys.readouterr().out
     assert "Nothing to do." in repeated
     for text in (said, repeated):
-        assert "15" in text.rpartition("score it:")[2].splitlines()[0]
+        assert "score it:" not in text, "each step that is kept has been"
+        assert f"report --train_dir {run}" in text.rpartition("report it:")[2]
         assert "stop_after_no_gain=" in text.rpartition("train longer:")[2]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
 
@@ -250,7 +251,9 @@ def test_val_decides_and_the_last_score_is_that_on_test(
     assert 15 in saved(run)
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
-    assert "] at step 15 on val" in " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert "] at step 15 on val" in " ".join(said.split())
+    assert "--step 15" in said.rpartition("score it:")[2], "on test only 24 has been"
 
 
 def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
