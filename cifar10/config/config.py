@@ -202,10 +202,12 @@ class Config(fields.Sections):
         keep, max_steps = self.checkpoints, self.run.max_steps
         eval_steps = keep.eval_steps
         if keep.stop_after_no_gain and not eval_steps:
-            some = min(keep.checkpoint_steps, max(1, max_steps // 10))
+            some = max(1, max_steps // (2 * keep.stop_after_no_gain))
+            is_open = max_steps == fields.OPEN_STEPS  # Until data are known.
+            how = "" if is_open else f" {min(keep.checkpoint_steps, some)}"
             raise UsageError(
                 f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
-                f"during training. Add --eval_steps {some}, or leave out "
+                f"during training. Add --eval_steps{how}, or leave out "
                 "--stop_after_no_gain."
             )
         if eval_steps and eval_steps > max_steps:
