@@ -114,8 +114,9 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     recorded_as = settings.get("data_description", dataset.description)
     trained_on = settings.get("data_fingerprint")
     if trained_on and trained_on != dataset.fingerprint:
+        or_file = f", or their corrections in {file}," if file else ""
         say(
-            "Note: the pictures have changed since this run began.\n"
+            f"Note: the pictures{or_file} have changed since this run began.\n"
             f"  now:   {dataset.description}\n"
             f"  then:  {recorded_as}"
         )

@@ -148,7 +148,9 @@ def _explained(
         if name != _DATA
     ]
     if _DATA in differences:
-        lines.append("    data: images or labels have changed since the run began")
+        file = recorded.get("corrections")
+        labels = f"labels, which {file} corrects," if file else "labels"
+        lines.append(f"    data: images or {labels} have changed since the run began")
     lines.append("Resume that run or start another, with one of these:")
     # --resume would refuse a run of another version, or changed images.
     with contextlib.suppress(UsageError):

@@ -185,14 +185,19 @@ def test_a_run_keeps_its_corrections_and_resumes_with_no_others(tmp_path, photos
     score = ("eval.py", "--run_once", "--train_dir", tmp_path / "run", "--json")
     trained_on = (*score, "--eval_data", "train_eval")
     assert json.loads(runs.call(*trained_on).stdout)["num_examples"] == 11
-    # Without the file, or with another, it is not the same data.
-    assert train().returncode == 2
+    # Without the file, or with another, it is not the same data; the test part is.
+    plain = train()
     listed(tmp_path, ROWS[0])
-    assert runs.call("train.py", *resume, 3).returncode == 2
+    edited, scored = runs.call("train.py", *resume, 3), [runs.call(*score)]
     (tmp_path / "corrections.csv").unlink()
-    assert runs.call("train.py", *resume, 3).returncode == 2
-    # The test part needs none.
-    assert json.loads(runs.call(*score).stdout)["num_examples"] == 4
+    lost = runs.call("train.py", *resume, 3)
+    scored.append(runs.call(*score))
+    for refused in (plain, edited, lost):
+        assert refused.returncode == 2
+        assert file in refused.stderr
+    for done in scored:
+        assert json.loads(done.stdout)["num_examples"] == 4
+        assert f"or their corrections in {file}, have changed" in done.stderr
 
 
 def test_a_program_corrects_its_arrays(tmp_path):
