@@ -38,31 +38,30 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         if described.get("from_logits") is False:
             raise UsageError("loss: it gets logits. Create it with from_logits=True.")
     if given.get("metrics") is not None:
-        given["metrics"] = _together(given["metrics"])
+        given["metrics"] = OwnMetrics(given["metrics"])
     return given
 
 
 class OwnMetrics(dict[str, Callable]):
-    """A program's metrics, by name."""
+    """A program's metric functions, by the names of their values."""
+
+    def __init__(self, metrics: Any) -> None:
+        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+            raise UsageError(
+                f"metrics {metrics!r}: give a dict from names to functions, such as "
+                'metrics={"margin": margin}.'
+            )
+        for name, metric in metrics.items():
+            if hasattr(metric, "reset_state"):
+                raise UsageError(
+                    f"metrics: {name} is an object with state. Give a function of "
+                    "labels and logits instead, such as one of keras.metrics."
+                )
+        super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
     def __call__(self, labels: Any, logits: Any) -> dict[str, Any]:
-        """Returns the values of all."""
+        """Returns all values by name."""
         return {name: metric(labels, logits) for name, metric in self.items()}
-
-
-def _together(metrics: Any) -> OwnMetrics:
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise UsageError(
-            f"metrics {metrics!r}: give a dict from names to functions, such as "
-            'metrics={"margin": margin}.'
-        )
-    for name, metric in metrics.items():
-        if hasattr(metric, "reset_state"):
-            raise UsageError(
-                f"metrics: {name} is an object with state. Give a function of labels "
-                "and logits instead, such as one of keras.metrics."
-            )
-    return OwnMetrics({f"{METRICS}{name}": metrics[name] for name in metrics})
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:

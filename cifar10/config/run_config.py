@@ -47,13 +47,9 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
     """Reads the `config.json` of a run, and makes an untrusted one harmless.
 
-    Args:
-        directory: Directory of the run.
-        complete: Whether to refuse a run that lacks entries that an evaluation needs,
-            for example because an older version wrote it.
-
     Raises:
-        UsageError: There is no run, or its `config.json` is not valid.
+        UsageError: There is no run, or its `config.json` is not valid; or `complete`
+            and without entries that an evaluation needs, as of an older version.
     """
     path = directory / layout.CONFIG
     try:

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
@@ -57,7 +56,7 @@ class _Evaluator(FollowedRun):
         dataset = datasets.find_again(model.settings, options.data_dir)
         folder = options.curve
         if not options.eval_dir and not datasets.is_of_run(dataset, model.settings):
-            folder += f"_on_{Path(str(dataset.directory)).name}"
+            folder += f"_on_{dataset.directory and dataset.directory.name}"
             say(f"Note: this is not the run's data, so its scores go to {folder}.")
         events = self.directory / folder
         if options.eval_dir:

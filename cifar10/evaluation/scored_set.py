@@ -49,16 +49,10 @@ class Scorer:
     def score(
         self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
     ) -> tuple[Outcomes, float]:
-        """Scores the model on all images of `batches`.
+        """Scores the model with values for its trainable variables, on a device.
 
-        Args:
-            trainable: Values for the model's trainable variables, such as averages.
-            batches: Yields (images, labels, mask), as `evaluation_batches` does.
-            device: Device that computes.
-
-        Returns:
-            The outcomes of the images that the masks select, in order, and the weight
-            decay.
+        Returns the outcomes of the images that the masks in `batches`, which are those
+        of `evaluation_batches`, select, in order, and the weight decay.
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
 
@@ -146,15 +140,8 @@ class Result(NamedTuple):
 class ScoredSet:
     """A set of images on which a model is scored at several steps of training.
 
-    Scores are recorded in the folder `events`.
-
-    Args:
-        model: The model.
-        settings: The content of the run's `config.json`.
-        dataset: The data set.
-        events: The folder of the event files and of `metrics.jsonl`.
-        options: The options of `eval.py`: which images to score, and how.
-        own_metrics: The metrics function of the user's `Config`.
+    Scores are recorded in the folder `events`. The `settings` are the content of the
+    run's `config.json`; the `options` of `eval.py` say which images to score, and how.
 
     Attributes:
         count: Number of images.

@@ -32,35 +32,27 @@ def find(
 ) -> Dataset:
     """Finds a data set; downloads, generates or prepares it if necessary.
 
-    Args:
-        data: The kind of data, as in `config.dataset.data`.
-        data_dir: Path of the folder or file if `data` is "folder" or "npz". For all
-            other kinds see `cifar.find`.
-        data_url: URL of CIFAR's archive.
-        **preparation: For a folder of pictures: `image_size`, `validation_fraction`,
-            `val_fraction` and `max_bad_images`, as in `config.dataset`, and the
-            `division` that a run recorded.
+    The arguments are fields of `config.dataset`, of which the `preparation` is for a
+    folder of pictures, with the `division` that a run recorded.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
         return cifar.find(data, data_dir, data_url)
+    if data_dir is None:
+        raise UsageError(
+            f"The data of this run is a user's {data}, whose path is not known.\n"
+            "Name the path with --data_dir."
+        )
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
 
-        return find_npz(Path(_required(data, data_dir)))
+        return find_npz(Path(data_dir))
     from cifar10.input.pictures.dataset import Preparation, find_folder
 
-    how = Preparation(cache_of_pictures(), **preparation)
-    return find_folder(Path(_required(data, data_dir)), how)
-
-
-def cache_of_pictures() -> Path:
-    """Returns the cache folder for prepared pictures.
-
-    CIFAR10_DATA_DIR is not used, because other users may read or write that folder.
-    """
+    # Not in CIFAR10_DATA_DIR, because other users may read or write that folder.
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return home / "cifar10" if home.is_absolute() else cifar.cache()
+    cache = home / "cifar10" if home.is_absolute() else cifar.cache()
+    return find_folder(Path(data_dir), Preparation(cache, **preparation))
 
 
 def find_for(
@@ -98,18 +90,20 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         how |= located({"data": data_dir})
     _check_findable(how["data"])
     recorded = settings["data_dir"]
+    # Not `Path.exists`, which raises an error without permission to look.
     if data_dir is None and recorded is None:  # `config/run_config.py` set it to None.
         say("You did not train this run here, so its data_dir is not used.")
-    elif data_dir is None and _exists(recorded):
+    elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         how["data_dir"] = recorded
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     dataset = find_for(how)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
-    if not _is_in_place(dataset, settings):
+    if str(dataset.directory) != recorded:
         return dataset
+    file = settings.get("corrections")
     # Without the corrections file the test split is the same.
-    if (file := settings.get("corrections")) and _exists(file):
+    if file and os.path.exists(file):  # noqa: PTH110
         dataset = corrected(dataset, file)
     recorded_as = settings.get("data_description", dataset.description)
     trained_on = settings.get("data_fingerprint")
@@ -128,24 +122,16 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
 def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They do on the run's data, where it was or with the same content. The content of
-    CIFAR's files is not compared: others count once the run's are gone.
+    They do on the run's data, in the recorded place or with the same content. The
+    content of CIFAR's files is unknown: others count if the run's are gone.
     """
-    if _is_in_place(dataset, settings):
+    place, trained_on = settings["data_dir"], settings.get("data_fingerprint")
+    if str(dataset.directory) == place:
         return True
-    if trained_on := settings.get("data_fingerprint"):
+    if trained_on:
         return dataset.fingerprint == trained_on
-    return dataset.name == settings["data"] and not _exists(settings["data_dir"] or "")
-
-
-def _is_in_place(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
-    directory = dataset.directory
-    return directory is not None and str(directory.absolute()) == settings["data_dir"]
-
-
-def _exists(path: str) -> bool:
-    # Not `Path.exists`, which raises an error without permission to look.
-    return os.path.exists(path)  # noqa: PTH110
+    is_gone = place is None or not os.path.exists(place)  # noqa: PTH110
+    return is_gone and dataset.name == settings["data"]
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
@@ -208,12 +194,3 @@ def _is_shape(shape: Any) -> bool:
         and all(0 < side <= _LARGEST_SIDE for side in shape[:2])
         and shape[2] in (1, 3)
     )
-
-
-def _required(data: str, data_dir: str | None) -> str:
-    if data_dir is None:
-        raise UsageError(
-            f"The data of this run is a user's {data}, whose path is not known.\n"
-            "Name the path with --data_dir."
-        )
-    return data_dir

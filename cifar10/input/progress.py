@@ -16,12 +16,8 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function that takes the amount done, and reports progress on stderr.
 
-    Args:
-        what: The task, at the beginning of the line.
-        unit: The unit in the line, such as "MB".
-        total: The amount when the task is complete.
-        start: The amount that was done before.
-        unit_size: The amount in one unit, such as 10**6 if the unit is "MB".
+    A line begins with `what`, the task. Of the amount `total`, as much as `start` was
+    done before; a `unit`, such as "MB", is an amount of `unit_size`.
     """
 
     def shown(amount: float) -> str:

@@ -70,12 +70,8 @@ class EarlyStopping:
 def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
-    Args:
-        settings: The content of the run's `config.json`.
-        manifest: The manifest of the checkpoint.
-
-    Returns:
-        `max_steps`, `max_epochs`, `max_hours`, or `no_gain` for `stop_after_no_gain`.
+    It is `max_steps`, `max_epochs`, `max_hours`, or `no_gain` for `stop_after_no_gain`,
+    by the content of the run's `config.json` and the checkpoint's manifest.
     """
     if manifest["step"] >= settings["max_steps"]:
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
@@ -90,20 +86,18 @@ def what_next(
 ) -> tuple[str, str]:
     """Returns what to do with a run that has ended, and the command for it.
 
-    Its best kept checkpoint, or else the newest, is to be scored on the test split. If
-    both have been, the report shows the scores.
+    Its best kept checkpoint, or else the newest, is to be scored on the test split, or
+    reported if that has been done.
     """
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
-    left = {*checkpoints.steps(run / layout.CHECKPOINTS)}
+    kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
+    at = next(iter(kept), None)
     with contextlib.suppress(DiskError):
-        left -= {*scores.read(run / layout.EVALUATION_EVENTS)}
+        if (at or step) in scores.read(run / layout.EVALUATION_EVENTS):
+            report = f"{invocation.command('report')} --train_dir"
+            return "report it:", f"{report} {shlex.quote(str(run))}"
     named = config.network.model, config.dataset.data
-    for at in (*best, step):
-        if at in left:
-            which = None if at == step else at
-            return "score it:", invocation.to_score(str(run), *named, which)
-    report = f"{invocation.command('report')} --train_dir {shlex.quote(str(run))}"
-    return "report it:", report
+    return "score it:", invocation.to_score(str(run), *named, at)
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:

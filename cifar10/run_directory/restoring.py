@@ -109,15 +109,9 @@ def restore_newest(
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Loads the newest usable checkpoint; returns it and the errors of refused ones.
 
-    Args:
-        directory: Folder of the run's checkpoints.
-        load: Reads the values of an intact checkpoint of this run. The checkpoint is
-            not deleted during the call.
-        settings: The run's settings, by which checkpoints of other runs are refused.
-        wanted: Which checkpoint to use.
-        skip: Steps whose checkpoints are ignored.
-        tolerate: Errors after which an older checkpoint is tried. Other errors are
-            raised.
+    `load` reads the values of an intact checkpoint of the run with these `settings`,
+    which is not deleted during the call. Steps in `skip` are ignored. After an error to
+    `tolerate` an older checkpoint is tried; other errors are raised.
 
     Raises:
         DamagedError: A checkpoint is damaged.

@@ -37,14 +37,10 @@ def _recorded(run: Path, name: str, default: Any) -> Any:
     return default
 
 
-def deciding_folder(run: Path) -> Path:
-    """Returns the folder of the scores that determine the best checkpoint."""
-    return run / layout.evaluation_events(deciding_part(run))
-
-
 def deciding(run: Path) -> dict[int, float]:
     """Returns the scores that determine the best checkpoint, by step."""
-    return read(deciding_folder(run), by=deciding_score(run))
+    folder = run / layout.evaluation_events(deciding_part(run))
+    return read(folder, by=deciding_score(run))
 
 
 def append(

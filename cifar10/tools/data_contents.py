@@ -76,7 +76,11 @@ def draw_grid(title: str, cells: Sequence[tuple], columns: int) -> bytes:
         top = _LINE + place // columns * row
         _write(pen, (left, top + 2), text or "")
         if picture is not None:
-            sheet.paste(thumbnail(picture), (left, top + _LINE))
+            # Small images are enlarged without interpolation: their pixels show.
+            is_small = max(picture.shape) < _SIDE
+            how = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
+            shown = ImageOps.contain(Image.fromarray(picture), (_SIDE, _SIDE), how)
+            sheet.paste(shown, (left, top + _LINE))
     content, marked = io.BytesIO(), PngInfo()
     marked.add_text("Description", SHEET_MARK)
     sheet.save(content, "PNG", pnginfo=marked)
@@ -108,14 +112,6 @@ def _spread(values: np.ndarray, most: int) -> np.ndarray:
     if len(values) <= most:
         return values
     return values[np.arange(most) * len(values) // most]
-
-
-def thumbnail(image: np.ndarray) -> Image.Image:
-    """Returns an image scaled to the size of a contact sheet's pictures."""
-    # Small images are enlarged without interpolation, so that their pixels show.
-    is_small = max(image.shape) < _SIDE
-    how = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
-    return ImageOps.contain(Image.fromarray(image), (_SIDE, _SIDE), how)
 
 
 def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:

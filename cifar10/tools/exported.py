@@ -32,10 +32,7 @@ def compute_in_another_process(
 ) -> np.ndarray:
     """Returns an export's outputs, computed in a process without this package's layers.
 
-    Args:
-        path: The exported model.
-        file_format: As `export.Options.file_format`.
-        images: Images as the export takes them.
+    The format is as `export.Options.file_format`, the images as the export takes them.
 
     Raises:
         UsageError: The export cannot be loaded, or fails.

@@ -62,7 +62,8 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
             f"--split_gpu {split_gpu}, the towers per GPU.\nGive a multiple of "
             f"{split_gpu}, or leave out one of the two flags."
         )
-    names = [_gpu_name(gpu) for gpu in gpus]
+    describe = tf.config.experimental.get_device_details
+    names = [describe(gpu).get("device_name", gpu.name) for gpu in gpus]
     used = count // split_gpu
     if used > len(gpus):
         split = f" --split_gpu {split_gpu}" if split_gpu > 1 else ""
@@ -276,8 +277,3 @@ def parts_of_cpu() -> int:
     """Returns the number of shares into which the CPU's cores are divided."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return max(1, len(os.sched_getaffinity(0)) // threads) if threads else 1
-
-
-def _gpu_name(gpu: tf.config.PhysicalDevice) -> str:
-    details = tf.config.experimental.get_device_details(gpu)
-    return details.get("device_name", gpu.name)

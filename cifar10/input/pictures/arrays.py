@@ -73,11 +73,8 @@ def array_dataset(
 ) -> Dataset:
     """Checks arrays of images and labels, and makes a data set of them.
 
-    Args:
-        found: The arrays `x_train`, `y_train` and so on, of one or more splits.
-        where: The source of the arrays, for messages.
-        name: The kind of data in `config.json`.
-        directory: The path of the .npz file; None for arrays of a program.
+    They are `x_train`, `y_train` and so on, of one or more splits. Messages name their
+    source by `where`; the `directory` is their .npz file, None for those of a program.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
