@@ -353,7 +353,7 @@ def test_flags_that_make_no_sense_are_refused():
     for options, flag in (
         ({"eval_steps": 11, "max_steps": 10}, "--eval_steps 11"),
         ({"eval_steps": 3, "steps_per_call": 4}, "--steps_per_call 4"),
-        ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5: .* --eval_steps 1000,"),
+        ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5 .* --eval_steps 1000,"),
         ({"stop_after_no_gain": 5, "max_steps": 40}, "--eval_steps 4,"),
         ({"stop_after_no_gain": 20, "max_steps": 80}, "--eval_steps 2,"),
         # How many steps an epoch has only the data say.
