@@ -137,7 +137,7 @@ def test_a_run_goes_on_with_the_same_pictures_alone(tmp_path, photos):
         changed.write_bytes(packed(np.asarray(image), compress_level=0))
     trained(run, copy, max_steps=2)
     changed.write_bytes(packed(picture(0, np.random.default_rng(1))))
-    with pytest.raises(UsageError, match="pictures have changed"):
+    with pytest.raises(UsageError, match="images or labels have changed"):
         trained(run, copy, max_steps=3)
 
 
@@ -162,7 +162,7 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     assert more.size
     done, scores = score(run, photos)
     assert scores["num_examples"] == 6 + len(more), done.stderr
-    with pytest.raises(UsageError, match="pictures have changed"):
+    with pytest.raises(UsageError, match="images or labels have changed"):
         trained(run, photos, max_steps=3)
 
 
