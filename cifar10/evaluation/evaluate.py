@@ -57,7 +57,8 @@ class _Evaluator(FollowedRun):
         folder = options.curve
         if not options.eval_dir and not datasets.is_of_run(dataset, model.settings):
             folder += f"_on_{dataset.directory and dataset.directory.name}"
-            say(f"Note: this is not the run's data, so its scores go to {folder}.")
+            what = f"{dataset.description} is not the run's data"
+            say(f"Note: {what}. Its scores are apart, in {folder}.")
         events = self.directory / folder
         if options.eval_dir:
             events = layout.absolute_path(options.eval_dir)

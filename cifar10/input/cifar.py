@@ -150,7 +150,7 @@ def _checked(name: str, directory: Path, description: str) -> Dataset:
     records.check_files(directory, FORMATS[name])
     return Dataset(
         name=name,
-        directory=directory.absolute(),
+        directory=directory,
         image_shape=records.IMAGE_SHAPE,
         class_names=FORMATS[name].class_names,
         description=description,

@@ -125,13 +125,12 @@ def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
     They do on the run's data, in the recorded place or with the same content. The
     content of CIFAR's files is unknown: others count if the run's are gone.
     """
-    place, trained_on = settings["data_dir"], settings.get("data_fingerprint")
-    if str(dataset.directory) == place:
+    place, here = settings["data_dir"] or "", str(dataset.directory)
+    if os.path.realpath(here) == os.path.realpath(place):
         return True
-    if trained_on:
+    if trained_on := settings.get("data_fingerprint"):
         return dataset.fingerprint == trained_on
-    is_gone = place is None or not os.path.exists(place)  # noqa: PTH110
-    return is_gone and dataset.name == settings["data"]
+    return dataset.name == settings["data"] and not os.path.exists(place)  # noqa: PTH110
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:

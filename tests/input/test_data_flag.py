@@ -1,10 +1,13 @@
 """`--data` as a name or a path, and what a `config.json` says of its data."""
 
+import shutil
+
 import pytest
 
+import small_sets
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import datasets
+from cifar10.input import cifar, datasets, records
 from cifar10.interface.data import fitting
 from small_folders import numbered, write
 
@@ -103,3 +106,24 @@ def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
     assert "the pictures have changed" in said
     assert now in said
     assert then.description in said
+
+
+def test_of_cifar_the_recorded_place_is_the_runs_until_it_is_gone(
+    tmp_path, monkeypatch
+):
+    small = small_sets.SMALL["cifar10"]
+    monkeypatch.setitem(cifar.FORMATS, "cifar10", small)
+    monkeypatch.setattr(records, "CIFAR10", small)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("own", "other"):
+        small_sets.write_files(tmp_path / folder, "cifar10")
+    settings = {"data": "cifar10", "data_url": None, "data_dir": str(tmp_path / "own")}
+
+    def counts(data_dir=None):
+        return datasets.is_of_run(datasets.find_again(settings, data_dir), settings)
+
+    assert counts()
+    assert counts("other/../own")
+    assert not counts("other")
+    shutil.rmtree("own")
+    assert counts("other"), "it has been moved"
