@@ -295,8 +295,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         data, fraction = given.get("data", "auto"), given.get("validation_fraction")
         if fraction is not None and data != data_flag.FOLDER:
             raise UsageError(
-                f"--validation_fraction {fraction}: --data {data} is no folder of "
-                f"pictures. Leave it out, or hold out val by --val_fraction {fraction}."
+                f"--validation_fraction {fraction}: --data {data} is not a folder of "
+                f"pictures. Give --val_fraction {fraction} instead, or leave both out."
             )
         of_data = "tutorial" if data in data_flag.NAMES else "pictures"
         default = default_recipe(given.get("model", "")) or of_data

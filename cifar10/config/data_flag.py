@@ -56,8 +56,8 @@ def check(data: str, image_size: int | None) -> None:
     """Refuses an unknown name in `data`, and an `image_size` that `data` cannot use."""
     if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
-            f"--data {data} is neither one of {', '.join(NAMES)} nor a path. If a run "
-            "recorded it, continue that run with the version that started the run."
+            f"--data {data} is neither one of {', '.join(NAMES)} nor a path. To "
+            "continue a run with this value, use the package version that started it."
         )
     if image_size and data != FOLDER:
         raise UsageError(

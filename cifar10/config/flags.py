@@ -95,9 +95,9 @@ def parse(
 ) -> dict[str, Any]:
     """Parses a command line, and returns the given options by name.
 
-    An unknown flag ends the program with exit code 2. The message is the entry of
-    `elsewhere` for that flag, or else suggests the closest flag. `hidden` are flags
-    that the help does not list.
+    An unknown flag ends the program with exit code 2. The message is the flag's
+    entry in `elsewhere`, or else suggests the closest flag. Flags in `hidden` are
+    suggested too, although the help does not list them.
     """
     arguments, unknown = parser.parse_known_args(words)
     if unknown:

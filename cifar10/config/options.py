@@ -106,7 +106,7 @@ class Option:
         default: The default value; `dataclasses.MISSING` if the flag is required.
         help: The help text of the flag.
         scope: Whether all workers, and a resumed run, must have the same value.
-        result_if: When the option determines the result although its scope is another.
+        result_if: Condition under which `scope` counts as `RESULT`, if any.
         in_recipes: Whether a recipe may set the option.
         in_flags: Whether the option has a flag.
     """

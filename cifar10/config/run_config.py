@@ -153,8 +153,8 @@ def check_model(
     if name != function and name not in ARCHITECTURES:
         raise UsageError(
             f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
-            "A command that finds the run's data, or needs no data, can build the "
-            f"model with\n{flag} MODULE:{function} if MODULE.py has that function."
+            "If MODULE.py has that function, a command can build the model with\n"
+            f"{flag} MODULE:{function}, if all data that the command needs is found."
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(

@@ -89,8 +89,8 @@ class Rendezvous:
     def exchange(self, key: str, value: Any, seconds: float) -> dict[int, Any]:
         """Sends a value for `key`, and returns the workers' values so far, by index.
 
-        Waits until all connected workers have sent a value, or until the `seconds` of a
-        waiting worker have passed.
+        Waits until all connected workers have sent a value, or until one of them has
+        waited for the `seconds` that it gave.
         """
         try:
             with self._asking:
@@ -252,7 +252,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for keys with all values, or for all keys after a refusal."""
+        """Ends the wait for keys that have all values; a refusal ends every wait."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:

@@ -199,7 +199,7 @@ class ReplicaBuilder(TowerBuilder):
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:
-    """Returns the value if `keep`, else zeros that leave a sum the same bit for bit."""
+    """Returns the value if `keep`, else zeros that change no bit of a sum."""
     value = tf.convert_to_tensor(variable)
     if not value.dtype.is_floating:
         value = tf.cast(value, tf.int64)  # All-reduce does not take every dtype.

@@ -278,7 +278,7 @@ def guarded(cluster: Cluster, seconds: float) -> Iterator[None]:
     """Kills this process, with a message, if the block takes longer than `seconds`.
 
     TensorFlow blocks Python while it connects the workers, so a separate process keeps
-    the time. A firewall between two workers can be the cause.
+    the time. A firewall between two workers can prevent the connection.
     """
     message = (
         f"{cluster.this_worker} was not connected to "

@@ -49,10 +49,10 @@ class Scorer:
     def score(
         self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
     ) -> tuple[Outcomes, float]:
-        """Scores the model with values for its trainable variables, on a device.
+        """Scores the model on a device, with given values of the trainable variables.
 
-        Returns the outcomes of the images that the masks in `batches`, which are those
-        of `evaluation_batches`, select, in order, and the weight decay.
+        `batches` are made by `evaluation_batches`. Returns the outcomes of the images
+        that the masks in `batches` select, in order, and the weight decay.
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
 

@@ -40,7 +40,7 @@ def find(
         return cifar.find(data, data_dir, data_url)
     if data_dir is None:
         raise UsageError(
-            f"The data of this run is a user's {data}, whose path is not known.\n"
+            f"The path of this run's data (kind: {data}) is not known.\n"
             "Name the path with --data_dir."
         )
     if data == NPZ:
@@ -122,8 +122,8 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
 def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They do on the run's data, in the recorded place or with the same content. The
-    content of CIFAR's files is unknown: others count if the run's are gone.
+    They do if the data set has the path or the fingerprint of the run's data. CIFAR's
+    files have no fingerprint: elsewhere, they count if nothing is at the run's path.
     """
     place, here = settings["data_dir"] or "", str(dataset.directory)
     if os.path.realpath(here) == os.path.realpath(place):

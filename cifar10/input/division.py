@@ -30,8 +30,8 @@ def divided(
 ) -> tuple[np.ndarray, str]:
     """Divides images into splits.
 
-    A run records its limits in `config.json` and divides by them again later. So no
-    training image of the run is ever scored, even after images were added.
+    A run records the limits of its splits in `config.json`, and uses them again after
+    images are added. So no training image of the run is ever scored.
 
     Args:
         names: The names of the images, such as paths.
@@ -39,8 +39,8 @@ def divided(
         classes: The number of classes.
         shares: The fraction of images for each split except the training split. A class
             keeps an image to train on and, if possible, has an image in each split.
-        division: The recorded division of a run, or `BY_FRACTION`. None divides anew,
-            and so does a division for another number of classes.
+        division: The recorded division of a run, or `BY_FRACTION`. New limits are
+            computed if it is None or for another number of classes.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split

@@ -95,7 +95,7 @@ def change(
 
 
 def _count(images: tf.Tensor) -> int | tf.Tensor:
-    """Returns the number of images, if possible as a constant, which GPUs need."""
+    """Returns the number of images; an int if known, because GPUs need a constant."""
     return tf.shape(images)[0] if images.shape[0] is None else images.shape[0]
 
 

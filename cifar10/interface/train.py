@@ -188,7 +188,7 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 class _Signals:
-    """A hook that delays signals until the end of a step, during training."""
+    """A hook that delays each signal during training until the current step ends."""
 
     def __init__(self, stop: StopSignals) -> None:
         self._stop = stop

@@ -48,7 +48,7 @@ class EarlyStopping:
         return cls(**found) if found.get("best_by") == by else cls(best_by=by)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Returns a manifest entry with this record; empty before an evaluation."""
+        """Returns this record's manifest entry; empty before the first evaluation."""
         return {_ENTRY: dataclasses.asdict(self)} if self.images else {}
 
     @property

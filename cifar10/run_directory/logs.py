@@ -118,7 +118,7 @@ class LogWriter:
 def forget_later(events: Path, log: Path, step: int) -> None:
     """Discards the records of later steps from event files and a log, if they exist.
 
-    A run that resumes from this step, or is rolled back to it, repeats later steps.
+    A run that resumes from `step`, or is rolled back to it, repeats later steps.
     """
     if events.exists():
         _mark_resume(events, step)
@@ -126,7 +126,7 @@ def forget_later(events: Path, log: Path, step: int) -> None:
 
 
 def wait_for_later_second(events: Path) -> None:
-    """Waits until no event file is named after the current second."""
+    """Waits until the current second is not in the name of any event file."""
     while any(events.glob(f"{_PREFIX}{int(time.time()):010d}.*")):
         time.sleep(0.05)
 

@@ -99,8 +99,8 @@ def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
     """Returns the entries for evaluations on `num_examples` images, by step.
 
     The default is the largest number in `entries`, because scores on few images do not
-    compare with scores on the whole set. The last entry of a step counts; scores that
-    it lacks, such as a program's own in those of `eval.py`, are of the one before.
+    compare with scores on the whole set. The entries of a step are merged: of a score
+    that several of them have, the last value counts.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)

@@ -21,7 +21,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the temperature with the least cross entropy, by golden-section search.
 
-    Raises a `UsageError` if the single minimum is out of range.
+    Raises a `UsageError` if this temperature is out of range.
     """
     logits = logits.astype(np.float64)
 
@@ -38,7 +38,8 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     if not _LOWEST < low < high < _HIGHEST:
         raise UsageError(
             f"No temperature from {_LOWEST:g} to {_HIGHEST:g} fits the {len(labels):,} "
-            "val images: the model knows all or none. Use more images or train longer."
+            "val images: the model is always right, or only guesses. Use more images "
+            "or train longer."
         )
     return low
 

@@ -79,7 +79,7 @@ class Decoder(threading.local):
 
 
 def _prepare_process(memory: int) -> None:
-    """Limits a decoder's memory, ignores signals, and ends with the parent process."""
+    """Makes a decoder limit its memory, ignore signals, and end with its parent."""
     # A service that gets a signal still needs its decoders for the last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

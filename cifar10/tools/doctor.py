@@ -185,7 +185,7 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
 
 
 def _describe_space(free: int, least: float) -> Fact:
-    """Describes `free` bytes of memory or of a disk; `least` is in gigabytes."""
+    """Describes `free` bytes of memory or disk; adds an error below `least` GB."""
     gigabytes = round(free / 10**9, 2)
     error = f"only {gigabytes} GB are free, but training needs {least:g} GB"
     return {"free GB": gigabytes, **({"error": error} if gigabytes < least else {})}

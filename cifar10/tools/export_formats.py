@@ -272,7 +272,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
 def _local_response_normalization(
     layer: ours.LocalResponseNormalization,
 ) -> keras.Model:
-    """Builds x * s^-beta of Keras's layers; a 1 x 1 convolution of x^2 computes s."""
+    """Builds x * s^-beta from Keras's layers; a 1 x 1 convolution of x^2 computes s."""
     inputs = _input_of(layer)
     channels = inputs.shape[-1]
     window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")

@@ -32,7 +32,7 @@ def compute_in_another_process(
 ) -> np.ndarray:
     """Returns an export's outputs, computed in a process without this package's layers.
 
-    The format is as `export.Options.file_format`, the images as the export takes them.
+    `export.Options` documents `file_format`. `images` are in the form the export takes.
 
     Raises:
         UsageError: The export cannot be loaded, or fails.

@@ -33,11 +33,11 @@ _SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
 
 
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
-    """Writes the labels that a run contradicts to its directory, as CSV and HTML.
+    """Writes CSV and HTML files that list the labels contradicted by a run.
 
     If the run was trained on `dataset` with corrections, these are applied first, and
-    the CSV repeats them, so that it can replace the earlier file. `RunOptions`
-    documents `trust_model`.
+    the CSV repeats them, so that it can replace the earlier file. Both files are
+    written to the run's directory. `RunOptions` documents `trust_model`.
 
     Returns:
         JSON values: `agreement`, the fraction of labels that the newest checkpoint

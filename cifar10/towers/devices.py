@@ -31,7 +31,7 @@ class Placement:
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns the device of each batch of a step, `accumulate` per tower."""
+        """Returns each batch's device in a step; a tower has `accumulate` batches."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property
@@ -190,7 +190,7 @@ def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
 def free_memory(gpu: tf.config.PhysicalDevice) -> int:
     """Returns the free memory of a GPU in bytes, as the driver reports it.
 
-    TensorFlow could only report it after initializing the GPU, too late for a split.
+    TensorFlow could only report it after initializing the GPU, too late to split it.
     """
     driver = ctypes.CDLL("libcuda.so.1")  # Numbers GPUs as TensorFlow does.
     device, context = ctypes.c_int(), ctypes.c_void_p()

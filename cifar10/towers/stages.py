@@ -128,7 +128,7 @@ def prepare_model(
 
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
-    """Refuses names of no variable or layer, and names that freeze everything."""
+    """Refuses names that match nothing, and names that freeze all variables."""
     paths = [variable.path for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
@@ -160,7 +160,7 @@ def find_frozen(
 
 
 def _is_named(path: str, names: Sequence[str]) -> bool:
-    """Returns whether any of the names matches a variable or an enclosing layer."""
+    """Returns whether any name matches a variable or a layer that contains it."""
     return any(
         f"{path}/".startswith(f"{name}/")
         or (name.endswith("*") and path.startswith(name[:-1]))

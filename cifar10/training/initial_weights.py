@@ -372,5 +372,5 @@ def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
     with np.errstate(over="ignore"):
         in_float32 = [value.astype(np.float32) for value in values]
     if not all(np.isfinite(value).all() for value in in_float32):
-        raise ValueError(f"{arrays[0].name} holds values not finite in float32")
+        raise ValueError(f"{arrays[0].name} has values that are not finite in float32")
     return values

@@ -242,8 +242,8 @@ def hooks_in_order(
 ) -> Hooks:
     """Returns the hooks of a training run in the order in which they are called.
 
-    The hooks of `users` are called before a step is logged, evaluated and saved. Only
-    the chief prints and writes.
+    The user's hooks, `users`, are called before a step is logged, evaluated and saved.
+    Only the chief prints and writes.
     """
     training, of_chief = loop.training, []
     if training.workers.is_chief:

@@ -195,7 +195,7 @@ class Progress:
         """Writes a debug checkpoint, which is never resumed from and never deleted.
 
         The manifest also gets `facts`. An earlier debug checkpoint of the same step is
-        renamed. Returns the folder; None on workers but the chief, which write nothing.
+        renamed. Returns the folder. Only the chief writes; other workers return None.
         """
         if not self._writes:
             return None

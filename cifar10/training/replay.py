@@ -165,10 +165,10 @@ class Replay:
         last: int,
         before: Callable[[Sequence[Batch]], object] = lambda _: None,
     ) -> Iterator[Difference]:
-        """Recomputes steps `first` to `last`, and yields each comparison with a record.
+        """Recomputes steps `first` to `last`; yields a `Difference` for each record.
 
-        Stops after the first difference that rounding does not explain. Calls `before`
-        with the batches of each of these steps before the step is computed.
+        Stops after the first difference that rounding does not explain. Before each of
+        these steps, calls `before` with the step's batches.
         """
         self.go_before(first)
         for batches in self.batches_to(last):
@@ -217,7 +217,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """The run's recorded scores on each split, and the `ScoredSet` of the split."""
+        """For each scored split, the run's recorded scores and a `ScoredSet`."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS
@@ -228,10 +228,9 @@ class Replay:
         return found
 
     def find_jump(self, first: int, last: int) -> tuple[float, Sequence[Batch]] | None:
-        """Finds the first step whose gradient norm jumps; restores the state before.
+        """Finds the first step whose gradient norm jumps; restores the state before it.
 
-        Returns the gradient norm and the batches of that step; None if no step from
-        `first` to `last` jumps.
+        Returns that step's gradient norm and batches; None if no norm jumps.
         """
         self.go_before(first)
         norms: list[float] = []

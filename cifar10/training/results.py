@@ -3,9 +3,9 @@
 Reading a result waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
 
-`update.py` applies no update that is not finite. So when such a result is read, the
-state before that step can still be saved, and the step's gradients can be computed
-again to name the variables that are not finite.
+`update.py` applies no update that is not finite. So when a step's result turns out not
+to be finite, the state before that step can still be saved. The step's gradients can be
+computed again, to name the variables whose gradients are not finite.
 """
 
 import math
@@ -248,7 +248,7 @@ class NotFinitePolicy:
         return found
 
     def _advice(self, first: int, last: int) -> str:
-        """Returns advice on results of steps `first` to `last` that are not finite."""
+        """Returns advice on steps `first` to `last`, whose results are not finite."""
         rate = self._training.config.update.learning_rate
         how = (
             f"In a new run (another --train_dir), a --learning_rate below {rate}, "

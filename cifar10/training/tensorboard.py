@@ -65,7 +65,7 @@ class TensorBoard:
         self._write(0, lambda: tf.summary.graph(graph))
 
     def on_summary(self, step: int, summary: Summary) -> None:
-        """Writes histograms, the sparsity (fraction of zeros) of layers, and images."""
+        """Writes images, histograms, and the sparsity (fraction of zeros) of layers."""
         histograms = {n: sample(value).numpy() for n, value in summary.tensors.items()}
         scalars = {name: float(loss) for name, loss in summary.weight_losses.items()}
         for name, values in summary.activations.items():

@@ -41,7 +41,7 @@ class Goodput:
 
     @property
     def part(self) -> str:
-        """The part that time is counted to at present."""
+        """The current part, to which time is being counted."""
         return self._part
 
     def enter(self, part: str) -> str:
@@ -61,7 +61,7 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds spent in steps, and how many of them waiting for input.
+        """Returns the seconds in steps and, of these, the seconds waiting for input.
 
         Time outside of steps, for example for tracing or saving, does not count.
         """

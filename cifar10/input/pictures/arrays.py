@@ -73,8 +73,8 @@ def array_dataset(
 ) -> Dataset:
     """Checks arrays of images and labels, and makes a data set of them.
 
-    They are `x_train`, `y_train` and so on, of one or more splits. Messages name their
-    source by `where`; the `directory` is their .npz file, None for those of a program.
+    The arrays are `x_train`, `y_train` and so on, of one or more splits. Messages call
+    their source `where`. `directory` is the .npz file, or None for a program's arrays.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
