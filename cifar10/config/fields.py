@@ -185,8 +185,8 @@ class Dataset(Checked):
             and the centre is cropped (default: 64)
         validation_fraction: fraction of your pictures for the test split, if there is
             no folder test or val
-        val_fraction: fraction of the images to hold out as the val split if there is
-            none, not counting a given test split; the val split decides which
+        val_fraction: fraction of the images to hold out as a val split, if the data has
+            none; a given test split does not count; the val split decides which
             checkpoint is best and when to stop (default: none; the test split decides)
         max_bad_images: largest fraction of damaged pictures to leave out; training does
             not start if more pictures are damaged
@@ -433,7 +433,7 @@ class Speed(Checked):
         steps_per_call: number of steps to run without returning to Python, with nothing
             logged or saved between them (default: 1, or up to 10 on GPUs)
         variable_device: device that holds the variables and averages the gradients;
-            auto: the GPU of a single tower, the first GPU with muon, else the CPU
+            auto: the first GPU for a single tower or for optimizer muon, else the CPU
         input_device: device that distorts images; gpu: each GPU holds the whole data
             set in memory; auto: gpu if the data set fits
         xla: compile each tower with XLA; meant for GPUs

@@ -213,7 +213,7 @@ def options(declared: Any) -> dict[str, Option]:
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """Returns what `Annotated` adds to a type or to the members of a union."""
+    """Returns a type's `Annotated` metadata, or that of the members of a union."""
     of_parts = (_marks(part) for part in get_args(hint))
     return sum(of_parts, getattr(hint, "__metadata__", ()))
 

@@ -60,7 +60,7 @@ class OwnMetrics(dict[str, Callable]):
         super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
     def __call__(self, labels: Any, logits: Any) -> dict[str, Any]:
-        """Returns all values by name."""
+        """Returns the value of each metric, by name."""
         return {name: metric(labels, logits) for name, metric in self.items()}
 
 

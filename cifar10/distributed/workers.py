@@ -86,8 +86,8 @@ class Workers:
         tower has a set. `auto` means `mirrored` on the GPUs of several workers, else
         `towers`. A signal ends the wait for the other workers.
 
-        Returns the strategy, or None for one set of variables in one process, and the
-        number of sets of variables in this process.
+        Returns the strategy, and the number of sets of variables in this process. The
+        strategy is None for a single process with a single set.
         """
         # NCCL does not take two towers on one GPU.
         gpus = placement.on_gpus and not placement.simulated

@@ -35,8 +35,8 @@ _FIX = "Free space or make the folder writable, or name another one with --eval_
 class Scorer:
     """Scores a model any number of times, but traces the model only once.
 
-    Non-trainable variables keep the model's values. With `test_time_augmentation`,
-    averages the logits of the six `views` of an image.
+    The values of non-trainable variables come from the model. With
+    `test_time_augmentation`, averages the logits of the six `views` of an image.
     """
 
     def __init__(

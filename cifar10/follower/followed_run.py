@@ -151,8 +151,8 @@ class FollowedRun:
     def _notice_replacement(self) -> None:
         """Forgets the loaded model if another run has replaced the checkpoints folder.
 
-        A new folder may reuse the inode of a deleted one. Then the lower steps of the
-        new run reveal the replacement.
+        A new folder may reuse the inode of a deleted one. In that case, the lower steps
+        of the new run reveal the replacement.
         """
         newest = max(checkpoints.steps(self._folder), default=0)
         found = self._folder.stat()

@@ -40,7 +40,7 @@ def stored_bytes(images: Images, labels: np.ndarray) -> int:
 
 
 def fits(images: Images, labels: np.ndarray, parts: int = 1) -> bool:
-    """Returns whether a training set fits on any GPU, beside any model.
+    """Returns whether a training set is in memory and small enough for every GPU.
 
     Each of the `parts` into which --split_gpu divides a GPU would hold a copy.
     """
@@ -80,10 +80,10 @@ def device_batches(
     start_step: int,
     worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Yields, without end, one (images, labels) per tower, made on the tower's device.
+    """Yields the batches of each step, without end: (images, labels) for each tower.
 
-    `devices` holds the device of each tower, in order. The other arguments are as in
-    `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.
+    `devices` lists the towers' devices, which make the batches. The other arguments are
+    as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can work in advance.
     """
     index, processes = worker
     local = batch_size * len(devices)

@@ -1,4 +1,4 @@
-"""Converts the arrays or objects that a program gives to a `Dataset`."""
+"""Makes a `Dataset` from the arrays or objects that a program passes as data."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -196,7 +196,7 @@ class _Signals:
         self._is_held = False
 
     def on_start(self, run: "Run") -> None:  # noqa: ARG002
-        """Installs the signal handlers, unless a rollback calls this again."""
+        """Installs the signal handlers; does nothing when called after a rollback."""
         if not self._is_held:
             self._held.enter_context(self._stop)
             self._is_held = True

@@ -94,7 +94,7 @@ def build(
     depth: int = 2,
     width: int = WIDTH,
 ) -> keras.Model:
-    """Builds the network for images of at least 9 x 9 pixels and a variance near 1.
+    """Builds the network for standardized images of at least 9 x 9 pixels.
 
     `depth` is the number of convolutions in each group, `width` the number of filters
     in the first group. Call `initialize` afterwards to set the whitening filters.

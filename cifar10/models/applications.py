@@ -1,8 +1,8 @@
 """The networks of `keras.applications`, for images that this package standardized.
 
-Each network was trained on images that its `preprocess_input` in Keras scaled. So each
-model first turns standardized images back into pixel values and then applies
-`preprocess_input`. Published weights therefore fit.
+The published weights were trained on images that Keras's `preprocess_input` scaled. So
+each model first turns standardized images back into pixel values, and then applies
+`preprocess_input`.
 """
 
 import functools

@@ -152,7 +152,7 @@ def unreadable(path: Path, error: OSError) -> DiskError:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
-    """Holds an exclusive lock on a file; prints `waiting` while another process does.
+    """Holds an exclusive lock on a file; prints `waiting` if it first has to wait.
 
     Creates the file and its folder, and leaves them. Deleting the file would let a
     third process lock a new file while the second still holds the old one.

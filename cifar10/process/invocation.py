@@ -78,10 +78,10 @@ def command(name: str) -> str:
 def to_resume(
     train_dir: Path, settings: Mapping[str, Any], **changes: int
 ) -> str | None:
-    """Returns the command, or the changed call, that continues a run with `changes`.
+    """Returns the command, or the Python call, that continues a run with `changes`.
 
     `settings` is the configuration of the run. Returns None if several machines have to
-    continue the run, or if a user's program continues it by the same call.
+    continue the run, or if a user's program only has to make the same call again.
     """
     if settings.get("workers", 1) > 1:
         return None

@@ -4,7 +4,7 @@ A checkpoint is a folder such as `step-00001000`. It holds the variables, writte
 `tf.train.Checkpoint`, and a `manifest.json` with the step, the time, the position in
 the input and the SHA-256 of every file. `save` writes a folder under a temporary name,
 syncs it to disk and renames it, so a crash leaves no incomplete checkpoint. The
-checksums reveal later disk damage. TensorFlow is imported only for variables.
+checksums reveal later disk damage. Only `save` and `restore` import TensorFlow.
 """
 
 import contextlib
@@ -240,7 +240,7 @@ def restore(
 ) -> None:
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
-    With `partly`, the checkpoint may hold more entries; lengths of lists must match.
+    With `partly`, the checkpoint may hold more entries, but lists must match in length.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.

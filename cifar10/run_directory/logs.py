@@ -1,6 +1,6 @@
 """The logs of a run: `metrics.jsonl`, with one JSON object per line, and event files.
 
-The disk may fail during a write, and a run may go back to an earlier step. Readers skip
+`forget_later` discards the entries of steps that a run is about to repeat. Readers skip
 lines that a killed process left incomplete or that a disk has damaged.
 """
 

@@ -307,7 +307,7 @@ def balanced(
     Args:
         kept: Bytes that each call keeps for its gradients.
         boundaries: Maps the index of each call that can begin a section to the bytes of
-            the boundary tensors before the call; 0 before the first call.
+            the boundary tensors before the call. Index 0 maps to 0.
         count: The number of sections.
 
     Returns:

@@ -54,10 +54,10 @@ class Decoder(threading.local):
         """Decodes the bytes of a picture. Error messages contain its `name`.
 
         Returns:
-            The pixels, uint8 `shape`. A single channel holds the brightness.
+            The pixels, uint8, of this `shape`. A single channel holds the brightness.
 
         Raises:
-            PictureError: The bytes are no picture, are damaged, or take too long.
+            PictureError: The bytes are no picture, are damaged, or decode too slowly.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)

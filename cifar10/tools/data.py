@@ -56,7 +56,7 @@ class Options(Checked):
     Attributes:
         contact_sheet: PNG file for some pictures of each class (default: none)
         json: print the contents as JSON
-        train_dir: directory of a run, for a list of the labels that it contradicts
+        train_dir: directory of a run, to list the labels that the run contradicts
         trust_model: model whose code to trust, as module:function, if you did not train
             the run (default: none)
     """

@@ -96,9 +96,9 @@ def find_issues(
     """Finds labels that models contradict, from each model's logits for all images.
 
     Returns:
-        The indices of the contradicted labels, int64, most suspicious first; and for
-        each image, the predicted class besides its label, and the label's mean
-        probability.
+        The indices of the contradicted labels, int64, most suspicious first; for each
+        image, the likeliest class other than its label; and for each image, the mean
+        probability of its label.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]

@@ -44,7 +44,7 @@ def draw(
 
     Args:
         name: Prefix of the curves' ids; the curve of the second run is `name-2`.
-        logs: Values by name, as `logs[run][line]`.
+        logs: `logs[run][line]` maps names to values.
         metrics: Names of the metrics to draw. All but the first that exists are faint.
         tick_format: Format of the value `x` of a tick on the vertical axis.
         from_zero: Whether the vertical axis begins at zero.

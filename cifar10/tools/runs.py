@@ -157,7 +157,7 @@ def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def remove(path: Path) -> None:
-    """Removes a run's directory, locked so that no process trains the run meanwhile."""
+    """Removes a run's directory, holding its lock so that no process trains the run."""
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
         files.rename(path, aside)  # A half-removed directory must not look like a run.

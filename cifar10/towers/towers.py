@@ -50,7 +50,7 @@ class TowerResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The outcome of a step. Several steps are stacked along the first dimension."""
+    """The outcome of a step, or of several, stacked along the first dimension."""
 
     # Scalars by name: what the loss function returns, averaged over all towers, and the
     # metrics of the update.

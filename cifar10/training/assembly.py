@@ -264,10 +264,10 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {update.warmup_epochs}: with --schedule "
-            f"{update.schedule}, the warm-up must end before the run, whose {steps} "
-            f"steps are {epochs:.2f} epochs. Give more --max_steps or --max_epochs, or "
-            "fewer --warmup_epochs. What you did not give comes from recipe "
-            f"{config.run.recipe}."
+            f"{update.schedule}, the warm-up must end before the run does, after "
+            f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
+            "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
+            f"from recipe {config.run.recipe}."
         )
 
 

@@ -125,8 +125,9 @@ class Replay:
         if newest is None:
             if weights := self.recorded.get("initial_weights"):
                 raise UsageError(
-                    f"No checkpoint before step {step} can be used, and the initial "
-                    f"weights were {weights}.\nGive only steps after a checkpoint."
+                    f"No checkpoint before step {step} can be used, and a replay "
+                    f"cannot start from the initial weights {weights}.\n"
+                    "Give only steps after a checkpoint."
                 )
             self._assign(self._initial)
         self.step = newest.step if newest else 0
@@ -134,7 +135,7 @@ class Replay:
         say(f"Replaying from step {self.step:,}: {self.training.placement.description}")
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields the batches of each step up to `last`, to be passed to `advance`."""
+        """Yields the batches of one step at a time, up to `last`, for `advance`."""
         training = self.training
         if last > (most := training.config.run.max_steps):
             raise UsageError(
@@ -182,9 +183,9 @@ class Replay:
                     return
 
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
-        """Compares the step reached and its `metrics` with the run's records.
+        """Yields a `Difference` for each of the run's records of the replayed step.
 
-        If the run has a checkpoint of this step, restores the checkpoint.
+        If one of the records is a checkpoint, this also restores the checkpoint.
         """
         begun = max(at for at in (0, *self.saved) if at < self.step)
         is_near = self.step - begun <= _STEPS_OF_BOUND
@@ -353,5 +354,5 @@ def _numbers(
 
 
 def _as_logged(value: Any) -> float:
-    """Returns a metric; NaN for a value that is null or missing in a log."""
+    """Returns a metric, or NaN if it is not finite or was logged as null."""
     return value if isinstance(value, float) and np.isfinite(value) else np.nan

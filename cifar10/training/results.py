@@ -144,7 +144,7 @@ class Results:
             )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
-        """Describes a loss or gradient norm that is not finite; empty without one."""
+        """Names a loss or gradient norm that is not finite; empty if all are finite."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
             name = self._tower_names[tower]
             return f"the loss of tower {tower} ({name}) is {losses[tower]}"

@@ -123,7 +123,7 @@ class TensorBoard:
             self._writer = None  # This file may be damaged: open another next.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Returns the writer; before opening it, drops the events of repeated steps."""
+        """Returns the open writer; the first call drops events of repeated steps."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
@@ -288,7 +288,7 @@ def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
-    """Returns a layer's output, after ReLU if max pooling and ReLU follow."""
+    """Returns a layer's output; applies ReLU if max pooling and then ReLU follow."""
     following = {id(layer.input): layer for layer in model.layers}
     pooling = following.get(id(layer.output))
     if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(

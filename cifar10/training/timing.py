@@ -108,7 +108,7 @@ class Goodput:
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Reads the step and the seconds of each part from a log's lines that have both."""
+    """Reads the step and each part's seconds from the lines of a log that have both."""
     found = []
     with contextlib.suppress(UsageError):  # A damaged log ends no run.
         for entry in logs.read_lines(log):

@@ -1,7 +1,7 @@
-"""Makes a data set of arrays in memory, from a program or from an .npz file.
+"""Makes a data set from arrays in memory: those of a program or of an .npz file.
 
-The arrays are named as in Keras: x_train, y_train, x_test and y_test, and for an
-optional validation split x_val and y_val. Images are uint8 [count, height, width, 3],
+The arrays are named as in Keras: x_train, y_train, x_test and y_test, and x_val
+and y_val for an optional validation split. Images are uint8 [count, height, width, 3],
 or, if grey, [count, height, width] or [count, height, width, 1]. Labels are whole
 numbers, [count] or [count, 1].
 """

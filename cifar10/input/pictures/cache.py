@@ -40,7 +40,7 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 @contextlib.contextmanager
 def opened(home: Path) -> Iterator[None]:
-    """Checks a cache folder, creates it if it is missing, and explains errors.
+    """Checks a cache folder, or creates a missing one, for use in a `with` block.
 
     The folder and its parent must be this user's folders. Folders above may be links,
     as home folders and scratch disks often are.
@@ -96,10 +96,7 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Reads what `save` wrote. Returns None if the file is damaged or not of `schema`.
-
-    The schema is a type that `is_a` checks.
-    """
+    """Returns what `save` wrote, or None if it is damaged or not of type `schema`."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")
         if digest == hashlib.sha256(content).hexdigest().encode():

@@ -3,9 +3,9 @@
 A record holds the RGB pixels of one picture, row by row. The record of a picture that
 is left out is black. A shard holds the records of consecutive pictures in the list, and
 is named by a hash of their paths, sizes and modification times. A shard is written
-completely or not at all, and then entered in the manifest. After a kill or a change of
-the list, the next process keeps the shards in the manifest. A lock lets one process at
-a time prepare pictures; other processes wait and use the result.
+atomically, and then entered in the manifest. After a kill or a change of the list, the
+next process keeps the shards that the manifest lists. A lock lets one process at a time
+prepare pictures; other processes wait and use the result.
 
 Files that differ from the manifest are ignored, and so is a damaged manifest or one of
 another version. The pictures are then prepared again.
