@@ -263,9 +263,9 @@ class WideConv2D(keras.layers.Conv2D):
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of 3 x 3 filters, as [3, 3, inputs, outputs].
 
-    The gradient of one row of the filters is the product of all images, moved up or
-    down by that row, with the upstream gradient. Neighbouring columns lie side by side,
-    so that one product yields the complete row.
+    For each row of the filters, the images are moved up or down and multiplied by the
+    upstream gradient. Each pixel is first joined with its two neighbours in its row, so
+    that one product yields the gradients of all three columns.
     """
     *_, width, channels = inputs.shape
     outputs = upstream.shape[-1]

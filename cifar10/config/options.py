@@ -165,8 +165,8 @@ class Option:
 class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    The `scope` of a class is the default scope of its options. Each of `words` replaces
-    `{word}` in the docstring of the class.
+    A subclass can pass a `scope`, the default scope of its options. Other arguments
+    replace their names, in braces, in the subclass's docstring.
     """
 
     scope: ClassVar[Scope] = SESSION

@@ -104,8 +104,8 @@ def take_for(name: str, function: str) -> None:
 def name_of_function(builder: Callable[..., Any]) -> str:
     """Returns the name of the model that a user's function builds.
 
-    The name is module:function if another process can import the function by it, and
-    python:function otherwise.
+    The name is module:function if another process can import the function from that
+    module, and python:function otherwise.
     """
     module = getattr(builder, "__module__", None)
     function = getattr(builder, "__name__", type(builder).__name__)

@@ -231,7 +231,7 @@ class Planner:
         """Bytes that each call keeps, bytes of workspace, and number of convolutions.
 
         Traces the model, the loss and the gradients without computing anything. The
-        gradients are a separate function, whose captures are the tensors to keep.
+        tensors to keep are those that the separate function of the gradients captures.
         """
         (section,) = cutting.cut(self._graph, [])
         kept = [0] * (len(self._calls) + 1)  # The last entry is for the loss.
