@@ -54,8 +54,8 @@ class Config(fields.Sections):
             `sections` may be a number. `initial_weights` and `resume` may be a
             `Record`, `optimizer` a Keras optimizer, `learning_rate` a Keras schedule
             and `loss` a `keras.losses.Loss`. `loss` and the values of the dict
-            `metrics` may be functions of labels, int64 [batch], and logits, floating
-            [batch, classes], that return a value per image, [batch], or the mean.
+            `metrics` may be functions, which take labels, int64 [batch], and logits,
+            floating [batch, classes]. They return one value per image, or the mean.
 
     Attributes:
         model_function: `model` if it is a function, else None.
@@ -93,8 +93,8 @@ class Config(fields.Sections):
         if (best_by := self.checkpoints.best_by) not in scores:
             raise UsageError(
                 f"--best_by {best_by}: there is no such score."
-                f"{did_you_mean(best_by, scores)} It is one of {', '.join(scores)}, or "
-                "in a program one of its metrics."
+                f"{did_you_mean(best_by, scores)} Give one of {', '.join(scores)}. A "
+                "program can also give one of its own metrics."
             )
         self.model_function = model if callable(model) else None
         self.data_objects = None if isinstance(data, str | Path) else data
@@ -164,10 +164,10 @@ class Config(fields.Sections):
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
-        """Returns the number of steps in the next TensorFlow call.
+        """Returns the number of steps in the next call, usually `steps_per_call`.
 
-        The number is `steps_per_call`. It is 1 if a log, a checkpoint or the end of a
-        stage is due before the last of these steps, or one is verified or profiled.
+        The number is 1 if a log, a checkpoint or the end of a stage is due before the
+        last of `steps_per_call` steps, or if any of them is verified or profiled.
         """
         count = self.steps_per_call
         last = step + count

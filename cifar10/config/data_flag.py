@@ -26,7 +26,7 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Moves a path in `data` to `data_dir`, and sets `data` to the kind of data."""
+    """Replaces a path in `data` by the kind of data; the path becomes `data_dir`."""
     data = given.get("data")
     is_located = data in KINDS and "data_dir" in given  # As in `config.json`.
     if data in (None, *NAMES) or is_located or data.startswith(PYTHON):

@@ -48,8 +48,8 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     """Reads the `config.json` of a run, and makes an untrusted one harmless.
 
     Raises:
-        UsageError: There is no run, or its `config.json` is not valid; or `complete`
-            and without entries that an evaluation needs, as of an older version.
+        UsageError: There is no run, or its `config.json` is not valid. If `complete`,
+            the file must also have all entries that an evaluation needs.
     """
     path = directory / layout.CONFIG
     try:

@@ -1,4 +1,4 @@
-"""Loads the model of a run from a checkpoint, once or for each new one."""
+"""Loads the model of a run from one checkpoint, or from each new checkpoint."""
 
 from cifar10.follower.live_copy import Follower
 

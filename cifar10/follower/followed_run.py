@@ -102,9 +102,9 @@ class FollowedRun:
     def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
         """Yields the step of each newly loaded checkpoint until the run has finished.
 
-        Checks every `interval` seconds. Prints refusals and the reason for waiting to
-        stderr, once each. With `once`, yields only the newest checkpoint, and raises a
-        `UsageError` if no checkpoint can be used.
+        Checks every `interval` seconds. Prints to stderr why a checkpoint is refused or
+        what is awaited, each message once. With `once`, yields only the newest
+        checkpoint, and raises a `UsageError` if no checkpoint can be used.
         """
         while True:
             if self.look() and self.step is not None:
@@ -143,10 +143,10 @@ class FollowedRun:
             return str(error)
 
     def _prepare(self, model: TrainedModel) -> None:
-        """Hook: prepares the run's model before any checkpoint is loaded into it."""
+        """Override to prepare the model before any checkpoint is loaded into it."""
 
     def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
-        """Hook: uses a loaded checkpoint. An exception here refuses the checkpoint."""
+        """Override to use a loaded checkpoint; raise an exception to refuse it."""
 
     def _notice_replacement(self) -> None:
         """Forgets the loaded model if another run has replaced the checkpoints folder.

@@ -60,8 +60,8 @@ def find_for(
 ) -> Dataset:
     """Finds the data set for the settings of a configuration or of a `config.json`.
 
-    A data set `given` by a program is only divided and corrected. Notes on pictures are
-    printed if `say_notes`.
+    If a program has `given` a data set, returns this one, also divided into splits and
+    corrected. Prints the data set's notes if `say_notes`.
     """
     names = ("image_size", "validation_fraction", "max_bad_images")
     # Runs of older versions recorded none of these, and need none.

@@ -96,7 +96,7 @@ def fetch(
     """Returns the unpacked folder of an archive, after downloading it if necessary.
 
     Args:
-        archive: The archive to fetch. Another or a damaged file is refused.
+        archive: The archive to fetch. A file with any other content is refused.
         directory: The folder to unpack into, which is created if missing.
         url: URL of the archive, or of its folder if the URL ends in a slash. By default
             the official URL.

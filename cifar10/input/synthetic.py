@@ -142,7 +142,7 @@ def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 
 
 def _typical_signs(numbers: np.ndarray) -> np.ndarray:
-    """Returns a sign per channel from a number's three lowest bits: 1 if set, or -1."""
+    """Turns each number's three lowest bits into signs of channels: 1 if set, or -1."""
     bits = numbers[:, np.newaxis] >> np.arange(3) & 1
     return (2 * bits - 1)[:, :, np.newaxis, np.newaxis]
 

@@ -89,7 +89,7 @@ def _wrap(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns a data set for scoring a run, with the run's names of numbered classes.
+    """Returns a data set to score a run on, with numbered classes named as in the run.
 
     Raises:
         UsageError: The data set has other classes or images than the run's data.

@@ -279,7 +279,7 @@ def restore(
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` if a saved list of variables has another length."""
+    """Raises a `ValueError` unless each list has as many variables as were saved."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))

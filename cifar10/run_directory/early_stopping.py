@@ -70,8 +70,8 @@ class EarlyStopping:
 def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
-    It is `max_steps`, `max_epochs`, `max_hours`, or `no_gain` for `stop_after_no_gain`,
-    by the content of the run's `config.json` and the checkpoint's manifest.
+    The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain`, which stands for
+    `stop_after_no_gain`. `settings` is the content of the run's `config.json`.
     """
     if manifest["step"] >= settings["max_steps"]:
         return "max_epochs" if settings.get("max_epochs") else "max_steps"

@@ -109,12 +109,12 @@ def restore_newest(
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Loads the newest usable checkpoint; returns it and the errors of refused ones.
 
-    `load` reads the values of an intact checkpoint of the run with these `settings`,
-    which is not deleted during the call. Steps in `skip` are ignored. After an error to
-    `tolerate` an older checkpoint is tried; other errors are raised.
+    Checks that a checkpoint is intact and of the run with these `settings`, and passes
+    it to `load`. The checkpoint is not deleted meanwhile. Steps in `skip` are ignored.
+    An error of a class in `tolerate` refuses the checkpoint, and an older one is tried.
 
     Raises:
-        DamagedError: A checkpoint is damaged.
+        DamagedError: A checkpoint is damaged, and `tolerate` omits this error.
         UsageError: A checkpoint is of another run or model, or cannot be read.
     """
     refused: dict[int, Exception] = {}

@@ -60,7 +60,7 @@ def read(
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
-    """Returns the steps of scores from best to worst; ties in order of steps.
+    """Sorts steps from the best score to the worst; ties are in order of steps.
 
     Every choice of a best checkpoint uses this function, so all choices agree.
     """

@@ -32,8 +32,8 @@ def find_differences(
     """Returns the settings that differ from a recorded run, as (old, new) by name.
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
-    setting that an older run did not record counts as the default. Folders of the run
-    that are links are refused.
+    setting that an older run did not record counts as the default. A run with links in
+    place of its folders is refused.
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)
@@ -55,8 +55,8 @@ def start_run(
 ) -> str | None:
     """Starts a new run or resumes the `recorded` one, and writes `config.json`.
 
-    With `fresh`, moves the earlier run aside and the `lock` to a new directory. Returns
-    messages for the user.
+    If `fresh`, moves the earlier run aside, and locks a new directory with `lock`.
+    Returns messages for the user.
     """
     note = ""
     with explaining_errors(path):

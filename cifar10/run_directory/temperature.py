@@ -45,7 +45,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def read(path: Path) -> float:
-    """Returns the temperature from a file, or 1 if absent; rejects a damaged file."""
+    """Returns the temperature in a file, or 1 without a file; refuses a damaged one."""
     try:
         if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
             return found

@@ -1,9 +1,9 @@
 """Manages a cache folder of prepared pictures.
 
 Another user may have put links, pipes or files there. So a cache folder is used only if
-the folder and its parent are no links, belong to this user, and are not writable by
-others. Existing files are never written to, and only files with names of this package
-are removed.
+both the folder and its parent belong to this user, are not links, and are not writable
+by others. Existing files are never written to, and only files with names that this
+package uses are removed.
 """
 
 import contextlib

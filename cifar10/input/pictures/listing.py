@@ -177,7 +177,7 @@ def _mode_size_and_time(entry: os.DirEntry[str]) -> tuple[int, int, int]:
 def _leads_back(link: Path, root: Path) -> bool:
     """Returns whether a link leads to a folder within or above the data set.
 
-    Such a link would give pictures of the data set another class.
+    Through such a link, a picture could be listed again under another class.
     """
     target, root = link.resolve(), root.resolve()
     return target.is_relative_to(root) or root.is_relative_to(target)

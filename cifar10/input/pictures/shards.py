@@ -141,8 +141,8 @@ class Shards:
                     (self._home / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(
                     f"The prepared pictures in {printable(str(self._home))} were "
-                    "damaged: their hashes do not match.\nStart again to prepare the "
-                    "pictures again."
+                    "damaged: their hashes do not match.\nRestart the program, which "
+                    "will prepare new ones."
                 )
         return images
 
