@@ -53,7 +53,7 @@ class Rendezvous:
     """This worker's connection to the other workers, through the chief.
 
     Attributes:
-        cluster: The workers, with the addresses of all once all have connected.
+        cluster: The workers. Their addresses are complete once all have connected.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
@@ -136,7 +136,7 @@ class Rendezvous:
             # Kubernetes names a pod only once it runs, perhaps at the next attempt.
             if unknown and "KUBERNETES_SERVICE_HOST" not in os.environ:
                 raise UsageError(
-                    f"{workers[0]}: no host of this name is known here{why}, after "
+                    f"{workers[0]}: this machine still cannot find the host{why} after "
                     f"{self._timeout:g} s. Correct the name in TF_CONFIG or in the DNS."
                 )
         self._check_complete(arrived, why)

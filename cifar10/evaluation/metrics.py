@@ -197,7 +197,7 @@ def headline(
 ) -> str:
     """Formats the precision at 1 of `count` images, compared with earlier scores.
 
-    `earlier` maps steps to the score `best_by`. If empty, chance is shown instead.
+    `earlier` maps steps to their `best_by` scores. If empty, chance is shown instead.
     """
     text = scores.shown(PRECISION, scalars[PRECISION], count)
     if not earlier:

@@ -75,9 +75,9 @@ class Scorer:
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Computes the outcomes of a batch, without the labels, and the weight decay.
+        """Computes the outcomes of a batch, and the weight decay.
 
-        The outcomes are in the order of the fields of `Outcomes`.
+        The outcomes are the fields of `Outcomes` after `labels`, in order.
         """
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)

@@ -29,7 +29,7 @@ def opened(
 ) -> io.BufferedRandom:
     """Opens a regular file as `open` does; with `follow`, also through a link.
 
-    Raises an `OSError` for anything else. The folders in `path` may be links.
+    Raises an `OSError` for anything else. Folders in `path` may always be links.
     """
     further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
 
@@ -51,7 +51,7 @@ def opened(
 
 
 def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file; an `OSError` if beyond `most` bytes."""
+    """Returns a regular file's content; raises an `OSError` above `most` bytes."""
     with opened(path, follow=follow) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -136,7 +136,7 @@ def rename(path: Path, target: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """Returns the path with the smallest number appended that makes it unused."""
+    """Returns an unused path: `path` with the lowest possible number appended."""
     numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
     # `Path.exists` would overlook a broken link.
     return next(name for name in numbers if not os.path.lexists(name))

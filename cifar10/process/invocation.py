@@ -65,7 +65,7 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 def command(name: str) -> str:
     """Returns how the user starts a command of this package, without its flags.
 
-    For `train` and `eval`, returns the script if it lies beside the running one.
+    Uses the package's script `NAME.py` if it is in the folder of the running program.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"
@@ -134,7 +134,7 @@ def require_packages(extra: str, *names: str) -> None:
 
 
 def takes_flags() -> bool:
-    """Returns whether flags configure the training run, not a user's program."""
+    """Returns whether the user configures the run by flags, not in a program."""
     return is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 

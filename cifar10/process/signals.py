@@ -26,9 +26,9 @@ _MOST_MILLISECONDS = 500  # The longest wait for a full stderr.
 class StopSignals:
     """Ends the program on a signal, or records the signal so that training can save.
 
-    A signal ends the program at once until `defer` is called. Enter this context
-    manager in the main thread. Without it, for example in a user's program, signals
-    keep their usual effect.
+    Enter this context manager in the main thread; before that, signals keep their
+    usual effect. From then on, a signal ends the program at once. After `defer` is
+    called, a signal is only recorded, and a second one ends the program at once.
 
     Python runs signal handlers only between bytecodes of the main thread, so a handler
     would wait for a long TensorFlow call to return. This class receives signals in a
@@ -52,7 +52,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Ends the program on a new or recorded signal, while nothing needs saving."""
+        """Lets a new or recorded signal end the program at once during the block."""
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:

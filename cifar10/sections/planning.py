@@ -404,7 +404,7 @@ def build_tower(
 def memory_limit(
     gigabytes: float | None, placement: Placement, held: int, sharing: int = 1
 ) -> float:
-    """Returns how many bytes a run may use on each GPU, or on the CPU for all towers.
+    """Returns how many bytes a run may use: per GPU, or in total on the CPU.
 
     Args:
         gigabytes: The value of `--memory_limit`; None for 85 % of the free memory.

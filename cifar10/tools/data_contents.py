@@ -99,7 +99,7 @@ def _write(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None
 
 @functools.cache
 def _find_font() -> ImageFont.FreeTypeFont | None:
-    """Returns the font `_FONT` of Matplotlib or of the system; None without either."""
+    """Returns `_FONT` from Matplotlib or from the system; None if neither has it."""
     packages = sysconfig.get_path("purelib")
     for place in (Path(packages, "matplotlib/mpl-data/fonts/ttf", _FONT), _FONT):
         with contextlib.suppress(OSError):

@@ -344,7 +344,7 @@ def _cause_of_death(status: int, stderr: str) -> str:
 
 
 def find_in_child(first: str) -> None:
-    """Finds facts; prints [name, null] before and [name, fact] after each as JSON."""
+    """Prints JSON lines: [name, null] before finding a fact, then [name, fact]."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries must not print between the facts.
 

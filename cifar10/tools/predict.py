@@ -52,8 +52,8 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name (default: 3, or all if there are fewer)
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu, gpu or gpu:NUMBER
-        explain: folder for a PNG of each image under a heat map (HiResCAM) of what
-            supports the likeliest class (default: none)
+        explain: folder for a PNG of each image, overlaid with a heat map (HiResCAM) of
+            the pixels that support the likeliest class (default: none)
         json: print JSON, one object per image
     """
 
@@ -135,8 +135,8 @@ def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
     """Returns the files that the names on a command line stand for.
 
     Args:
-        names: Files; folders, which stand for all files in and below them except hidden
-            ones and pipes or devices; and `-`, which stands for `lines`.
+        names: Files, folders and `-`. A folder stands for all regular files in and
+            below it that are not hidden; `-` stands for the files in `lines`.
         lines: Names of files, one per line.
 
     Raises:

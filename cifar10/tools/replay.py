@@ -43,7 +43,7 @@ _Options = TypeVar("_Options", bound="ReplayOptions")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayOptions(Checked):
-    """How to assemble a run's training again.
+    """Options for rebuilding the training of a recorded run.
 
     Attributes:
         num_gpus: number of towers (default: the run's)

@@ -89,8 +89,8 @@ _STATE_HELP = {
 class Service(Collector):
     """Answers HTTP requests with a model, whose weights may change at any time.
 
-    A client must send a request's headers within `options.timeout_secs` after opening
-    the connection or the previous answer, and the body within the same time again.
+    After connecting, and after each answer, a client has `options.timeout_secs` to send
+    a request's headers, and then as long again to send the body.
     """
 
     def __init__(self, model: Follower, options: "Options") -> None:

@@ -214,8 +214,8 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
 def _too_late(flag: str, counted: str) -> UsageError:
     return UsageError(
         f"{flag}: TensorFlow has already started in this program with {counted}, and "
-        "cannot change them.\nRestart the program (in a notebook, the kernel), and "
-        "train with the most towers first, before any other use of TensorFlow."
+        "cannot change them.\nRestart the program (in a notebook, the kernel). Before "
+        "any other use of TensorFlow, train with the largest number of towers you need."
     )
 
 

@@ -22,7 +22,7 @@ _REFERENCE_BATCH = 2000
 class SGD(keras.optimizers.SGD):
     """Keras's SGD, except that updates go to new buffers.
 
-    `update.py` keeps the old values, which an update in place would have to copy first.
+    `update.py` keeps the old values; an update in place would have to copy them first.
     """
 
     def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
@@ -59,13 +59,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 class ScaledUpdates:
-    """A mixin for optimizers that multiplies each variable's updates by a factor.
+    """Mixin that makes an optimizer multiply each variable's updates by a factor.
 
     Keras has one learning rate for all variables. A factor acts like a separate rate
-    for one variable, and also scales the effects of momentum and weight decay. Factors
-    of the gradients would cancel out in optimizers that divide by the gradients' size,
-    such as Adam. Since the factors are a variable of the optimizer, checkpoints hold
-    them, and every replica has those of the first replica.
+    for one variable, and also scales the effects of momentum and weight decay. Scaling
+    the gradients instead would have no effect in optimizers that divide by the
+    gradients' size, such as Adam. The factors are a variable of the optimizer, so
+    checkpoints include them, and all replicas use the first replica's factors.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:

@@ -140,7 +140,7 @@ def assemble(
         requested: The configuration.
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None for this process alone.
-        stop: The stop signals, which end the program while it connects or downloads.
+        stop: Makes signals end the program at once while it connects or downloads.
 
     Raises:
         UsageError: The run is not possible; the message says what to change.

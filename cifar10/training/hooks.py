@@ -17,7 +17,7 @@ from cifar10.towers.update import TrainState
 
 
 class Run(NamedTuple):
-    """The run that is started or resumed, as hooks get it in `on_start`."""
+    """The started or resumed run, as passed to `Hook.on_start`."""
 
     step: int  # The number of steps done so far; 0 in a new run.
     train_dir: Path

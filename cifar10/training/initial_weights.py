@@ -345,9 +345,9 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
 def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the name of the layer whose variables are at the path `variables`.
 
-    The names of the layers around this layer come first, separated by slashes. Keras's
-    default names end in a counter, which differs between processes. Such a name is
-    replaced by that of the HDF5 group, whose number is the layer's position.
+    The names of the enclosing layers come first, separated by slashes. Keras's default
+    names end in a counter, which differs between processes. A default name is therefore
+    replaced by the name of the HDF5 group, whose number is the layer's position.
     """
     import h5py
 

@@ -89,7 +89,7 @@ class Loop:
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Waits for all steps, then counts the time of the block to `part`."""
+        """Waits for all steps, then adds the block's duration to the time of `part`."""
         with self.goodput.during("training"):
             self.results.wait()
         with self.goodput.during(part):

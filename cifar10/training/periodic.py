@@ -115,7 +115,7 @@ class Validation:
 
     @property
     def first_line(self) -> str:
-        """A line on evaluations and what they decide; empty without `--eval_steps`."""
+        """A line on the evaluations and their data; empty without `--eval_steps`."""
         if not self._scored:
             return ""
         line = f"Scores: every {self._period:,} steps, {self._scored.subject}"

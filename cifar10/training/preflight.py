@@ -103,7 +103,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
 
 
 def _determined(config: Config) -> dict[str, Any]:
-    """Returns the settings that determine the result and that flags alone decide."""
+    """Returns the settings that determine the result and are known from flags alone."""
     values, before = config.values, options.defaults(fields.ALL)
     batch = config.batch
     if batch.num_gpus and not batch.global_batch_size:

@@ -186,7 +186,7 @@ class Progress:
         retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
-        """Returns whether this step has a checkpoint; True on workers but the chief."""
+        """Returns whether this step has a checkpoint; True on all but the chief."""
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(

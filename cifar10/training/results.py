@@ -43,7 +43,7 @@ _SHOWN_NAMES = 3
 
 
 class NeverFiniteError(NotFiniteError):
-    """A step is not finite, and no later step can be expected to be finite."""
+    """A loss or gradient is not finite, and probably stays so in later steps."""
 
 
 class Results:
@@ -90,7 +90,7 @@ class Results:
     def read(self) -> dict[str, float]:
         """Reads and checks the new results, and updates the moving averages.
 
-        Returns the newest step's metrics and the averages; empty without new results.
+        Returns the newest step's metrics and the averages; {} if no result is new.
         """
         newest: dict[str, float] = {}
         # Cleared first: if a step is not finite, no later result counts.

@@ -53,7 +53,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def during(self, part: str) -> Iterator[None]:
-        """Counts the time of the block to `part`."""
+        """Adds the duration of the block to the time of `part`."""
         before = self.enter(part)
         try:
             yield
