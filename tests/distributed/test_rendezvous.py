@@ -274,7 +274,8 @@ def test_workers_of_one_machine_meet_where_no_other_can_call(workers):
 
 
 def gather_all(workers, *asks):
-    callers = [Caller(workers, n, ask=ask) for n, ask in enumerate(asks)]
+    # None of them may end only because its wait does: `end` fails before that.
+    callers = [Caller(workers, n, timeout=600, ask=ask) for n, ask in enumerate(asks)]
     return [caller.end() for caller in callers]
 
 
