@@ -176,7 +176,7 @@ class ReplicaBuilder(TowerBuilder):
         return received[0]
 
     def _is_first(self, replica: int) -> bool:
-        """Returns whether a replica of this process is the first of all."""
+        """Returns whether this replica is the first one of all processes."""
         return self.first_tower == 0 and replica == 0
 
     def _replica(self) -> int:

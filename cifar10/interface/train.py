@@ -93,8 +93,8 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     if config.processes.local_workers or config.processes.max_restarts:
         raise UsageError(
-            "Config: only the command cifar10 train can start the processes of "
-            "local_workers and max_restarts. Pass them to that command."
+            "Config: only the command cifar10 train can start and restart "
+            "processes. Pass local_workers and max_restarts to that command."
         )
     began = time.perf_counter()
     stop = StopSignals()

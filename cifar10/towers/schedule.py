@@ -52,7 +52,7 @@ def staircase(time: tf.Tensor) -> tf.Tensor:
 
 
 def linear(time: tf.Tensor) -> tf.Tensor:
-    """Falls evenly from 1 to 0."""
+    """Falls evenly from 1 to 0 while `time` runs from 0 to 1."""
     return tf.maximum(1.0 - time, 0.0)
 
 

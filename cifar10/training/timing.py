@@ -45,7 +45,7 @@ class Goodput:
         return self._part
 
     def enter(self, part: str) -> str:
-        """Counts time to `part` from now on; returns the previous part."""
+        """Counts time towards `part` from now on; returns the previous part."""
         before, now = self._part, time.perf_counter()
         self._seconds[before] += now - self._since
         self._part, self._since = part, now
