@@ -53,7 +53,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
         raise UsageError(f"--corrections {name}: {path} {why}")
     if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
-        raise UsageError(f"--corrections {name} empties class {last}. Keep a picture.")
+        raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
     moved = np.count_nonzero((labels != before) & (labels >= 0))
     kept = np.flatnonzero(labels >= 0)
     counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"

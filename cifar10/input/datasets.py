@@ -32,8 +32,8 @@ def find(
 ) -> Dataset:
     """Finds a data set; downloads, generates or prepares it if necessary.
 
-    The arguments are fields of `config.dataset`, of which the `preparation` is for a
-    folder of pictures, with the `division` that a run recorded.
+    The named arguments are fields of `config.dataset`. `preparation` holds arguments of
+    `Preparation`, for a folder of pictures.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
@@ -83,7 +83,7 @@ def find_for(
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
     """Finds a run's data set again, in `data_dir` or else in the recorded place.
 
-    The `data_dir` of arrays that a program passed is a file or folder with them.
+    For a run on arrays of a program, `data_dir` is a file or folder with these arrays.
     """
     how = {**settings, "data_dir": data_dir, "corrections": None}
     if data_dir and settings["data"].startswith(PYTHON):
@@ -179,9 +179,9 @@ def describe(
 def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run, {data}, came from a Python program's memory or is "
-            f"known only to another version.\n{IN_PYTHON}\nCommands take a program's "
-            "arrays, written by np.savez(file, x_train=...) and so on, as\n"
+            f"The data of this run, {data}, came from a Python program's memory, or is "
+            f"unknown to this version.\n{IN_PYTHON}\nTo give a program's arrays to a "
+            "command, write them with np.savez(file, x_train=...) and so on, and add\n"
             "--data_dir FILE.npz."
         )
 

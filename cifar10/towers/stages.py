@@ -86,8 +86,8 @@ def _check_table(number: int, table: Any) -> None:
         }
         if not fits.get(name):
             raise UsageError(
-                f"stage {number} of the recipe: {name} = {value!a}: give until (a "
-                "number), image_size (an integer) or frozen (a list of names)."
+                f"stage {number} of the recipe: {name} = {value!a}: give until = "
+                "NUMBER, image_size = INTEGER or frozen = [NAMES]."
             )
 
 

@@ -235,8 +235,8 @@ class Progress:
         if problem := self._guard.problem():
             raise UsageError(
                 f"Nothing is written to {self._directory.parent}: {problem}.\nStep "
-                f"{self.step} is not saved. Resume the run where its directory is now, "
-                "when no other run uses that directory."
+                f"{self.step} is not saved. Find the run's directory, which may have "
+                "been moved, and resume the run there once no other run uses it."
             )
 
     def _facts(self) -> dict[str, Any]:
