@@ -96,7 +96,7 @@ def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
-    """Warns, if `TF_CONFIG` is set, that a script with one process ignores it."""
+    """Warns if `TF_CONFIG` is set, because a script with one process ignores it."""
     if environ.get(TF_CONFIG, "").strip():
         say("TF_CONFIG has no effect on this script. Use train_multi_gpu.py with it.")
 

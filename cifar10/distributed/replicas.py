@@ -26,9 +26,10 @@ _REASONS = (*STOP_SIGNALS, TIME_IS_UP)
 class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
-    `strategy` runs one replica per state in this process, and reduces over the replicas
-    of all processes. This process's replicas divide `devices`, one per batch, evenly.
-    `first_tower` is the index of this process's first tower among those of all.
+    `strategy` runs one replica for each of the `states`, and reduces over the replicas
+    of all processes. `devices` lists the device of each batch of this process, and is
+    divided evenly among its replicas. `first_tower` is the index of this process's
+    first tower among the towers of all processes.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class ReplicaBuilder(TowerBuilder):
         return next((_REASONS[index] for index in stops), None)
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the first replica's variables to all; every process must call it.
+        """Copies the first replica's variables to all replicas.
 
-        Returns the `numbers` of the first process.
+        Every process must call this. Returns the first process's `numbers`.
         """
         return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 

@@ -129,8 +129,8 @@ class Workers:
     ) -> list[str]:
         """Begins a run: calls `on_chief` on the chief if all workers' settings agree.
 
-        The other workers wait for the chief. Returns the messages of `on_chief`, or on
-        other workers who the chief is. All workers raise the `UsageError` of one.
+        The chief returns the messages of `on_chief`. The others wait, then return a
+        message that names the chief. A `UsageError` on one worker is raised on all.
         """
         if not self._rendezvous:
             return on_chief()
@@ -193,7 +193,7 @@ class Workers:
         """Returns which other workers a hanging step waits for, or an empty string.
 
         Tells the others what this worker `waits` for in the step after `step`; "" means
-        devices. Names workers that are silent or wait for anything but devices.
+        its devices. Names the workers that are silent or wait for anything else.
         """
         if not self._rendezvous:
             return ""

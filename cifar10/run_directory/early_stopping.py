@@ -40,7 +40,7 @@ class EarlyStopping:
     def from_manifest(
         cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns a manifest's record; an empty one if the setting `best_by` changed.
+        """Returns a manifest's record; an empty record if `best_by` has changed.
 
         `settings` is the content of the run's `config.json`.
         """

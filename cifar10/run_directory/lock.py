@@ -104,7 +104,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Returns whether a training run holds a directory's lock; True if unknown.
 
-    The check locks the file for a moment. A training run that starts then is refused.
+    The check itself locks the file for a moment, in which no training run can start.
     """
     try:
         with files.opened(path / _LOCK) as file:

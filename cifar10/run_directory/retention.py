@@ -16,8 +16,8 @@ def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
     """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
     A checkpoint that is being read stays until the next call. Checkpoints after `step`,
-    the run's newest, belong to another run and are neither deleted nor counted. If
-    the disk fails (`DiskError`), all checkpoints to keep remain.
+    the newest step of this run, belong to another run; they are neither deleted nor
+    counted. A `DiskError` harms none of the checkpoints to keep.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

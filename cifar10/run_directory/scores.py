@@ -54,7 +54,7 @@ def append(
 def read(
     directory: Path, num_examples: int | None = None, by: str = PRECISION
 ) -> dict[int, float]:
-    """Returns the score named `by` at each step, from `comparable` entries."""
+    """Returns the score named `by` at each step, from entries that are `comparable`."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 

@@ -1,6 +1,6 @@
-"""Starts a run in a directory: a new run, a resumed one, or a fresh one.
+"""Starts a new run in a directory, or resumes the run that the directory holds.
 
-Nothing is deleted: a fresh run moves the earlier run aside. A run can be resumed if all
+With --fresh, the earlier run is moved aside, not deleted. A run can be resumed if all
 settings that determine the result are unchanged; `find_differences` compares them.
 """
 
@@ -82,7 +82,7 @@ def unused_sibling(path: Path) -> Path:
 def _with_history(
     settings: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Adds the devices and versions of earlier sessions, and their `simulated` mark."""
+    """Adds devices, versions and `simulated` mark of earlier sessions to `settings`."""
     kept = ("devices", "versions")
     before = {name: recorded.get(name) for name in kept}
     sessions = list(recorded.get("earlier_sessions", []))

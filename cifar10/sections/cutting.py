@@ -44,7 +44,7 @@ class Section(keras.layers.Layer):
     Attributes:
         input_tensors: Tensors from earlier sections or the model's inputs.
         output_tensors: Tensors for later sections, or the model's output.
-        from_sections: Whether each input tensor comes from an earlier section.
+        from_sections: For each input tensor, whether it is from an earlier section.
         recomputed: Whether the forward pass runs again to compute gradients.
         ends: The graph's number of operations after each call, in the latest trace.
     """

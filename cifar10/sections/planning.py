@@ -216,7 +216,7 @@ class Planner:
 
     @functools.cached_property
     def _boundaries(self) -> dict[int, int]:
-        """Maps calls that can begin a section to the bytes of the tensors before."""
+        """Maps calls that can begin a section to the bytes taken from earlier calls."""
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
@@ -373,7 +373,7 @@ def build_tower(
     """Builds a tower with the sections that a flag or the model's code requests.
 
     `sharing` is the number of workers on this machine. Returns the tower, and a
-    description of the sections to print, or None if no sections are requested.
+    line for the user about its sections, which is None if no sections are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":

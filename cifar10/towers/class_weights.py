@@ -6,7 +6,7 @@
     cat = 2.0
 
 A list has a number for each class, in the data set's order. Only ratios matter: the
-weights are scaled to a mean of 1 over the training images, and the same learning rate
+weights are scaled to a mean of 1 over the training images, so the same learning rate
 remains suitable.
 """
 

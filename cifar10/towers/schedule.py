@@ -31,9 +31,9 @@ class ScaledCurve:
     Attributes:
         highest_rate: Factor by which the curve is multiplied.
         curve: One of `CURVES`.
-        examples: Number of images, counting repeats, in which the time of the curve
-            runs from 0 to 1: the images of the whole run for a schedule that ends with
-            the run, else the images of one period.
+        examples: Number of images, counting repeats, after which the curve's time is 1:
+            the images of the whole run if the schedule ends with the run, else the
+            images of one period.
     """
 
     highest_rate: float

@@ -64,11 +64,10 @@ class Tower:
     """The model as a pure function of the variables' values and a batch.
 
     Args:
-        inference: A function like `model.inference`, from a model, the values of the
-            model's variables and inputs to outputs, new non-trainable values and
-            penalties.
-        loss: A function like `model.loss`, from outputs, labels and penalties to
-            scalars by name, each a mean over the batch, which include `total_loss`.
+        inference: A function like `model.inference`. It computes a model's outputs, new
+            non-trainable values and penalties from given values of the variables.
+        loss: A function like `model.loss`. It maps outputs, labels and penalties to
+            named scalars, each a mean over the batch. One of them is `total_loss`.
         xla: Whether to compile each tower with XLA.
     """
 
@@ -177,7 +176,7 @@ class TowerBuilder:
     def step(
         self, batches: Sequence[Batch], *, with_results: bool = False
     ) -> StepResult:
-        """Runs every tower on its batch, then updates once. Batches share one shape."""
+        """Runs one tower per batch, then one update. All batches have one shape."""
         return self.result(self._step(list(batches), with_results))
 
     def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
@@ -422,7 +421,7 @@ def _sum(gradients: Sequence[Gradient]) -> Gradient:
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable, with a distinct random state for each tower."""
+    """Reads a non-trainable variable; each tower reads a different random state."""
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

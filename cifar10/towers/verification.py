@@ -26,8 +26,8 @@ def verify_step(
 ) -> StepResult:
     """Runs a step, and checks the gradients of each tower on another tower's device.
 
-    A single tower is checked on the same device. The gradients to check are those that
-    the step has applied.
+    If there is only one tower, its gradients are checked on its own device. The checked
+    gradients are those that the step has applied.
 
     Args:
         towers: The builder that runs the step.
@@ -36,7 +36,7 @@ def verify_step(
         bound: Largest permitted difference, relative to the norm of a gradient.
 
     Raises:
-        CorruptedError: A gradient differs by more. The step has been undone.
+        CorruptedError: A difference exceeds `bound`. The step has been undone.
     """
     devices = towers.devices
     of_each = len(devices) // len({*devices})  # Batches per device.

@@ -87,10 +87,10 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 class Hooks:
     """Calls hooks in their order, and `on_end` in reverse order.
 
-    Built-in hooks may also have a method `on_interruption(step)`, called when a signal
-    ends the run, and a string `waits_for`, which says what they may wait for. An
-    exception in one of the `users` hooks gets a note with the hook's name and the text
-    that `how_to_resume` returns.
+    A built-in hook may also have a method `on_interruption(step)`, called when a signal
+    ends the run, and a string `waits_for`, which names what the hook may wait for.
+    `users` lists those hooks that are the user's. An exception in one of them gets a
+    note with the hook's name and the text that `how_to_resume` returns.
     """
 
     def __init__(

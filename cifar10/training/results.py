@@ -221,7 +221,7 @@ class NotFinitePolicy:
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
-        """Writes a debug checkpoint, and returns a sentence on where it is."""
+        """Writes a debug checkpoint, and returns a sentence that says where."""
         facts = {"step": error.step, "what": error.what, "gradients": gradients}
         try:
             directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS

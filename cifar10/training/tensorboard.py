@@ -255,11 +255,11 @@ def activations_of(
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
     """Returns a view of a model that also outputs activations, and the layers' names.
 
-    The view's outputs are the logits, and then the output of each layer that has
-    weights or is an activation. As in the tutorial, a convolution before max pooling
-    and ReLU is shown after ReLU and before the pooling. A layer that another model
-    called first is left out, because Keras has its output in that model only. Returns
-    None for a model that is not a graph of layers, whose inner tensors are unknown.
+    The view outputs the logits, and then the output of each layer that has weights or
+    is an activation. If max pooling and ReLU follow a layer, its output is taken after
+    ReLU but before pooling, as in the tutorial. A layer is left out if another model
+    called it first, because Keras knows its output in that model only. Returns None if
+    the model is not a graph of layers, because its inner tensors are then unknown.
     """
     if not is_graph(model):
         return None
