@@ -155,7 +155,7 @@ class Config(fields.Sections):
         )
 
     def stage(self, step: int) -> Stage:
-        """Returns the stage of the step after `step`."""
+        """Returns the recipe's stage for the step that follows `step`."""
         return next(stage for stage in self.all_stages if step < stage.end)
 
     @property

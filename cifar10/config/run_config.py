@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns whether `trusted` is the MODULE:FUNCTION to use for a program's function.
+    Returns whether the model is a program's function that `trusted` says how to import.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)

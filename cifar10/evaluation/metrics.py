@@ -47,7 +47,7 @@ class Outcomes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums of the outcomes over the images of a set."""
+    """Sums over a set of images, from which the metrics of the set are computed."""
 
     cross_entropy: float
     ranks: np.ndarray  # int64 [classes]: number of images with each finite rank.

@@ -29,10 +29,10 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
         data: "cifar10" or "cifar100" for a local copy or else a download; "synthetic"
             for the generated stand-in; "auto" for CIFAR-10 if available, else the
             stand-in.
-        data_dir: Folder with the data files, with the unpacked archive, or with the
-            archive. The folder is only read, and refused without a data set. None for
-            the folder in the environment variable CIFAR10_DATA_DIR, by default
-            ~/.cache/cifar10; a missing data set is downloaded to this folder.
+        data_dir: Folder with the data files, the unpacked archive or the archive. It
+            has to hold the data set already, and nothing is written to it. None for
+            the folder that the variable CIFAR10_DATA_DIR names, or else
+            ~/.cache/cifar10; a missing data set is downloaded to that folder.
         data_url: URL of the archive, or of its folder with a slash at the end.
     """
     if data_url:
@@ -116,7 +116,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Finds the stand-in in `home`. Generates it if missing, unless `named` is True."""
+    """Finds the stand-in in `home`, or generates it unless the user `named` `home`."""
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

@@ -16,8 +16,8 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function that takes the amount done, and reports progress on stderr.
 
-    A line begins with `what`, the task. Of the amount `total`, as much as `start` was
-    done before; a `unit`, such as "MB", is an amount of `unit_size`.
+    A line begins with `what`, the task. `total` is the whole amount, of which `start`
+    was done before. Lines show amounts in a `unit`, such as "MB", of size `unit_size`.
     """
 
     def shown(amount: float) -> str:

@@ -7,10 +7,10 @@ Each of the ten classes is a figure with a random position, size and contrast. I
 drawn among small squares and noise, on a background whose colour changes from corner to
 corner. Most figures have the typical colour of their class, but a linear model
 classifies fewer than three images of five correctly. A faint figure in another colour
-is hard for any model. So, as with photographs, a model learns from the first steps to
-the last. Some training images have a wrong label, so that certainty never pays. Without
-typical colours, the tutorial's recipe learns nothing for hundreds of steps and then all
-at once; without wrong labels, its loss jumps (`docs/archive/lab-notes.md`).
+is hard for any model. So a model improves from the first steps to the last, as it does
+on photographs. Some training images have a wrong label, so that certainty never pays.
+Without typical colours, the tutorial's recipe learns nothing for hundreds of steps and
+then all at once; without wrong labels, its loss jumps (`docs/archive/lab-notes.md`).
 
 The bytes are the same on every machine, because they are computed in integers from the
 stream of `numpy.random.RandomState`, which NumPy promises never to change.

@@ -175,9 +175,9 @@ def know_model(config: Config) -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Restores the program's random state, which training seeds anew.
+    """Restores the program's random state after the block, because training reseeds it.
 
-    Without this, a random search would draw the same values for every training run.
+    Otherwise a program would draw the same random values after every training run.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:

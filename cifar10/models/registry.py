@@ -171,8 +171,8 @@ def build_model(
         seed: Seed of the initial values and of all that the process draws at random
             from here on. None leaves the process's random generators as they are.
         device: Device of the variables.
-        options: Further arguments of the function, by their names in `OPTIONS`. Where
-            the value is None or missing, the function's default holds.
+        options: Arguments for the function that builds the model, by their names in
+            `OPTIONS`. Where a value is None or missing, the function's default holds.
 
     Returns:
         A model that maps images, [batch, *image_shape], to logits, [batch, classes].

@@ -102,7 +102,7 @@ def as_given(**values: Any) -> str:
 
 
 def in_memory(model: str, data: str) -> str:
-    """Returns the call arguments for a model or data that only a user's program has."""
+    """Returns `model=...`, `data=...` or both: what only a user's program has."""
     named = {"model": model, "data": data}
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
@@ -139,7 +139,7 @@ def takes_flags() -> bool:
 
 
 def is_the_package() -> bool:
-    """Returns whether this is `cifar10` or `python -m cifar10`, not a script."""
+    """Returns whether this program is `cifar10` or `python -m cifar10`."""
     return _start(sys.argv[0])[-1] == _COMMAND
 
 

@@ -300,11 +300,11 @@ _CHILD = (
 
 
 def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
-    """Returns the facts that a child process finds, since drivers may crash or hang.
+    """Finds facts in a child process, because drivers may crash or hang.
 
-    The child queries the driver if `first` is `DRIVER`, and computes on each device if
-    it is `TENSORFLOW`. The child may take `seconds`, and its environment gets
-    `variables`. A fact that the child does not finish has the reason as its `error`.
+    The child queries the driver if `first` is `DRIVER`, or computes on each device if
+    `first` is `TENSORFLOW`. It is killed after `seconds`. `variables` are added to its
+    environment. If it ends too early to find a fact, the fact's `error` says why.
     """
     process = subprocess.Popen(  # noqa: S603 - this file.
         [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]), first],

@@ -283,8 +283,8 @@ class _Guard:
     """ASGI middleware that keeps the pages of other web sites from using the service.
 
     A page can send requests to any address that its visitor reaches. It can read the
-    answers if the owner of its domain name redirects the name to that address. So only
-    requests to IP addresses and to this machine's names are answered.
+    answers if its owner points the page's domain name at that address. So a request is
+    answered only if its Host header is an IP address or a name of this machine.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:

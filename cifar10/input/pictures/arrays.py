@@ -31,7 +31,7 @@ _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
 
 def find_npz(path: Path) -> Dataset:
-    """Reads and checks the pictures of an .npz file."""
+    """Reads a data set from an .npz file, and checks its arrays."""
     path = path.expanduser().absolute()
     where = printable(str(path))
     try:

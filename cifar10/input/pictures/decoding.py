@@ -80,9 +80,9 @@ class UnreadableError(PictureError):
 
 
 def read(path: Path, name: str = "") -> bytes:
-    """Reads an image file, at most one byte more than `MAX_BYTES`.
+    """Reads an image file, but at most `MAX_BYTES + 1` bytes of it.
 
-    Messages call the file `name`, or else `path`.
+    Messages call the file `name`, which is `path` by default.
     """
     try:
         with files.opened(path, follow=True) as file:

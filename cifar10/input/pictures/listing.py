@@ -115,7 +115,7 @@ def list_folder(directory: Path) -> Listing:
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
-    """Returns a folder's pictures, subfolders, notes, and counts of other files.
+    """Lists a folder's pictures, subfolders and unused links; counts its other files.
 
     Each subfolder maps to the reason why it cannot be read, or else to "". Other files
     are counted by suffix. A folder is read once, even if several links lead to it.
