@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A model and the values of its variables after one step, which never change."""
+    """A model and an immutable copy of its variables' values after one step."""
 
     model: TrainedModel
     logits: Callable[..., tf.Tensor]  # The result of `traced_logits`.

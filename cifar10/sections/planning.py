@@ -149,7 +149,7 @@ class Planner:
         return self.into(1)
 
     def all(self) -> Iterator[Plan]:
-        """Yields plans of more and more sections, each with clearly less memory."""
+        """Yields plans with more and more sections and less and less memory."""
         smallest = self.plain
         yield smallest
         for count in range(2, len(self._boundaries) + 1):

@@ -23,7 +23,7 @@ def not_exportable(file_format: str, why: str) -> UsageError:
     """Returns the error to raise for a model that a format cannot represent."""
     return UsageError(
         f"The model cannot be exported as {file_format}: {why}. Nothing was written.\n"
-        "Check for layers that run Python code or operations that the format lacks."
+        "Check for operations that the format lacks and layers that run Python code."
     )
 
 

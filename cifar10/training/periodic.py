@@ -75,7 +75,7 @@ class Log:
         self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
-        """Reports metrics every `--log_frequency` steps, and one forecast."""
+        """Reports metrics every `--log_frequency` steps, and once the time left."""
         loop = self._loop
         if step % self._config.output.log_frequency == 0:
             metrics = {
@@ -129,7 +129,7 @@ class Validation:
         return line
 
     def on_start(self, run: Run) -> None:
-        """Drops the scores of steps after `run.step`, which will be run again."""
+        """Drops the scores of steps after `run.step`, as training repeats them."""
         if self._scored:
             self._logs = LogWriter(self._directory)
             events = self._scored.events
