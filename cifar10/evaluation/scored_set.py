@@ -1,5 +1,6 @@
 """Scores a model on a split of a data set, each image exactly once; logs scores."""
 
+import contextvars
 import functools
 import itertools
 import operator
@@ -21,6 +22,7 @@ from cifar10.evaluation.metrics import Outcomes
 from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.evaluation_batches import evaluation_batches
+from cifar10.layers import fuses_activations
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 from cifar10.towers import devices
@@ -95,10 +97,12 @@ class Scorer:
         self, values: list[tf.Tensor], images: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns float32 or float64 logits, and the model's penalties."""
-        parts = []
+        parts, context = [], contextvars.copy_context()
+        context.run(fuses_activations.set, True)
         for view, weight in views(images) if self._augment else [(images, 1.0)]:
-            logits, penalties = trained_model.evaluation_logits(
-                self._model, values, self._model.non_trainable_variables, view
+            state = values, self._model.non_trainable_variables
+            logits, penalties = context.run(
+                trained_model.evaluation_logits, self._model, *state, view
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
@@ -109,10 +113,8 @@ def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
 
     The views are the image, the image shifted up and left by a pixel, and the image
     shifted down and right, each also mirrored. The two unshifted views weigh as much
-    as the four shifted ones together.
-
-    Args:
-        images: Floating-point, [batch, height, width, channels].
+    as the four shifted ones together. `images` are floating [batch, height, width,
+    channels].
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")

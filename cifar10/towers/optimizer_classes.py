@@ -61,11 +61,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 class ScaledUpdates:
     """Mixin that makes an optimizer multiply each variable's updates by a factor.
 
-    Keras has one learning rate for all variables. A factor acts like a separate rate
-    for one variable, and also scales the effects of momentum and weight decay. Scaling
-    the gradients instead would have no effect in optimizers that divide by the
-    gradients' size, such as Adam. The factors are a variable of the optimizer, so
-    checkpoints include them, and all replicas use the first replica's factors.
+    A factor acts like a learning rate for one variable. Scaling the gradients instead
+    would have no effect in Adam, which divides by the gradients' size. The factors are
+    a variable of the optimizer, so checkpoints and replicas have them.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
@@ -101,12 +99,9 @@ class Muon(keras.optimizers.Optimizer):
         learning_rate: Highest rate of the filters. The rates of all other variables
             rise and fall in proportion to the filters' current rate.
         momentum: Nesterov momentum of the filters.
-        trained_parts: Maps the paths of biases to fractions. A bias is trained only
-            while the filters' rate is above (1 - fraction) times the highest rate. If
-            the rate falls linearly from the start, as in airbench's recipes, the bias
-            is trained in this first fraction of the run, as described for
-            `Architecture.trained_parts`. With a warm-up or `one_cycle`, whose rates
-            begin near zero, the bias is not trained at the very beginning either.
+        trained_parts: `Architecture.trained_parts`. A bias is trained while the
+            filters' rate is above (1 - fraction) times the highest rate, so never at
+            the very beginning of a warm-up or of `one_cycle`.
     """
 
     def __init__(

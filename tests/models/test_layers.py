@@ -1,5 +1,7 @@
 """The package's layers: what TensorFlow's functions compute, in both directions."""
 
+import contextvars
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from cifar10.layers import (
     LocalResponseNormalization,
     QuickGelu,
     WideConv2D,
+    fuses_activations,
 )
 
 # (constants, channels); the tutorial's hardly differ from the identity on small inputs,
@@ -105,14 +108,19 @@ def test_quick_gelu_on_a_gpu_computes_in_the_type_of_its_inputs(monkeypatch):
 
 
 @pytest.mark.parametrize("training", [True, False, None])
-def test_only_training_needs_xla_for_quick_gelu(training):
-    @tf.function(input_signature=[tf.TensorSpec([4])])
-    def called(x):
-        return QuickGelu()(x, training=training)
+def test_only_training_and_scoring_need_xla_for_quick_gelu(training):
+    def compiled():
+        @tf.function(input_signature=[tf.TensorSpec([4])])
+        def called(x):
+            return QuickGelu()(x, training=training)
 
-    graph = called.get_concrete_function().graph.as_graph_def()
-    compiled = [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
-    assert len(compiled) == bool(training)
+        graph = called.get_concrete_function().graph.as_graph_def()
+        return [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
+
+    context = contextvars.copy_context()
+    context.run(fuses_activations.set, True)
+    assert len(context.run(compiled)) == 1
+    assert len(compiled()) == bool(training)
 
 
 @pytest.mark.parametrize("training", [True, False])
