@@ -270,7 +270,7 @@ class Update(
         schedule: learning-rate schedule; staircase: times 0.1 every --epochs_per_decay
             epochs; linear, cosine: falls to zero at the last step; one_cycle: rises
             first, then falls to almost zero at the last step
-        keras_schedule: Keras schedule of a program (see config/python_objects.py)
+        keras_schedule: Keras schedule object that a program passed as learning_rate
         epochs_per_decay: epochs between two decays of the staircase schedule
         warmup_epochs: epochs in which the learning rate rises linearly from zero
         clip_norm: maximum global norm of the averaged gradients, which are scaled down

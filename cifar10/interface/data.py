@@ -89,10 +89,10 @@ def _wrap(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns a data set to score a run on, with numbered classes named as in the run.
+    """Checks a data set to score a run on; gives classes without names the run's names.
 
     Raises:
-        UsageError: The data set has other classes or images than the run's data.
+        UsageError: The classes or the shape of the images differ from the run's.
     """
     (_, names), count = describe(settings), dataset.classes
     if dataset.class_names == numbered_class_names(count) and count <= len(names):
