@@ -265,8 +265,8 @@ def _neighbours(
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Finds the two image pixels that each result pixel lies between, along one side.
 
-    A crop of `taken` pixels becomes `size` pixels. `place`, in [0, 1), chooses among the
-    crop's possible first pixels. `pixels` are indices of result pixels, float64.
+    A crop of `taken` pixels becomes `size` pixels. `place`, in [0, 1), chooses the
+    first pixel of the crop. `pixels` are indices of result pixels, float64.
 
     Returns:
         The two image pixels, int64 [batch, size] each, and the weight of the second,

@@ -213,7 +213,7 @@ class Progress:
         return max(checkpoints.steps(self._directory), default=None)
 
     def has_checkpoint(self) -> bool:
-        """Returns whether a checkpoint exists. Only the chief looks; others get True."""
+        """Returns whether a checkpoint exists; always true if not on the chief."""
         return not self._writes or self.last_saved() is not None
 
     def how_to_resume(self) -> str:
