@@ -74,7 +74,7 @@ def loss(
         labels: int32 [batch], or floating [batch, classes] with each class's fraction.
         penalties: Scalars to add to the loss.
         label_smoothing: Fraction of each label to spread evenly over all classes.
-        class_weights: float64 [classes], the factor of the cross entropy of each
+        class_weights: float64 [classes], factors for the cross entropies of each
             class's images. A mixed image has the weighted mean of its classes' factors.
 
     Returns:

@@ -101,10 +101,7 @@ class Config(fields.Sections):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Returns a configuration of these values, with defaults for other fields.
-
-        Reads no recipe.
-        """
+        """Builds a configuration from values and defaults, without any recipe."""
         config = cls.__new__(cls)
         config.model_function = config.data_objects = None
         config._assign(values)  # noqa: SLF001 - of this class.

@@ -18,7 +18,7 @@ FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python progra
 
 
 def name_of(data: Any) -> str:
-    """Returns `data` if it is a name or path, else a name for a program's data."""
+    """Returns `data` if it is a name or path, else a name for these Python objects."""
     if isinstance(data, str | Path):
         return os.fspath(data)
     kind = "arrays" if isinstance(data, tuple) else "dataset"
@@ -26,7 +26,7 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Replaces a path in `data` by the kind of data; the path becomes `data_dir`."""
+    """Moves a path from `data` to `data_dir`; `data` becomes `folder` or `npz`."""
     data = given.get("data")
     is_located = data in KINDS and "data_dir" in given  # As in `config.json`.
     if data in (None, *NAMES) or is_located or data.startswith(PYTHON):

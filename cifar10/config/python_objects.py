@@ -43,7 +43,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OwnMetrics(dict[str, Callable]):
-    """A program's metric functions, by the names of their values."""
+    """A user's metric functions, by the names under which their values are logged."""
 
     def __init__(self, metrics: Any) -> None:
         if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):

@@ -100,10 +100,10 @@ def why_no_run(directory: Path) -> str:
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the fields of the run that `--resume` names.
+    """Returns the settings of the run that `--resume` names.
 
-    Refuses `given` flags that choose another run. The training run later compares the
-    other flags with `config.json`, as it does without `--resume`.
+    Refuses flags in `given` that choose another run. The other flags are compared with
+    `config.json` when training begins, as for every run.
     """
     for flag in ("train_dir", "recipe", "fresh"):
         if flag in given:
@@ -187,7 +187,7 @@ def _note(content: bytes) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Returns a JSON value whose strings cannot control a terminal."""
+    """Makes the strings in a JSON value printable: they cannot control a terminal."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):

@@ -82,7 +82,7 @@ class ReplicaBuilder(TowerBuilder):
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Copies the first replica's variables to all replicas.
 
-        Every process must call this. Returns the first process's `numbers`.
+        Every process must call this. Returns the `numbers` that the first one passed.
         """
         return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 
@@ -200,7 +200,7 @@ class ReplicaBuilder(TowerBuilder):
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:
-    """Returns the value if `keep`, else zeros that change no bit of a sum."""
+    """Returns the value if `keep`, else zeros that leave any sum exactly as it is."""
     value = tf.convert_to_tensor(variable)
     if not value.dtype.is_floating:
         value = tf.cast(value, tf.int64)  # All-reduce does not take every dtype.

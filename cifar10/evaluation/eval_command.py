@@ -38,21 +38,21 @@ class Options(run_options.RunOptions):
     """Which images and checkpoints to score and how.
 
     Attributes:
-        eval_dir: directory for event files and scores (default: eval in the run's)
+        eval_dir: directory for event files and scores (default: TRAIN_DIR/eval)
         eval_data: split to score, without distortions: test, val if there is one, or
             train_eval for the training images
         data_dir: directory of the data set (default: the run's)
-        num_examples: score only this many images, from the first on (default: all)
+        num_examples: number of images to score, counted from the first (default: all)
         batch_size: images scored at a time; affects speed and memory, not the result
         run_once: score the newest checkpoint and exit
         eval_interval_secs: seconds between two checks for a new checkpoint
         use_averages: use the variables' moving averages, not their last values
         test_time_augmentation: average over six views of each image, mirrored and
             shifted by a pixel
-        calibrate: fit a temperature on the val split, with which predict, serve and
-            export compute probabilities; score one checkpoint and exit
-        top_k: K, or several such as 3,10: also report the fraction of images whose
-            class has one of the K largest logits (default: 1 and 5)
+        calibrate: score one checkpoint, fit a temperature on the val split, and exit;
+            predict, serve and export use the temperature to compute probabilities
+        top_k: numbers K besides 1 and 5, such as 3,10: report the fraction of images
+            whose class has one of the K largest logits (default: none)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
         json: print JSON, one object per checkpoint
     """

@@ -197,7 +197,8 @@ def headline(
 ) -> str:
     """Formats the precision at 1 of `count` images, compared with earlier scores.
 
-    `earlier` maps steps to their `best_by` scores. If empty, chance is shown instead.
+    `earlier` maps steps to their `best_by` scores. If there are none, the text
+    compares with chance instead.
     """
     text = scores.shown(PRECISION, scalars[PRECISION], count)
     if not earlier:

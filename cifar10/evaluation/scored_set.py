@@ -243,8 +243,8 @@ class ScoredSet:
     def record(self, step: int, result: Result) -> str:
         """Writes a result to the event file and the log; returns a line to print.
 
-        A result of an earlier step than the newest is not written to the event file,
-        because TensorBoard would then hide the later results.
+        If a later step has been recorded, the result is written to the log only. In
+        the event file it would make TensorBoard hide the later results.
 
         Raises:
             DiskError: A write failed. The next call opens a new event file.

@@ -90,12 +90,12 @@ def distort(
 
 
 def crop_size(side: int) -> int:
-    """Returns the side of crops from an image's side: 24 for 32, as in the tutorial."""
+    """Returns the side of an image's crop. As in the tutorial, it is 24 for 32."""
     return max(1, side * 24 // 32)
 
 
 def most_translation(side: int, distortion: str) -> int:
-    """Returns a distortion's largest translation in pixels, for an image's side."""
+    """Returns how far, in pixels, a distortion may move an image of this side."""
     return (side * TRANSLATIONS[distortion] + 16) // 32
 
 

@@ -39,8 +39,8 @@ def divided(
         classes: The number of classes.
         shares: The fraction of images for each split except the training split. A class
             keeps an image to train on and, if possible, has an image in each split.
-        division: The recorded division of a run, or `BY_FRACTION`. New limits are
-            computed if it is None or for another number of classes.
+        division: The recorded division of a run, or `BY_FRACTION`. If it is None, or
+            was made for another number of classes, new limits are computed.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split

@@ -1,4 +1,4 @@
-"""Makes batches for evaluation: one pass over a split, every image exactly once."""
+"""Makes batches for evaluation, which contain every image of a split once."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ def evaluation_batches(
     distortion: str = "tutorial",
     count: int | None = None,
 ) -> tf.data.Dataset:
-    """Builds the batches of one pass over a split, in order, every image exactly once.
+    """Makes batches of a split's images, in order and each image once.
 
     With a `count`, only the first `count` images are read. `images`, uint8 [count,
     height, width, channels], are prepared for a model trained with `distortion`.

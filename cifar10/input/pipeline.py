@@ -2,7 +2,7 @@
 
 The order of images is a pure function of (seed, epoch). The distortion of an image is a
 function of (seed, step, position in the global batch). So the input can start at any
-step, which makes resuming exact, and is the same for any number of towers.
+step, which makes resuming exact. The input is the same for any number of towers.
 
 The stream of training images is one permutation of all images per epoch, without gaps
 between epochs. A batch may hold the last images of one epoch and the first images of

@@ -62,7 +62,7 @@ IN_PYTHON = (
 
 
 def is_code(name: str) -> bool:
-    """Returns whether a model's name stands for a function of the user."""
+    """Returns whether a model's name refers to a user's function."""
     return ":" in name and not name.startswith(APPLICATIONS_PREFIX)
 
 

@@ -108,7 +108,7 @@ def import_tensorflow(
     normalization. These kernels may overflow on activations far from 1, but other
     kernels need two transpositions.
 
-    A signal during the import ends the program at once; `stop` handles it if given.
+    During the import, `stop` handles signals. Without `stop`, they end the program.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"

@@ -92,7 +92,7 @@ def to_resume(
 
 
 def as_given(**values: Any) -> str:
-    """Formats values as flags, or as keyword arguments in a program without flags."""
+    """Formats values as flags; as keyword arguments if the program takes no flags."""
     if not takes_flags():
         return ", ".join(f"{name}={value!r}" for name, value in values.items())
     words = []
@@ -108,7 +108,7 @@ def in_memory(model: str, data: str) -> str:
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns a command to score a run, or a call if its model or data is in memory."""
+    """Returns a command to score a run, or a Python call for objects in memory."""
     if given := in_memory(model, data):
         return f"cifar10.evaluate({train_dir!r}, step={step}, {given})"
     which = "--run_once" if step is None else f"--step {step}"

@@ -107,11 +107,11 @@ def restore_newest(
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
-    """Loads the newest usable checkpoint; returns it and the errors of refused ones.
+    """Loads the newest usable checkpoint; returns it and the errors of newer ones.
 
-    Checks that a checkpoint is intact and of the run with these `settings`, and passes
-    it to `load`. The checkpoint is not deleted meanwhile. Steps in `skip` are ignored.
-    An error of a class in `tolerate` refuses the checkpoint, and an older one is tried.
+    Checks that a checkpoint is intact and of the run with these `settings`, and calls
+    `load` with it. Nothing deletes the checkpoint meanwhile. Steps in `skip` are
+    ignored. After an error of a class in `tolerate`, tries the next older checkpoint.
 
     Raises:
         DamagedError: A checkpoint is damaged, and `tolerate` omits this error.

@@ -156,8 +156,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def explain_missing_gpus() -> str:
     """Returns why TensorFlow does not find a GPU, with a line for each cause.
 
-    The text is empty if TensorFlow finds all GPUs. Nothing is computed, and TensorFlow
-    is queried in this process.
+    The text is empty if the driver works and TensorFlow finds all GPUs. TensorFlow is
+    asked in this process, and computes nothing.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
@@ -230,7 +230,7 @@ def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
 
 
 def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
-    """Yields what keeps TensorFlow from using the GPUs."""
+    """Yields advice about what keeps TensorFlow from using the GPUs."""
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
     if not count and "error" not in facts[DRIVER]:
         text = f"There is no NVIDIA GPU: {facts[DRIVER].get('absent')}."

@@ -132,7 +132,7 @@ def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
 
 
 def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
-    """Returns the files that the names on a command line stand for.
+    """Expands the names on a command line to the paths of files.
 
     Args:
         names: Files, folders and `-`. A folder stands for all regular files in and

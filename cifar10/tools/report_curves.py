@@ -45,8 +45,9 @@ def draw(
     Args:
         name: Prefix of the curves' ids; the curve of the second run is `name-2`.
         logs: `logs[run][line]` maps names to values.
-        metrics: Names of the metrics to draw. All but the first that exists are faint.
-        tick_format: Format of the value `x` of a tick on the vertical axis.
+        metrics: Names of the metrics to draw. The first one that is in `logs` is drawn
+            boldly, the others faintly.
+        tick_format: Format of the numbers `x` beside the vertical axis.
         from_zero: Whether the vertical axis begins at zero.
         logarithmic: Whether the vertical axis is logarithmic.
         over: Name of the values on the horizontal axis.

@@ -84,7 +84,7 @@ def resolve_class_weights(
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            f"{_WHERE}: the weight of every training image is 0. Give at least one "
-            "class that has training images a weight above 0."
+            f"{_WHERE}: the weight of every training image is 0. Give a weight above 0 "
+            "to at least one class that has training images."
         )
     return weights * (len(labels) / sum_over_images)

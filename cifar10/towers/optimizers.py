@@ -95,8 +95,8 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
         raise UsageError(f"{what}: use {_FLAGS[argument]} instead of this argument.")
     if optimizer == _MUON:
         raise UsageError(
-            f"{what}: muon takes only --momentum, and all other constants are "
-            "airbench's. Remove this argument."
+            f"{what}: muon takes only --momentum; its other constants are fixed, as in "
+            "airbench. Remove this argument."
         )
     if is_own:
         return

@@ -1,7 +1,7 @@
 """Stages of a recipe, and `--freeze`: which variables train at which steps.
 
     [[stages]]
-    until = 0.375                 # Fraction of all steps; not in the last stage.
+    until = 0.375                 # Fraction of all steps; the last stage has none.
     image_size = 24               # Height and width to which images are reduced.
 
     [[stages]]

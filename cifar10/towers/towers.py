@@ -128,13 +128,13 @@ class TowerBuilder:
 
     Args:
         state: What the step updates.
-        devices: The device name of each batch of a step. Each batch counts as a tower.
-            A device with several batches computes them one after another.
+        devices: The name of each tower's device. A device that is listed several times
+            computes its towers' batches one after another.
         tower: What each tower computes.
         update: Applies the averages of all towers.
 
     Attributes:
-        first_tower: The number of this process's first tower.
+        first_tower: The index of this process's first tower among all towers.
         tower_names: A name for each tower of all processes, for messages.
     """
 
@@ -187,7 +187,7 @@ class TowerBuilder:
         return self.result(self._steps(stack(self.devices, batches)))
 
     def result(self, result: StepResult) -> StepResult:
-        """Returns a step's result. A subclass can first remove metrics of its own."""
+        """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
@@ -201,7 +201,7 @@ class TowerBuilder:
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Copies the first replica's variables to all. Every process must call this.
 
-        Returns the first process's `numbers`.
+        Returns the `numbers` that the first process passed.
         """
         return [*numbers]
 

@@ -63,7 +63,7 @@ class TrainState:
         ]
 
     def trackables(self) -> dict[str, Any]:
-        """Returns the contents of a checkpoint by name. Evaluation reads a subset."""
+        """Returns what a checkpoint saves, by name. Evaluation restores only a part."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -98,9 +98,9 @@ class Update:
             the averages keep their initial values.
         clip_norm: Largest global norm of the gradients, which are scaled down if
             needed. If None, gradients are not clipped.
-        halts: Whether a step with a loss or gradient that is not finite ends all
-            updates: neither that step nor a later one writes anything. If False, only
-            that step is skipped, and `global_step` advances.
+        halts: Whether updates end at the first step whose loss or gradients are not
+            finite: that step and all later ones write nothing. If False, only such
+            steps are skipped, and `global_step` advances.
     """
 
     def __init__(

@@ -100,9 +100,9 @@ def check_source(requested: FineTuning) -> None:
     name = requested.initial_weights or ""
     if requested.pretrained_rate == 0.0:
         raise UsageError(
-            "pretrained_rate of the recipe: 0 would train no layer with initial "
-            "weights. Give a rate above 0,\nor freeze these layers, for example with "
-            "--freeze all-but-head."
+            "pretrained_rate = 0 in the recipe: no layer with initial weights would "
+            "be trained. Give a rate above 0,\nor freeze these layers, for example "
+            "with --freeze all-but-head."
         )
     if name == _IMAGENET:
         return
@@ -117,7 +117,7 @@ def check_source(requested: FineTuning) -> None:
 
 
 def _locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns the path of a file or run, and the step if `name` is a checkpoint."""
+    """Returns the path of a file or a run; for a checkpoint, its run and step."""
     path = layout.absolute_path(name)
     if path.parent.name == layout.CHECKPOINTS:
         for step in checkpoints.steps(path.parent):

@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def has_no_time(self) -> bool:
-        """Whether `max_hours` are over; always False on workers but the chief."""
+        """Whether `max_hours` have passed. Only the chief checks; others get False."""
         limit = self._config.run.max_hours
         return self._writes and limit is not None and self.hours >= limit
 
@@ -186,7 +186,7 @@ class Progress:
         retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
-        """Returns whether this step has a checkpoint; True on all but the chief."""
+        """Returns whether this step is saved; True on every worker that never saves."""
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(

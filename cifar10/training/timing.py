@@ -94,9 +94,9 @@ class Goodput:
             self._seconds["work lost"] += lost
 
     def summary(self, step: int, global_batch_size: int) -> str:
-        """Returns a line on the run's wall time, its largest parts and the rate.
+        """Describes the run's wall time: its length, its largest parts, and images/s.
 
-        The rate is the average over the wall time up to `step`.
+        The rate in images/s is the average over the wall time up to `step`.
         """
         seconds = self.seconds()
         total = max(sum(seconds.values()), 0.001)  # Never divide by zero.
