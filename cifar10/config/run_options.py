@@ -24,8 +24,8 @@ class RunOptions(Checked):
         train_dir: directory of the run; the flag --checkpoint_dir has the same meaning
         step: step of the checkpoint, or best for the one with the best score (default:
             the newest)
-        trust_model: model whose code to trust, as module:function, if you did not train
-            the run (default: none)
+        trust_model: module:function of a model whose code you trust, if you did not
+            train the run (default: none)
     """
 
     train_dir: str = TRAIN_DIR

@@ -139,7 +139,8 @@ class Planner:
                 )
             raise UsageError(
                 f"--sections {count}: model {model.name} has {len(self._boundaries)} "
-                f"layers, and each section needs one.\nGive a smaller number.{why}"
+                "layers, and each section needs at least one.\nGive a smaller number."
+                f"{why}"
             )
         return self._plan(self._boundaries, count)
 

@@ -57,8 +57,8 @@ class Options(Checked):
         contact_sheet: PNG file for some pictures of each class (default: none)
         json: print the contents as JSON
         train_dir: directory of a run, to list the labels that the run contradicts
-        trust_model: model whose code to trust, as module:function, if you did not train
-            the run (default: none)
+        trust_model: module:function of a model whose code you trust, if you did not
+            train the run (default: none)
     """
 
     contact_sheet: str | None = None

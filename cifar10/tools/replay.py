@@ -48,8 +48,8 @@ class ReplayOptions(Checked):
     Attributes:
         num_gpus: number of towers (default: the run's)
         data_dir: directory of the data set (default: the run's)
-        trust_model: model whose code to trust, as module:function, if you did not train
-            the run (default: none)
+        trust_model: module:function of a model whose code you trust, if you did not
+            train the run (default: none)
     """
 
     num_gpus: Count | None = None
