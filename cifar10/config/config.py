@@ -293,7 +293,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         if fraction is not None and data != data_flag.FOLDER:
             raise UsageError(
                 f"--validation_fraction {fraction}: --data {data} is not a folder of "
-                f"pictures. Give --val_fraction {fraction} instead, or leave both out."
+                f"pictures. Omit this flag, or give --val_fraction {fraction} instead."
             )
         of_data = "tutorial" if data in data_flag.NAMES else "pictures"
         default = default_recipe(given.get("model", "")) or of_data

@@ -98,7 +98,7 @@ class Run(Checked):
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
         max_hours: hours of training after which the training run ends, instead of
-            --max_steps; the hours before a resume count
+            --max_steps; includes the hours before a resume
         seed: random seed of the initial values, the order of the images, the
             distortions and dropout
     """

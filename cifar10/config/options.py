@@ -247,7 +247,7 @@ def result_determining(
 ) -> list[str]:
     """Returns the names of the options that a resumed run must not change.
 
-    Includes an option with a condition `result_if` if the run's `entries` meet it.
+    Includes the options whose condition `result_if` is met by the run's `entries`.
     """
     found = []
     for name, one in options(declared).items():

@@ -77,7 +77,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the values of fields for `config.json`, which records no metrics."""
+    """Converts fields to values for `config.json`, and the field `metrics` to None."""
     return {name: _recorded(values[name]) for name in values} | {"metrics": None}
 
 

@@ -59,7 +59,7 @@ class ReplicaBuilder(TowerBuilder):
         self._share = traced(self._trace_sharing)
 
     def result(self, result: StepResult) -> StepResult:
-        """Takes the requests to stop out of a step's metrics, for `agree_to_stop`."""
+        """Moves stop requests from a step's metrics to where `agree_to_stop` reads."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
@@ -155,7 +155,7 @@ class ReplicaBuilder(TowerBuilder):
         )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Sends the first replica's numbers, and optionally its variables, to all."""
+        """Broadcasts `numbers`, and optionally the variables, of the first replica."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:
@@ -181,7 +181,7 @@ class ReplicaBuilder(TowerBuilder):
         return self.first_tower == 0 and replica == 0
 
     def _replica(self) -> int:
-        """Returns the number, within this process, of the replica being traced."""
+        """Returns the traced replica's index among the replicas of this process."""
         context = tf.distribute.get_replica_context()
         number = tf.get_static_value(context.replica_id_in_sync_group)
         return int(number) % len(self._states)

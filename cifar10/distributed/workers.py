@@ -226,10 +226,10 @@ class Workers:
 def connect_cluster(
     cluster: Cluster, *, gpus: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Connects the TensorFlow runtimes of all workers, after their rendezvous.
+    """Connects this worker's TensorFlow runtime to those of the other workers.
 
-    Call it before TensorFlow's first operation. Each of this worker's `gpus` GPUs has a
-    replica. With 0 GPUs there is one replica, whose variables are on the CPU.
+    Call it after the rendezvous and before TensorFlow's first operation. Each of the
+    worker's `gpus` GPUs gets one replica. With 0 GPUs, the CPU gets one replica.
     """
     # Without this, gRPC would connect workers through the proxy of `https_proxy`, which
     # cannot reach them. gRPC reads the first of these two variables that is set.

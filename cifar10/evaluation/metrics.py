@@ -143,7 +143,7 @@ class Sums:
         ]
 
     def commonest_mistakes(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns the most frequent mistakes: true class, predicted class, images."""
+        """Returns the most frequent mistakes: true class, predicted class and count."""
         mistakes = self.confusion - np.diag(np.diag(self.confusion))
         largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
         places = zip(*np.unravel_index(largest, mistakes.shape), strict=True)

@@ -1,4 +1,4 @@
-"""Scores a model on a split of a data set, each image exactly once; logs scores."""
+"""Scores a model on every image of a split exactly once, and logs the scores."""
 
 import contextvars
 import functools

@@ -130,7 +130,7 @@ class Follower(FollowedRun):
 
     @property
     def names(self) -> dict[str, Any]:
-        """Names of the model in use and its classes; empty before the first weights."""
+        """The name and the class names of the model in use; empty without weights."""
         if not (snapshot := self._snapshot):
             return {}
         model = snapshot.model

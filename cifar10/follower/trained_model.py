@@ -81,7 +81,7 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
-        """Restores the newest intact or the wanted checkpoint; returns its step.
+        """Restores the wanted checkpoint, by default the newest; returns its step.
 
         Skips damaged checkpoints and names them on stderr.
         """

@@ -60,8 +60,8 @@ def find_for(
 ) -> Dataset:
     """Finds the data set for the settings of a configuration or of a `config.json`.
 
-    If a program has `given` a data set, returns this one, also divided into splits and
-    corrected. Prints the data set's notes if `say_notes`.
+    Uses the data set that a program has `given`, if any. Then adds a val split and
+    corrections, as the settings require. Prints the data set's notes if `say_notes`.
     """
     names = ("image_size", "validation_fraction", "max_bad_images")
     # Runs of older versions recorded none of these, and need none.
@@ -122,8 +122,8 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
 def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They do if the data set has the path or the fingerprint of the run's data. CIFAR's
-    files have no fingerprint: elsewhere, they count if nothing is at the run's path.
+    They do if the data set has the path or the fingerprint of the run's data. CIFAR has
+    no fingerprint; a copy at another path counts if nothing is left at the run's path.
     """
     place, here = settings["data_dir"] or "", str(dataset.directory)
     if os.path.realpath(here) == os.path.realpath(place):

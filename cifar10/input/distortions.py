@@ -159,7 +159,7 @@ def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the pixel indices of crops along one side, for positions in [0, 1)."""
+    """Returns the pixels of crops along one side; `place` in [0, 1) selects them."""
     taken = crop_size(size)
     first = tf.cast(place * (size - taken + 1), tf.int64)
     return first[:, None] + tf.range(taken, dtype=tf.int64)
@@ -188,9 +188,9 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
 def _crop_sizes(
     height: int, width: int, attempts: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws the heights and widths of random crops with `random_sizes`.
+    """Returns the heights and widths of random crops.
 
-    If no attempt fits, the crop is the largest one with an allowed ratio.
+    If none of the `attempts` fits, the crop is the largest one with an allowed ratio.
     """
     least, most = RATIO_RANGE
     largest = min(height, round(width / least)), min(width, round(height * most))
@@ -263,7 +263,7 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Finds the two image pixels that each result pixel lies between, along one side.
+    """Finds the two image pixels between which each result pixel lies along one side.
 
     A crop of `taken` pixels becomes `size` pixels. `place`, in [0, 1), chooses the
     first pixel of the crop. `pixels` are indices of result pixels, float64.
@@ -287,7 +287,7 @@ def _change_brightness_and_contrast(
 ) -> tf.Tensor:
     """Adjusts brightness, then contrast about each channel's mean, as in `tf.image`.
 
-    Values are not clipped to 0 to 255, just as in the tutorial's float images.
+    Does not clip values to 0 to 255, because the tutorial does not either.
     """
     low, high = CONTRAST_RANGE
     shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA

@@ -132,7 +132,7 @@ def _backgrounds(count: int, random: np.random.RandomState) -> np.ndarray:
 
 
 def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Returns what figures add to the background's colour, int64 [count, 3, 1, 1]."""
+    """Returns each figure's colour minus its background's, int64 [count, 3, 1, 1]."""
     count = len(labels)
     is_typical = _integers(random, 0, 99, (count, 1, 1, 1)) < TYPICAL
     signs = np.where(is_typical, _typical_signs(labels), _signs(count, random))

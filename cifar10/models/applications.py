@@ -85,8 +85,8 @@ def _set_normalization(application: str, network: keras.Model) -> None:
 
     The `Normalization` layer uses its mean and variance only after `finalize_state`,
     which restoring a checkpoint does not call. So ImageNet's mean and variance are set
-    here. Keras's ImageNet weights hold deviations in place of variances, corrected by
-    a further layer (https://github.com/tensorflow/tensorflow/issues/49930). A network
+    here. Keras's ImageNet weights hold deviations in place of variances, which another
+    layer corrects (https://github.com/tensorflow/tensorflow/issues/49930). A network
     built without these weights lacks that layer and needs true variances.
     """
     if _module(application).__name__.endswith(".efficientnet"):

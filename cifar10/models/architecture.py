@@ -32,10 +32,10 @@ class Architecture:
             given directly.
         recipe: Default recipe; None for the default recipe of the data.
         options: What --depth and --width mean, if `build` takes them.
-        trained_parts: Paths of variables that muon trains only in the given fraction of
-            the training run, from its start. The fraction holds for a learning rate
+        trained_parts: Maps paths of variables to fractions: muon trains each variable
+            only up to this fraction of the training run. This holds for a learning rate
             that falls linearly; `Muon` documents other schedules.
-        initialize: Function that computes variables from training images. It takes the
+        initialize: Function that sets variables based on training images. It takes the
             model; the images, uint8 [count, height, width, channels], as an array or an
             object that returns an array when indexed; and a function that prepares such
             images for the model without distorting them.

@@ -1,4 +1,4 @@
-"""Finds out how this program was started, to suggest commands that work there.
+"""Finds out how this program was started, so that messages name working commands.
 
 The program may be one of the three scripts, `python -m cifar10`, the command `cifar10`
 that pip installs, or a user's program or notebook. An installed package has no scripts,
@@ -102,7 +102,7 @@ def as_given(**values: Any) -> str:
 
 
 def in_memory(model: str, data: str) -> str:
-    """Returns `model=...`, `data=...` or both: what only a user's program has."""
+    """Lists which of `model=...` and `data=...` are objects of a user's program."""
     named = {"model": model, "data": data}
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
@@ -116,7 +116,7 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
 
 
 def option_name(name: str) -> str:
-    """Formats the name of a `Config` field: a flag, or else a keyword argument."""
+    """Formats the name of a `Config` field: `--name` for a command, or else `name`."""
     return f"--{name}" if takes_flags() else name
 
 

@@ -17,7 +17,7 @@ def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
 
     A checkpoint that is being read stays until the next call. Checkpoints after `step`,
     the newest step of this run, belong to another run; they are neither deleted nor
-    counted. A `DiskError` harms none of the checkpoints to keep.
+    counted. Even after a `DiskError`, all checkpoints to keep are intact.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

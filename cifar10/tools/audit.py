@@ -68,7 +68,8 @@ def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
     """Recomputes `count` segments of a run that are drawn at random by `seed`.
 
     Returns:
-        `segments`: first and last step of the drawn segments, `of`: number of segments.
+        `segments`: first and last step of each drawn segment.
+        `of`: number of segments of the run.
         `differences`: the first difference in each drawn segment, if any.
         `bound`: the largest difference that rounding explains.
         `verified`: fraction of the run's steps that were recomputed; 0 if some differ.

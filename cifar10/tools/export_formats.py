@@ -1,10 +1,10 @@
 """Exports a Keras model for other programs, with Keras's `Model.export` and `save`.
 
 The export computes as an evaluation does. On request, it also prepares images and
-returns probabilities. A `.keras` file names the classes of its layers, and programs
-that load the file may not have this package. So the layers of this package are replaced
-by layers of Keras, which compute the same in float32 up to rounding, but train more
-slowly. LiteRT can also compute the layers of Keras in integers.
+returns probabilities. A `.keras` file names the Python classes of its layers, but
+programs that load the file may not have this package. So this package's layers are
+replaced by Keras's, which compute the same in float32 up to rounding, but train more
+slowly. LiteRT can also compute Keras's layers in integers.
 """
 
 import contextlib

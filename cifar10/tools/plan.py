@@ -1,4 +1,4 @@
-"""`python -m cifar10 plan`: estimates the memory of a step, whole and in sections."""
+"""`python -m cifar10 plan`: estimates a step's memory with and without sections."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cifar10.training.assembly import Training
 
 HELP = "estimate the memory of a training step, and in how many sections it fits"
-DESCRIPTION = """Estimates the memory of a training step, whole and in sections.
+DESCRIPTION = """Estimates the memory of a training step with and without sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
@@ -58,10 +58,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def plan_step(requested: Config) -> dict[str, Any]:
-    """Returns the memory of a step, whole and in sections, and whether each plan fits.
-
-    Sizes are in bytes.
-    """
+    """Returns a step's bytes with and without sections, and whether each plan fits."""
     from cifar10.sections.planning import memory_limit
 
     training = _assemble(requested)

@@ -76,7 +76,7 @@ def _crop(
 def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
-    Keras's `Resizing` layer antialiases with an operation that LiteRT lacks. A few
+    Replaces Keras's `Resizing` layer, whose antialiasing LiteRT cannot compute. A few
     values differ by 1 from Pillow's, which rounds its weights. They differ by more only
     at sharp edges of tall images, whose rows newer versions of Pillow resize first.
     """

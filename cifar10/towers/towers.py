@@ -199,9 +199,9 @@ class TowerBuilder:
         return [*numbers]
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the first replica's variables to all. Every process must call this.
+        """Copies the variables of the first replica to all replicas.
 
-        Returns the `numbers` that the first process passed.
+        Every process must call this. Returns the `numbers` that the first one passed.
         """
         return [*numbers]
 
@@ -394,8 +394,8 @@ def average_statistics(
 ) -> list[tf.Tensor | None]:
     """Merges the new values of the non-trainable variables from all towers.
 
-    Floating `tower_statistics[tower][variable]`, such as batch statistics, are
-    averaged. Other values are taken from the first tower, since counters and states of
+    Averages floating-point values `tower_statistics[tower][variable]`, such as batch
+    statistics. Takes other values from the first tower, since counters and states of
     random generators must advance once per step. None stands for an unchanged variable.
     """
     return [

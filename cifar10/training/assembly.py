@@ -121,7 +121,7 @@ class Training:
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns what each checkpoint records: `determining()` and the versions."""
+        """Returns what checkpoints record: `determining()` and software versions."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 

@@ -89,8 +89,8 @@ class Hooks:
 
     A built-in hook may also have a method `on_interruption(step)`, called when a signal
     ends the run, and a string `waits_for`, which names what the hook may wait for.
-    `users` lists those hooks that are the user's. An exception in one of them gets a
-    note with the hook's name and the text that `how_to_resume` returns.
+    `users` are those of the `hooks` that the user wrote. If one of them raises an
+    exception, a note is added with its name and the text that `how_to_resume` returns.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ def describe_found(found: Found) -> str:
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
-    """Maps all layers of a model but the head to their ImageNet weights.
+    """Maps the layers of a model, except its head, to their ImageNet weights.
 
     Layers are matched by their order, because Keras generates some of their names.
     """

@@ -130,7 +130,7 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
 def _explained(
     path: Path, differences: dict[str, tuple[Any, Any]], recorded: Mapping[str, Any]
 ) -> str:
-    """Returns a message on how a run's configuration differs, and what to do."""
+    """Returns a message on how given options differ from the run's, and what to do."""
     lines = [f"{path} holds a run with another configuration:"]
     ends = f"; --schedule {recorded.get('schedule')} fixes this length"
     notes = dict.fromkeys(fields.LENGTHS, ends)

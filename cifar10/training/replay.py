@@ -305,7 +305,7 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles the training of a run anew; refuses other data, settings or batches."""
+    """Assembles a run's training again, unless data, settings or batches differ."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])

@@ -49,9 +49,9 @@ class NeverFiniteError(NotFiniteError):
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
-    `progress` keeps the moving averages of metrics, and the number of skipped steps. A
-    step that is not finite raises an error, or counts as skipped if `skips` is true.
-    `warn` is called with a message when the cross entropy suddenly rises.
+    `progress` keeps the moving averages of metrics, and the number of skipped steps. If
+    a loss or gradient is not finite, raises an error or, with `skips`, counts the step
+    as skipped. Calls `warn` with a message when the cross entropy suddenly rises.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Results:
             )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
-        """Names a loss or gradient norm that is not finite; empty if all are finite."""
+        """Describes a non-finite loss or gradient norm; empty if all are finite."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
             name = self._tower_names[tower]
             return f"the loss of tower {tower} ({name}) is {losses[tower]}"

@@ -81,7 +81,7 @@ def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
-    """Removes the files of this package from a folder, except those in `kept`."""
+    """Removes this package's cache files from a folder, except those in `kept`."""
     for path in folder.iterdir():
         is_ours = _OURS.fullmatch(path.name) and path.name not in kept
         if is_ours and path.is_file() and not path.is_symlink():
