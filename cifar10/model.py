@@ -1,8 +1,8 @@
 """Inference and loss of a model, as pure functions.
 
-Any Keras model from images to logits will do. `models/registry.py` builds the model
-once. Each tower passes the values of the model's variables to `inference`, which reads
-and writes no other state.
+The model is any Keras model that maps images to logits, which `models/registry.py`
+builds once. Each tower passes the values of the model's variables to `inference`, which
+reads and writes no other state.
 """
 
 from collections.abc import Sequence

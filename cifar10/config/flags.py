@@ -122,7 +122,7 @@ def from_flags(
     """Builds a configuration from `arguments`, or from `sys.argv`.
 
     A bad value ends the program with exit code 2. `--help` lists the main flags, and
-    `--help_all` lists all. A field in `fixed` has the value given there and no flag.
+    `--help_all` lists all. Fields in `fixed` get these values and have no flags.
     """
     # A list of all flags would bury the error message.
     parser.usage = "%(prog)s [FLAGS]; --help lists the flags"

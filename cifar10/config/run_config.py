@@ -167,7 +167,7 @@ def check_model(
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Returns the values of a `config.json`, made harmless if it is not trusted."""
+    """Returns what a `config.json` holds, made harmless if the file is not trusted."""
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:

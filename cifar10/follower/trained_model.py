@@ -21,7 +21,7 @@ _KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
 
 
 class TrainedModel:
-    """The model of a run, with initial values until `load` or `restore`.
+    """The model of a run, with initial values until `load` or `restore` is called.
 
     Attributes:
         settings: The content of the run's `config.json`.

@@ -4,7 +4,7 @@
 deleted checkpoints. A manifest records the SHA-256 of the checkpoint's files, the
 settings that determine the result, and the SHA-256 that `chain.jsonl` and
 `metrics.jsonl` had at that time. Whoever changes any of these has to rewrite all later
-manifests, which then differ from earlier copies of them.
+manifests, which then differ from copies made before.
 """
 
 import contextlib

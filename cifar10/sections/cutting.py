@@ -121,9 +121,9 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the tensors that cross from calls `before` to calls `after`.
+    """Returns the outputs of the calls `before` that the calls `after` need.
 
-    `after` holds all later calls. The model's outputs also cross; its inputs do not.
+    `after` holds all later calls. Includes the model's outputs, but not its inputs.
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))

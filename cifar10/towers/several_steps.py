@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def stack(
     devices: Sequence[str], batches: "Sequence[Sequence[Batch]]"
 ) -> "list[Batch]":
-    """Stacks the steps of `batches[step][tower]` on the device of each tower."""
+    """Stacks `batches[step][tower]` over the steps, on the device of each tower."""
     stacked = []
     for device, of_tower in zip(devices, zip(*batches, strict=True), strict=True):
         with tf.device(device):

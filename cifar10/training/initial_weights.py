@@ -135,7 +135,7 @@ def take_initial_weights(
     """Assigns the initial weights that `config` names to a newly built model.
 
     `settings` is the content of the new `config.json`, and `earlier` the content of an
-    earlier `config.json` in the run's directory, if any. Returns a line for the user.
+    earlier `config.json` in the run's directory, if any. Returns a line to print.
 
     Raises:
         UsageError: The weights cannot be read, or match no layer.
