@@ -11,7 +11,7 @@ GELU_SLOPE = 1.702
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Returns base ** -exponent, by square roots for the tutorial's exponent 0.75."""
+    """Returns base ** -exponent; uses square roots for the tutorial's exponent 0.75."""
     if exponent == 0.75:
         inverse_root = tf.math.rsqrt(base)
         return inverse_root * tf.sqrt(inverse_root)
@@ -134,7 +134,7 @@ class QuickGelu(keras.layers.Layer):
 
 
 def _gate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns 1.702 x and sigmoid(1.702 x), in the dtype for computing GELU."""
+    """Returns 1.702 x and its sigmoid, in the dtype in which to compute GELU."""
     # On CPUs a sigmoid is three times as fast in float32 as in bfloat16.
     on_gpu = tf.config.get_visible_devices("GPU")
     is_precise = x.dtype == tf.float64 or (on_gpu and x.dtype != tf.float16)

@@ -161,10 +161,10 @@ class Config(fields.Sections):
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
-        """Returns the number of steps in the next call, usually `steps_per_call`.
+        """Returns the number of steps in the next call: `steps_per_call` or 1.
 
-        The number is 1 if a log, a checkpoint or the end of a stage is due before the
-        last of `steps_per_call` steps, or if any of them is verified or profiled.
+        A call runs a single step if `steps_per_call` steps would pass a log, a
+        checkpoint or the end of a stage, or include a verified or profiled step.
         """
         count = self.steps_per_call
         last = step + count

@@ -185,8 +185,8 @@ class Dataset(Checked):
             and the centre is cropped (default: 64)
         validation_fraction: fraction of your pictures for the test split, if there is
             no folder test or val
-        val_fraction: fraction of the images to hold out as a val split, if the data has
-            none; a given test split does not count; the val split decides which
+        val_fraction: fraction of the images outside of a given test split to hold out
+            as a val split, if the data has none; the val split decides which
             checkpoint is best and when to stop (default: none; the test split decides)
         max_bad_images: largest fraction of damaged pictures to leave out; training does
             not start if more pictures are damaged
@@ -361,8 +361,8 @@ class Checkpoints(Checked):
     Attributes:
         checkpoint_steps: steps between two checkpoints
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of best checkpoints, by the scores of eval or --eval_steps, to
-            keep as well; each evaluation by --eval_steps then saves a checkpoint
+        keep_best: number of checkpoints to keep as well because eval or --eval_steps
+            scored them best; each evaluation by --eval_steps then saves a checkpoint
         best_by: score of eval that selects the best checkpoint
         eval_steps: steps between two evaluations during training, on the val split, or
             on the test split if there is no val split (default: none)

@@ -84,7 +84,7 @@ RESULT, SESSION, WORKER = Scope
 
 
 class ResultIf(NamedTuple):
-    """A condition on another field under which an option determines the result."""
+    """A condition: an option affects the result only if `field` has one of `values`."""
 
     field: str
     values: tuple

@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns whether the model is a program's function that `trusted` says how to import.
+    Returns whether the model is a program's function in the module `trusted` names.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)
@@ -153,8 +153,8 @@ def check_model(
     if name != function and name not in ARCHITECTURES:
         raise UsageError(
             f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
-            "If MODULE.py has that function, a command can build the model with\n"
-            f"{flag} MODULE:{function}, if all data that the command needs is found."
+            "If the function is in MODULE.py, a command can build the model with\n"
+            f"{flag} MODULE:{function}. The command must also find the data it needs."
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(

@@ -126,7 +126,7 @@ def _from_tf_config(text: str) -> Cluster | None:
         for number, address in enumerate(jobs.get(job, []))
     }
     if unknown := set(jobs) - {"chief", "worker"}:
-        raise ValueError(f"{', '.join(sorted(unknown))} is not a chief or worker job")
+        raise ValueError(f"jobs are chief and worker, not {', '.join(sorted(unknown))}")
     if len({*addresses.values()}) < len(addresses):
         raise ValueError("two workers have the same address")
     if len(addresses) > 1 and "index" not in task:

@@ -57,7 +57,7 @@ class Rendezvous:
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
-        """Connects to the other workers; like `gather`, waits at most `timeout` s."""
+        """Connects the workers. Waits at most `timeout` seconds, as does `gather`."""
         self.cluster = cluster
         self._timeout = timeout
         self._asking = threading.Lock()

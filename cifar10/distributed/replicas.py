@@ -64,10 +64,10 @@ class ReplicaBuilder(TowerBuilder):
         return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal for which all processes stop after the same step, if any.
+        """Returns the signal for which all processes stop now; None to go on.
 
-        A step's all-reduce carries a request to all processes. Each process reads the
-        requests of the last step but one, which has ended, so no process waits.
+        Each step's all-reduce sends requests to stop to all processes. A process reads
+        those of the last step but one, which has ended, so that no process waits.
         """
         if requested is not None:
             self._stop_requests.assign(
@@ -87,7 +87,7 @@ class ReplicaBuilder(TowerBuilder):
         return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the first process's `numbers`; every process must call it."""
+        """Returns the first process's `numbers`. Every process must call this."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
     def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:  # noqa: ARG002

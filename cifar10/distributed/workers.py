@@ -190,10 +190,10 @@ class Workers:
             ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:
-        """Returns which other workers a hanging step waits for, or an empty string.
+        """Returns a text on which other workers make a step hang; empty if none do.
 
-        Tells the others what this worker `waits` for in the step after `step`; "" means
-        its devices. Names the workers that are silent or wait for anything else.
+        Each worker tells the others what it `waits` for in the step after `step`; ""
+        means its devices. Workers that are silent or wait for anything else are named.
         """
         if not self._rendezvous:
             return ""

@@ -92,8 +92,8 @@ class Follower(FollowedRun):
             the best score and each better one as it appears.
         use_averages: Whether to use the variables' moving averages, as evaluation does,
             instead of their last values.
-        trust_model: A model to trust, as `module:function`, in a run that this user did
-            not train here.
+        trust_model: The `module:function` of the run's model, to trust it although this
+            user did not train the run here.
 
     Attributes:
         closed: Set by `close()`.

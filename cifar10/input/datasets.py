@@ -81,9 +81,9 @@ def find_for(
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
-    """Finds a run's data set again, in `data_dir` or else in the recorded place.
+    """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
-    For a run on arrays of a program, `data_dir` is a file or folder with these arrays.
+    If a program passed arrays to the run, `data_dir` is a file or folder with them.
     """
     how = {**settings, "data_dir": data_dir, "corrections": None}
     if data_dir and settings["data"].startswith(PYTHON):

@@ -206,9 +206,9 @@ def random_sizes(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Chooses the height and width of a random rectangle in each image.
 
-    `attempts` are random numbers in [0, 1): `CROP_ATTEMPTS` for the rectangle's area,
-    then as many for its ratio of width to height. Returns the first rectangle that fits
-    in `size`, else `otherwise`, as heights and widths: whole numbers, float64 [batch].
+    `attempts` are random numbers in [0, 1), first for `CROP_ATTEMPTS` areas, then for
+    as many ratios of width to height. Returns heights and widths, float64 [batch], of
+    the first attempt that fits in `size`, or `otherwise` if none fits.
     """
     height, width = size
     least, most = ratio_range

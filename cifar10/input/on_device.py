@@ -80,10 +80,10 @@ def device_batches(
     start_step: int,
     worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Yields the batches of each step, without end: (images, labels) for each tower.
+    """Yields each step's batches, (images, labels) for each tower, without end.
 
     `devices` lists the towers' devices, which make the batches. The other arguments are
-    as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can work in advance.
+    as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches early.
     """
     index, processes = worker
     local = batch_size * len(devices)

@@ -73,7 +73,7 @@ MISLABELLED = 15
 
 
 def generate(directory: Path) -> None:
-    """Writes the stand-in to a new folder, completely or not at all.
+    """Writes the synthetic data set to a new folder, completely or not at all.
 
     Missing parent folders are created. If two processes do this at the same time, one
     of the two equal folders is kept.
@@ -142,7 +142,7 @@ def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 
 
 def _typical_signs(numbers: np.ndarray) -> np.ndarray:
-    """Turns each number's three lowest bits into signs of channels: 1 if set, or -1."""
+    """Maps the three lowest bits of each number to signs of channels, 1 or -1."""
     bits = numbers[:, np.newaxis] >> np.arange(3) & 1
     return (2 * bits - 1)[:, :, np.newaxis, np.newaxis]
 

@@ -167,7 +167,7 @@ def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
 
 
 def know_model(config: Config) -> None:
-    """Registers the model function of a configuration under its name."""
+    """Registers `config.model_function` under the name `config.network.model`."""
     if config.model_function and config.network.model.startswith(PYTHON):
         name = config.network.model
         ARCHITECTURES[name] = Architecture(name, config.model_function)

@@ -1,4 +1,4 @@
-"""The class that describes an architecture, and the scale of all models' images."""
+"""The class that describes an architecture, and the channel statistics of CIFAR-10."""
 
 import dataclasses
 import math
@@ -54,10 +54,10 @@ class Architecture:
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the means and deviations that standardize channels of values in 0 to 1.
+    """Returns the mean and the deviation of each channel, for values from 0 to 1.
 
-    Both are CIFAR-10's. For images without three channels, they are averages over the
-    channels of CIFAR-10.
+    They are CIFAR-10's; each is the average over CIFAR-10's channels if the number of
+    channels is not three.
     """
     if channels == len(CHANNEL_MEAN):
         return CHANNEL_MEAN, CHANNEL_DEVIATION

@@ -116,7 +116,7 @@ class StopSignals:
 
 
 def stop_signals() -> set[signal.Signals]:
-    """Returns the signals to handle, without SIGHUP if nohup ignores it."""
+    """Returns the signals to handle: all stop signals, but not SIGHUP under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return {*STOP_SIGNALS} - ({signal.SIGHUP} if ignored else set())
 

@@ -240,7 +240,7 @@ def restore(
 ) -> None:
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
-    With `partly`, the checkpoint may hold more entries, but lists must match in length.
+    If `partly`, `trackables` may omit entries of the checkpoint, but no item of a list.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.

@@ -87,7 +87,7 @@ def why_none(
 
 
 def _say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
-    """Prints that the best-scored checkpoint was not kept, if the best was wanted."""
+    """Prints a note if the best checkpoint is wanted, but another had to be used."""
     found = scores.deciding(run := directory.parent)
     best = next(iter(scores.ranked(found, scores.deciding_score(run))), step)
     if wanted == BEST and best != step and step in found:

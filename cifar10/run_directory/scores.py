@@ -96,11 +96,11 @@ def shown(by: str, value: float, count: int) -> str:
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
-    """Returns the entries for evaluations on `num_examples` images, by step.
+    """Maps each step to the entry for its evaluation on `num_examples` images.
 
     The default is the largest number in `entries`, because scores on few images do not
-    compare with scores on the whole set. The entries of a step are merged: of a score
-    that several of them have, the last value counts.
+    compare with scores on the whole set. If a step has several entries, they are
+    merged, and later scores replace earlier ones.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)

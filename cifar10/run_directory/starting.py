@@ -55,8 +55,8 @@ def start_run(
 ) -> str | None:
     """Starts a new run or resumes the `recorded` one, and writes `config.json`.
 
-    If `fresh`, moves the earlier run aside, and locks a new directory with `lock`.
-    Returns messages for the user.
+    If `fresh`, moves the directory of the `recorded` run aside, and creates and
+    locks a new one. Returns messages for the user.
     """
     note = ""
     with explaining_errors(path):
@@ -82,7 +82,7 @@ def unused_sibling(path: Path) -> Path:
 def _with_history(
     settings: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Adds devices, versions and `simulated` mark of earlier sessions to `settings`."""
+    """Returns `settings` plus the history of the run: earlier devices and versions."""
     kept = ("devices", "versions")
     before = {name: recorded.get(name) for name in kept}
     sessions = list(recorded.get("earlier_sessions", []))
@@ -97,7 +97,7 @@ def _with_history(
 def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Returns which versions changed since a run was recorded; empty if none did.
 
-    A run that records no version of this package counts as changed.
+    If the run recorded no version of this package, that version counts as changed.
     """
     now = settings.get("versions", {})
     before = {"cifar10": "of unknown version", **recorded.get("versions", {})}

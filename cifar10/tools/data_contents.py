@@ -149,9 +149,9 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 
     Returns:
         `groups`: the names of the pictures in each group of equal pictures.
-        `repeated`: the number of pictures beyond the first of each group.
-        `in_both_parts`: the number of held-out pictures that are also trained on.
-        `in_several_classes`: the number of groups with several labels.
+        `repeated`: the number of pictures that equal an earlier picture.
+        `in_both_parts`: the number of held-out pictures that equal a training picture.
+        `in_several_classes`: the number of groups whose pictures have different labels.
         `nearly`: pairs of a training picture and a nearly equal held-out picture.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])

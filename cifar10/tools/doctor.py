@@ -405,7 +405,7 @@ def _describe_driver() -> Fact:
 
 
 def _load(*names: str) -> Fact:
-    """Loads libraries, and returns cuDNN's version if it is among them."""
+    """Loads libraries; returns the version of cuDNN if cuDNN is one of them."""
     loaded = {name: ctypes.CDLL(name) for name in names}
     if _CUDNN not in loaded:
         return {"loaded": True}

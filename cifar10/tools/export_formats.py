@@ -158,7 +158,7 @@ def write_model(
 def wrap(
     model: keras.Model, file_format: str, description: Mapping[str, Any]
 ) -> keras.Model:
-    """Wraps a model to have the input and output that the description names."""
+    """Wraps a model to have the input and output that `description` declares."""
     is_ours = description["model"] in ARCHITECTURES
     if file_format == "keras" or (file_format == "litert" and is_ours):
         model = with_keras_layers(model)

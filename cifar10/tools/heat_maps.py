@@ -35,9 +35,9 @@ def heat_maps(
         device: Device that computes.
 
     Returns:
-        float32 [images, height, width]. The highest value in each image is 1, or 0 if
-        no pixel supports the class. None if no convolution of the model has an output
-        larger than 1 x 1.
+        Heat maps, float32 [images, height, width]. The highest value of each map is 1,
+        or 0 if no pixel supports the class. Returns None if no convolution of the model
+        has an output larger than 1 x 1.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 

@@ -1,6 +1,6 @@
 """Reads a run's files and scores a checkpoint of it, for the report.
 
-A missing or damaged file is not an error: the page notes it and shows the rest.
+A missing or damaged file is not an error: the report notes it and shows the rest.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """The HTTP service of a model: predictions, health, metrics, and a help page.
 
 The service withstands misbehaving clients. It drops bodies that are too large, refuses
-requests that arrive too slowly or while the queue is full, and closes connections that
-stall if there are too many. Pages of other web sites cannot use it through browsers.
+requests that arrive too slowly or while the queue is full, and closes stalled
+connections to make room for new ones. Pages of other web sites cannot use the service.
 Images are decoded and classified in threads, so no request blocks another.
 """
 
@@ -282,8 +282,8 @@ def _requested_top_k(request: Request) -> int | None:
 class _Guard:
     """ASGI middleware that keeps the pages of other web sites from using the service.
 
-    A page can send requests to any address that its visitor reaches. It can read the
-    answers if its owner points the page's domain name at that address. So a request is
+    A page can make its visitor's browser send requests to any address. The page can
+    also read the answers if its domain name points at that address. So a request is
     answered only if its Host header is an IP address or a name of this machine.
     """
 
@@ -344,8 +344,8 @@ def connection_limit() -> int:
 class _Connection(H11Protocol):
     """A connection that may be closed while it waits for its client.
 
-    A new connection over the limit closes those that have waited longest for their
-    clients. A request that has arrived is always answered.
+    If there are too many connections, a new one closes those that have waited longest
+    for their clients. A request that has arrived is always answered.
     """
 
     waits_since = 0.0  # Monotonic time of its opening or its last answer.

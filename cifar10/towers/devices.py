@@ -31,7 +31,7 @@ class Placement:
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns each batch's device in a step; a tower has `accumulate` batches."""
+        """Returns one device per batch of a step; a tower has `accumulate` batches."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property

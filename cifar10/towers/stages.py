@@ -62,8 +62,8 @@ def resolve_stages(
         until = table.get("until", 1.0 if is_last else begin)
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
-                f"stage {number} of the recipe: until = {until}: a stage ends at this "
-                f"fraction of the steps. Give more than {begin}, where this stage "
+                f"stage {number} of the recipe: until = {until}: give the fraction "
+                f"of the steps at which the stage ends, more than {begin}, where it "
                 "begins, and at most 1. The last stage needs no until."
             )
         # A step belongs to the stage in which the step begins.
@@ -141,7 +141,7 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
             f"--freeze, or a stage of the recipe: {', '.join(frozen)} would "
-            f"freeze all variables of {name}. Freeze fewer."
+            f"freeze all variables of {name}. Freeze fewer layers."
         )
 
 

@@ -79,9 +79,9 @@ class Training:
     settings: dict[str, Any]
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the queues of training batches, beginning with number `batch`.
+        """Opens the queues of training batches, beginning with batch number `batch`.
 
-        Batches are numbered from 0. Images have the size for step `step + 1`.
+        Batches are numbered from 0. Images have the size that step `step + 1` needs.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)

@@ -75,7 +75,7 @@ class Log:
         self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
-        """Reports metrics every `--log_frequency` steps, and once the time left."""
+        """Reports metrics every `--log_frequency` steps; reports the time left once."""
         loop = self._loop
         if step % self._config.output.log_frequency == 0:
             metrics = {

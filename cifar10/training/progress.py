@@ -156,7 +156,7 @@ class Progress:
         """Writes a checkpoint, and deletes older ones that need not be kept.
 
         With --on_save_error continue, a failing disk causes only a warning, except for
-        the `last` checkpoint of a run. Returns the checkpoint's folder, if written.
+        the `last` checkpoint of a run. Returns the checkpoint's folder or None.
         """
         if not self._writes:
             return None

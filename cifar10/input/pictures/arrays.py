@@ -41,7 +41,7 @@ def find_npz(path: Path) -> Dataset:
         why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
             f"{where} cannot be read, or is damaged: {why}.\nAn .npz file of pictures "
-            f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and must "
+            f"holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, and must "
             "fit in memory. A folder of pictures may be larger than memory."
         ) from error
     return array_dataset(found, where, NPZ, path)
