@@ -40,8 +40,8 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         )
     if "data_dir" in given:
         raise UsageError(
-            f"--data_dir {given['data_dir']}: the path --data {data} already names the "
-            "data. Leave out --data_dir."
+            f"--data_dir {given['data_dir']}: --data {data} already gives the path of "
+            "the data. Leave out --data_dir."
         )
     kind = FOLDER if path.is_dir() else NPZ
     if kind == NPZ and path.suffix != ".npz":

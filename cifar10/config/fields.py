@@ -304,7 +304,7 @@ class Update(
             raise UsageError(
                 f"--schedule {self.schedule}: the recipe's stages need a schedule that "
                 f"ends at --max_steps.\nGive one of {', '.join(ENDING_SCHEDULES)}, or "
-                "remove the stages from a copy of the recipe."
+                "use a copy of the recipe without the stages."
             )
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise UsageError(

@@ -165,8 +165,8 @@ class Option:
 class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    A subclass can pass a `scope`, the default scope of its options. Other arguments
-    replace their names, in braces, in the subclass's docstring.
+    The class argument `scope` is the default scope of the subclass's options. Any other
+    class argument replaces its name, in braces, in the subclass's docstring.
     """
 
     scope: ClassVar[Scope] = SESSION

@@ -16,7 +16,7 @@ METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metri
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the arguments of `Config` to values of fields.
 
-    An object also sets related fields, unless the arguments set them.
+    An optimizer, schedule or loss also sets related fields that are not in `given`.
     """
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
@@ -36,7 +36,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
         described = loss.get_config() if hasattr(loss, "get_config") else {}
         if described.get("from_logits") is False:
-            raise UsageError("loss: it gets logits. Create it with from_logits=True.")
+            raise UsageError("The loss gets logits. Create it with from_logits=True.")
     if given.get("metrics") is not None:
         given["metrics"] = OwnMetrics(given["metrics"])
     return given

@@ -179,10 +179,10 @@ def describe(
 def _check_findable(data: str) -> None:
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run, {data}, came from a Python program's memory, or is "
-            f"unknown to this version.\n{IN_PYTHON}\nTo give a program's arrays to a "
-            "command, write them with np.savez(file, x_train=...) and so on, and add\n"
-            "--data_dir FILE.npz."
+            f"The data of this run, {data}, came from a Python program's memory, or "
+            f"needs another version of this package.\n{IN_PYTHON}\nTo give a program's "
+            "arrays to a command, write them with np.savez(file, x_train=...) and so "
+            "on, and add\n--data_dir FILE.npz."
         )
 
 

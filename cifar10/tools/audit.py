@@ -80,7 +80,7 @@ def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
     segments = [*itertools.pairwise(sorted({*begun, *replay.saved}))]
     if not segments:
         raise UsageError(
-            f"{replay.run} has no segment to recompute: save at least two checkpoints."
+            f"{replay.run} has too few checkpoints for an audit. Save at least two."
         )
     drawn = random.Random(seed).sample(segments, min(count, len(segments)))  # noqa: S311
     differences = []
