@@ -46,7 +46,7 @@ class Dataset:
         fingerprint: SHA-256 of the images and labels; None if they are always the same,
             as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: Maps each split to its pictures' names; empty if they are only numbered.
+        paths: Maps a split to its pictures' names; lacks splits of unnamed images.
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
         division: The division into splits by hashes (`division.py`), if there was one.

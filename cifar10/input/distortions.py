@@ -144,9 +144,9 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 
 
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
-    """Draws `count` tensors of random numbers in [0, 1), float32 [batch], for a slice.
+    """Draws random numbers in [0, 1) for a slice: `count` tensors, float32 [batch].
 
-    An image of the global batch gets the same numbers in every slice.
+    An image's numbers do not depend on how the global batch is cut into slices.
     """
     drawn = uniform([count, batch_slice.global_batch_size], seed)
     end = batch_slice.first + batch_slice.batch_size
@@ -168,7 +168,8 @@ def _window(place: tf.Tensor, size: int) -> tf.Tensor:
 def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
     """Returns the source pixels along one side of translated images, [batch, size].
 
-    `place` in [0, 1) selects the translation. Images are reflected at their edges.
+    `place`, 0 to 1, is the position in the range of shifts; 0.5 is no shift. Images are
+    reflected at their edges.
     """
     most = most_translation(size, distortion)
     shift = tf.cast(place * (2 * most + 1), tf.int64) - most

@@ -95,9 +95,9 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Returns each split's upper limit, from the sorted hashes of one class.
+    """Returns the upper hash limit of each split, from the sorted hashes of one class.
 
-    A split with a share above 0 gets at least one image if another remains to train on.
+    A nonzero share gets at least one image, unless none would remain to train on.
     """
     found, taken = [], 0
     for share in shares:

@@ -89,9 +89,9 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
-    """Raises a `UsageError` if an output path holds anything but a file of this kind.
+    """Refuses an output path that holds anything but an earlier output of this `kind`.
 
-    The first bytes of a file of this kind contain `mark`.
+    Such an output contains `mark` in its first bytes.
     """
     try:
         path.parent.stat()

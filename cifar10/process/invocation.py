@@ -30,7 +30,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 def package_version() -> str:
     """Returns the version of the package, with a digest of the source files.
 
-    The digest distinguishes commits of the same version, and uncommitted changes.
+    Any change of the source files, committed or not, changes the digest.
     """
     try:
         number = metadata.version(DISTRIBUTION)

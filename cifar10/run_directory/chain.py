@@ -72,7 +72,7 @@ def go_back(run: Path, checkpoint: Checkpoint | None) -> None:
 
 
 def find_breaks(run: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each contradiction between a run's chain, files and `recorded` config."""
+    """Yields a message on each file or setting that contradicts a run's manifests."""
     links, now = read(run), {**options.defaults(fields.ALL), **recorded}
     known = {name: _digests(run / name) for name in _GROWING}
     # Earlier checkpoints were written by a version without chains.

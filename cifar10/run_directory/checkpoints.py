@@ -154,11 +154,11 @@ def steps(directory: Path) -> list[int]:
 def verify(directory: Path, step: int) -> Checkpoint:
     """Compares the files of one checkpoint with its manifest.
 
-    The checkpoint may be deleted meanwhile, unless the caller is inside `reading`.
+    Call it inside `reading`, so that no other process deletes the checkpoint.
 
     Raises:
         DamagedError: A file is missing or differs.
-        FileNotFoundError: The checkpoint does not exist, or no longer does.
+        FileNotFoundError: The checkpoint does not exist, or was deleted meanwhile.
         UsageError: The files cannot be read, for example without permission.
     """
     path = folder(directory, step)

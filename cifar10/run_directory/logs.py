@@ -116,10 +116,7 @@ class LogWriter:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards the records of later steps from event files and a log, if they exist.
-
-    A run that resumes from `step`, or is rolled back to it, repeats later steps.
-    """
+    """Discards the records of all steps after `step`, which will be run again."""
     if events.exists():
         _mark_resume(events, step)
     drop_later_lines(log, step)
@@ -135,10 +132,10 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to discard the events after `resumed_step`.
 
     TensorBoard takes the first start event of a directory for the beginning of the run
-    and only later ones for a restart, so this function writes the event twice. It uses
-    a separate file, which TensorBoard must read before the run's next one. TensorBoard
-    reads files in the order of their names, which contain the second and the host. The
-    separate file has a hyphen, which sorts first, in place of the host.
+    and only later ones for a restart, so this function writes the event twice, into a
+    new file. TensorBoard must read this file before the run's next event file. It reads
+    files in the order of their names, which contain the second and the host. In the
+    name of the new file, a hyphen, which sorts first, replaces the host.
     """
     import tensorflow as tf
     from tensorboard.compat.proto import event_pb2

@@ -73,8 +73,8 @@ def array_dataset(
 ) -> Dataset:
     """Checks arrays of images and labels, and makes a data set of them.
 
-    The arrays are `x_train`, `y_train` and so on, of one or more splits. Messages call
-    their source `where`. `directory` is the .npz file, or None for a program's arrays.
+    The arrays are `x_train`, `y_train` and so on. `where` names their source in
+    messages. `directory` is the .npz file, or None for a program's arrays.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}

@@ -40,10 +40,10 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 @contextlib.contextmanager
 def opened(home: Path) -> Iterator[None]:
-    """Checks a cache folder, or creates a missing one, for use in a `with` block.
+    """Checks a cache folder, or creates it, and then runs the `with` block.
 
-    The folder and its parent must be this user's folders. Folders above may be links,
-    as home folders and scratch disks often are.
+    The folder and its parent must be this user's own, and not links. Folders above them
+    may be links, as home folders and scratch disks often are.
 
     Raises:
         UsageError: The folder cannot be used, or the `with` block raised an `OSError`.

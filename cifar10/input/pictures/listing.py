@@ -115,10 +115,11 @@ def list_folder(directory: Path) -> Listing:
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
-    """Lists a folder's pictures, subfolders and unused links; counts its other files.
+    """Finds the pictures in a folder and its subfolders.
 
-    Each subfolder maps to the reason why it cannot be read, or else to "". Other files
-    are counted by suffix. A folder is read once, even if several links lead to it.
+    Returns the pictures; the folders, each mapped to the reason why it cannot be read,
+    or else to ""; notes on unused links; and the number of other files by suffix. A
+    folder is read once, even if several links lead to it.
     """
     pictures: list[File] = []
     visited: dict[str, str] = {}
