@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def score_checkpoints(options: Options) -> None:
-    """Scores each new checkpoint until training ends, or only one checkpoint."""
+    """Scores each new checkpoint until training ends; with `once`, scores only one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     try:
         for step in evaluator.follow(options.eval_interval_secs, once=options.once):

@@ -80,7 +80,7 @@ class Planner:
 
     Attributes:
         state: The variables that the step updates.
-        tower: What each tower computes, without sections.
+        tower: The function that each tower computes, not yet cut into sections.
         devices: The device name of each tower of this process.
         images: The shape and dtype of one batch of a tower: [batch, ...].
         accumulate: Number of batches that a tower computes before an update.
@@ -217,7 +217,7 @@ class Planner:
 
     @functools.cached_property
     def _boundaries(self) -> dict[int, int]:
-        """Maps calls that can begin a section to the bytes taken from earlier calls."""
+        """Maps calls that can begin a section to the bytes of the section's input."""
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])

@@ -263,7 +263,7 @@ def _has_old_gpu(facts: dict[str, Fact]) -> bool:
 
 
 def _find_fix(name: str, facts: dict[str, Fact]) -> str:
-    """Returns the fix for the error of the fact with this name."""
+    """Returns how to fix the error in the fact `name`."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
     if name in (LIBRARIES, NCCL):

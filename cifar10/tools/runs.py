@@ -144,7 +144,7 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the run named `name`; refuses a run that is in use or contains others."""
+    """Returns the run `name`; refuses a run in use, or one that contains other runs."""
     if name not in runs:
         why = f"there is no run of this name.{did_you_mean(name, runs)}"
     elif runs[name]["state"] == "training":

@@ -73,7 +73,7 @@ def resolve_precision(
     float64.
 
     `auto` chooses bfloat16 if every device supports it natively, else float32. In a
-    `deterministic` run `auto` chooses float32: without oneDNN, bfloat16 is emulated.
+    `deterministic` run `auto` chooses float32: CPUs emulate bfloat16 without oneDNN.
     """
     if requested != "auto":
         return requested

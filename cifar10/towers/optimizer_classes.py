@@ -155,7 +155,7 @@ class Muon(keras.optimizers.Optimizer):
 
 
 def _places(variables: list[keras.Variable]) -> dict[Any, int]:
-    """Maps each variable to its index."""
+    """Maps each variable in a list to its index."""
     return {variable.value.ref(): place for place, variable in enumerate(variables)}
 
 

@@ -22,7 +22,7 @@ def stack(
 
 
 def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult":
-    """Builds the operations of several steps, one for each stacked batch."""
+    """Builds the operations of as many steps as each tower has stacked batches."""
 
     def batches_of(step: tf.Tensor | int) -> "list[Batch]":
         batches = []

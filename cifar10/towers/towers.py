@@ -50,7 +50,7 @@ class TowerResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The outcome of a step, or of several, stacked along the first dimension."""
+    """The outcome of one step, or of several steps, stacked on the first dimension."""
 
     # Scalars by name: what the loss function returns, averaged over all towers, and the
     # metrics of the update.
@@ -224,7 +224,7 @@ class TowerBuilder:
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Runs every tower of this process without updating variables.
 
-        Returns the towers' mean gradients by the path of the variable.
+        Returns the gradients, averaged over these towers, keyed by variable path.
         """
         return self._gradients(list(batches))
 

@@ -57,16 +57,13 @@ class Found(NamedTuple):
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses `imagenet` weights for unsuitable models or distortions.
-
-    Also refuses `pretrained_rate` without initial weights.
-    """
+    """Refuses unsuitable `imagenet` weights, and `pretrained_rate` without weights."""
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(
             f"pretrained_rate of the recipe: {rate} applies to "
             "layers with initial weights, but no layer has any.\nAdd "
-            "--initial_weights, or remove pretrained_rate from a copy of the recipe."
+            "--initial_weights, or use a copy of the recipe without pretrained_rate."
         )
     if name != _IMAGENET:
         return
@@ -205,7 +202,7 @@ def find_weights(
 
 
 def describe_found(found: Found) -> str:
-    """Returns a line that names the layers with initial weights and the new ones."""
+    """Returns a line that names the layers with initial weights, and those without."""
     taken, new = [*found.layers], found.new
     lines = (
         f"Starts: with {len(taken)} of {len(taken) + len(new)} layers from "
@@ -312,9 +309,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
-    """Maps each layer's name to its floating-point arrays, sorted by their numbers.
+    """Maps each layer's name to its floating-point arrays, in order of its variables.
 
-    Each object is visited once. Links to other paths or files are not followed.
+    Reads each object in the file once, and follows no links to other paths or files.
     """
     import h5py
 

@@ -63,8 +63,8 @@ def check_run(
 ) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is no run.
 
-    Refuses a run whose configuration differs from `determining`, unless a `fresh` run
-    is to replace it. Writes nothing.
+    Refuses a run whose settings differ from those in `determining`. With `fresh`, does
+    not compare them, because a new run will replace the old one. Writes nothing.
     """
     recorded = starting.find_run(path)
     if recorded is not None and not fresh:

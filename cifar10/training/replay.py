@@ -68,7 +68,7 @@ class Replay:
         recorded: The content of the run's `config.json`.
         logged: The lines of the run's log, by step.
         saved: The steps of the run's checkpoints.
-        training: The training that was assembled anew.
+        training: The run's training, assembled again from its `config.json`.
         step: The step reached.
         bound: The largest difference that rounding explains; 0 for a deterministic run
             on the same number of workers and the same devices.
@@ -135,7 +135,7 @@ class Replay:
         say(f"Replaying from step {self.step:,}: {self.training.placement.description}")
 
     def batches_to(self, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields the batches of one step at a time, up to `last`, for `advance`."""
+        """Yields the batches of each step up to `last`; pass them to `advance`."""
         training = self.training
         if last > (most := training.config.run.max_steps):
             raise UsageError(
@@ -218,7 +218,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """For each scored split, the run's recorded scores and a `ScoredSet`."""
+        """Pairs of recorded scores and a `ScoredSet`, one for each scored split."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS

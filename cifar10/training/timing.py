@@ -61,7 +61,7 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds in steps and, of these, the seconds waiting for input.
+        """Returns the seconds spent in steps, and the part spent waiting for input.
 
         Time outside of steps, for example for tracing or saving, does not count.
         """
@@ -108,7 +108,7 @@ class Goodput:
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Reads the step and each part's seconds from the lines of a log that have both."""
+    """Returns (step, seconds by part) for each line of a log that records both."""
     found = []
     with contextlib.suppress(UsageError):  # A damaged log ends no run.
         for entry in logs.read_lines(log):
