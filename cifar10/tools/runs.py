@@ -67,7 +67,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
-    """Maps the relative path of each run in and below a directory to JSON values.
+    """Finds the runs in and below a directory; maps relative paths to JSON values.
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other

@@ -104,7 +104,7 @@ def prepare_model(
         model: A model built for `image_shape`.
         name: The model's name in `--model`.
         stages: The result of `resolve_stages`.
-        image_shape: Height, width and channels of images that are not reduced.
+        image_shape: Height, width and channels of images at full size.
         classes: Number of classes.
 
     Raises:

@@ -28,8 +28,8 @@ class Run(NamedTuple):
 class Summary(NamedTuple):
     """The tensors that `--summary_steps` writes, from the newest batches.
 
-    The chief's towers compute the activations and gradients, from the values that the
-    variables have after the step.
+    The chief's towers compute the activations and the gradients, with the variables'
+    values after the step.
     """
 
     images: tf.Tensor  # The first tower's images, distorted and standardized.
