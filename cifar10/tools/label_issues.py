@@ -35,7 +35,7 @@ _SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes CSV and HTML files that list the labels contradicted by a run.
 
-    If the run was trained on `dataset` with corrections, its labels are corrected
+    If the run was trained on `dataset` with corrections, the corrections are applied
     first. The CSV repeats the corrections, so that it can replace the earlier CSV. Both
     files are written to the run's directory. `RunOptions` documents `trust_model`.
 
