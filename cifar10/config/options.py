@@ -165,8 +165,8 @@ class Option:
 class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    The class argument `scope` is the default scope of the subclass's options. Any other
-    class argument replaces its name, in braces, in the subclass's docstring.
+    The class argument `scope` is the default scope of the subclass's options. The other
+    class arguments fill placeholders in its docstring: `word="x"` replaces `{word}`.
     """
 
     scope: ClassVar[Scope] = SESSION

@@ -111,7 +111,7 @@ def _features(
         raise model_error(
             APPLICATIONS_PREFIX + application,
             f"images have {image_shape[-1]} channels, but must have {_CHANNELS}.\n"
-            "Give another model.",
+            "Choose another model.",
         )
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.

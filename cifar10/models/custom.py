@@ -53,7 +53,7 @@ _HINTS = {
 
 @contextlib.contextmanager
 def explained(name: str, problem: str) -> Iterator[None]:
-    """Turns an exception from the code of `--model name` into a `UsageError`."""
+    """Turns an exception from the code of the model `name` into a `UsageError`."""
     try:
         yield
     except (UsageError, StoppedError, BrokenPipeError):

@@ -97,7 +97,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"--train_dir {path} cannot be used: {reason(error)}. Choose a directory "
-            "that you can write to and that has room."
+            "that you can write to and that has free space."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Sectioned towers, which need less memory and more time.
 
 A sectioned tower computes the sections of a model one after another, and keeps only the
-boundary tensors between sections. The last section runs forward and backward at once.
+boundary tensors between sections. The last section runs forward, then backward.
 The other sections then run backward in reverse order, and each recomputes its forward
 pass. As with other towers, only the synchronous update writes variables.
 """

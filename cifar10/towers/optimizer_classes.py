@@ -116,7 +116,7 @@ class Muon(keras.optimizers.Optimizer):
         self._trained_parts = tuple((trained_parts or {}).items())
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Creates a momentum for each variable."""
+        """Creates a momentum variable for each variable."""
         if self.built:
             return
         super().build(variables)

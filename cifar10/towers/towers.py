@@ -195,7 +195,7 @@ class TowerBuilder:
         return requested
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the numbers of the first process. Every process must call this."""
+        """Returns the first process's `numbers`. Every process must call this."""
         return [*numbers]
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:

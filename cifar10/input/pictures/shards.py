@@ -1,11 +1,11 @@
 """Decodes pictures once, with several threads, into shards of records.
 
-A record holds the RGB pixels of one picture, row by row. The record of a picture that
-is left out is black. A shard holds the records of consecutive pictures in the list, and
-is named by a hash of their paths, sizes and modification times. A shard is written
-atomically, and then entered in the manifest. After a kill or a change of the list, the
-next process keeps the shards that the manifest lists. A lock lets one process at a time
-prepare pictures; other processes wait and use the result.
+A record holds the RGB pixels of one picture, row by row; a picture that cannot be
+decoded has a black record. A shard holds the records of consecutive pictures in the
+list, and is named by a hash of their paths, sizes and modification times. A shard is
+written atomically, and then entered in the manifest. If the process is killed or the
+list changes, the next process keeps the shards that the manifest lists. A lock lets one
+process at a time prepare pictures; other processes wait and use the result.
 
 Files that differ from the manifest are ignored, and so is a damaged manifest or one of
 another version. The pictures are then prepared again.
@@ -151,7 +151,7 @@ class Shards:
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
     def _read_manifest(self) -> _Manifest:
-        """Reads the manifest; drops shards whose files are missing or of wrong size."""
+        """Reads the manifest without shards whose files are absent or changed in size."""
         empty: _Manifest = ({}, {})
         shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
         if not {*map(len, hashes.values())} <= {2, 3}:  # Splits.
