@@ -81,8 +81,8 @@ def check_optimizer(
         )
     if name == _MUON and not learning_rate:
         raise UsageError(
-            "--learning_rate 0: --optimizer muon needs a rate above 0. airbench uses "
-            "0.24."
+            "--learning_rate 0: --optimizer muon needs a rate above 0. The recipe "
+            "fast uses 0.24."
         )
     for argument, value in (arguments or {}).items():
         _check_value(name, argument, value)

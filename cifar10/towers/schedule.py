@@ -90,11 +90,11 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """A schedule that rises evenly from zero to the rate of another schedule.
+    """Multiplies the rates of a schedule by a factor that rises evenly from 0 to 1.
 
-    The rate of an update counts the update's own batch as already seen. Otherwise the
-    first rate would be zero and the first batch wasted. The other schedule is not
-    delayed: it begins at the first update and ends when it would without a warm-up.
+    The factor counts the images seen at the end of an update; at its beginning, the
+    first factor would be 0 and the first batch wasted. The schedule itself is not
+    delayed: it begins at the first update and ends as it would without a warm-up.
     """
 
     schedule: Schedule
