@@ -36,7 +36,7 @@ class Dataset:
     """A data set on this machine.
 
     Attributes:
-        name: The kind of data in `config.json`: "cifar10", "folder" and so on.
+        name: The kind of data, as in `config.json`: "cifar10", "folder" and so on.
         directory: The `--data_dir` that finds the data again; None for data in memory.
         image_shape: Height, width and channels of every image.
         class_names: The name of each class, in the order of the labels.
@@ -46,7 +46,7 @@ class Dataset:
         fingerprint: SHA-256 of the images and labels; None if they are always the same,
             as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: Maps a split to its pictures' names; lacks splits of unnamed images.
+        paths: Maps each split whose images have names to these names.
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
         division: The division into splits by hashes (`division.py`), if there was one.

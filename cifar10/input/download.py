@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """A published archive."""
+    """An archive of a data set, with what is needed to download and check it."""
 
     name: str
     folder: str  # The only folder in the archive.

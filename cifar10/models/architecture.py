@@ -56,8 +56,8 @@ class Architecture:
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
     """Returns the mean and the deviation of each channel, for values from 0 to 1.
 
-    They are CIFAR-10's; each is the average over CIFAR-10's channels if the number of
-    channels is not three.
+    Three channels have the values of CIFAR-10's channels. For any other number, every
+    channel has their averages.
     """
     if channels == len(CHANNEL_MEAN):
         return CHANNEL_MEAN, CHANNEL_DEVIATION

@@ -25,8 +25,8 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
     """Maps the names of layers to the floating-point variables of each layer.
 
     The name of a nested layer is OUTER/INNER. Keras numbers unnamed layers per process.
-    Here they are numbered per model, as in Keras's weight files. `Normalization` is
-    left out, because it computes with constants that were made from its variables when
+    Here they are numbered per model, as in Keras's weight files. `Normalization` layers
+    are left out: they compute with constants, which were made from their variables when
     the model was built.
     """
     import keras

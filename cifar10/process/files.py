@@ -27,9 +27,9 @@ _MARK_BYTES = 256
 def opened(
     path: Path, mode: str = "rb", *, buffering: int = -1, follow: bool = False
 ) -> io.BufferedRandom:
-    """Opens a regular file as `open` does; with `follow`, also through a link.
+    """Opens a regular file as `open` does, but follows a link to it only if `follow`.
 
-    Raises an `OSError` for anything else. Folders in `path` may always be links.
+    Raises an `OSError` for pipes and devices. Folders in `path` may always be links.
     """
     further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
 

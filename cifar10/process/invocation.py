@@ -63,9 +63,9 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Returns how the user starts a command of this package, without its flags.
+    """Returns what a user types to start a command of this package, without flags.
 
-    Uses the package's script `NAME.py` if it is in the folder of the running program.
+    This names the package's script `NAME.py` if it is beside the running program.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"

@@ -53,7 +53,7 @@ class EarlyStopping:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The best score, keyed by step; empty before the first evaluation."""
+        """Maps the best step to its score; empty before the first evaluation."""
         return {self.step: self.score} if self.images else {}
 
     def updated(self, step: int, score: float, images: int) -> EarlyStopping:

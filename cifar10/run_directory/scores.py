@@ -98,8 +98,8 @@ def shown(by: str, value: float, count: int) -> str:
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
     """Maps each step to the entry for its evaluation on `num_examples` images.
 
-    The default is the largest number in `entries`, because scores on few images do not
-    compare with scores on the whole set. If a step has several entries, they are
+    By default, this is the largest number of images in `entries`, because scores on few
+    images do not compare with scores on the whole set. Several entries of a step are
     merged, and later scores replace earlier ones.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
