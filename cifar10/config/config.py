@@ -278,7 +278,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the given values, and the recipe's values for other fields.
 
-    If `resume` is given, the run that it names replaces the recipe.
+    If `resume` is given, the settings of that run replace those of the recipe.
     """
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]

@@ -18,7 +18,7 @@ FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python progra
 
 
 def name_of(data: Any) -> str:
-    """Returns `data` if it is a name or path, else a name for these Python objects."""
+    """Returns `data` if it is a name or path, else a name for Python objects."""
     if isinstance(data, str | Path):
         return os.fspath(data)
     kind = "arrays" if isinstance(data, tuple) else "dataset"

@@ -45,7 +45,7 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 
 
 def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
-    """Reads the `config.json` of a run, and makes an untrusted one harmless.
+    """Reads a run's `config.json`; makes the values of an untrusted file harmless.
 
     Raises:
         UsageError: There is no run, or its `config.json` is not valid. If `complete`,

@@ -73,7 +73,7 @@ def _in_memory(data: Any) -> Any:
 
 
 def _wrap(data: Any) -> Dataset:
-    """Copies the attributes of a program's object to a `Dataset`."""
+    """Builds a `Dataset` from the attributes of an object in a user's program."""
     if missing := [name for name in _NEEDED if not hasattr(data, name)]:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")

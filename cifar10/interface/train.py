@@ -68,11 +68,11 @@ class Record:
 
 
 def train(config: Config, hooks: Sequence[object] = ()) -> Record:
-    """Trains to the end that `config.run` sets, starting from the newest checkpoint.
+    """Trains a model as `config` says, resuming from the newest checkpoint.
 
-    Works as from the command line: on several towers and machines (`TF_CONFIG`), with
-    exact resuming and files in `train_dir`. In the main thread, Ctrl-C, SIGTERM,
-    SIGUSR1 and SIGHUP end training after the current step, with a checkpoint.
+    Training works as from the command line: on several towers and machines
+    (`TF_CONFIG`), with exact resuming and files in `train_dir`. In the main thread,
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end training after a checkpoint is saved.
 
     Args:
         config: The configuration.

@@ -424,7 +424,7 @@ def _find_libdevice() -> Fact:
 
 
 def describe_tensorflow() -> Fact:
-    """Returns the versions of TensorFlow and Keras, and the number of their GPUs."""
+    """Returns the versions of TensorFlow and Keras, and the number of GPUs found."""
     import tensorflow as tf
 
     return {

@@ -106,7 +106,7 @@ def _numbers(values: Any, axis: int) -> Any:
 def _weights(count: int, pixels: Any, scale: Any) -> Any:
     """Returns the weight of each input pixel for each output pixel.
 
-    The shape is [count, pixels]. `scale` is an output pixel's width in input pixels.
+    Each row is for one output pixel, which is `scale` input pixels wide.
     """
     places = (np.arange(count, dtype=np.float32) + (1 - count) / 2)[:, None]
     distances = pixels - ops.max(pixels) / 2 - scale * places

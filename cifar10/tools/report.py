@@ -1,4 +1,4 @@
-"""`python -m cifar10 report`: writes one self-contained HTML file on runs.
+"""`python -m cifar10 report`: reports on runs in one self-contained HTML file.
 
 Paths and names of classes are not trusted, so all text is escaped, except the style and
 curves of this package.

@@ -101,7 +101,7 @@ class Muon(keras.optimizers.Optimizer):
         momentum: Nesterov momentum of the filters.
         trained_parts: `Architecture.trained_parts`, fractions by variable. Such a
             variable is trained while the filters' rate is above (1 - fraction) times
-            the highest rate, so not when a warm-up or `one_cycle` begins.
+            the highest rate. When a warm-up or `one_cycle` begins, it is not trained.
     """
 
     def __init__(

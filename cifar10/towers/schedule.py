@@ -30,9 +30,9 @@ class ScaledCurve:
 
     Attributes:
         highest_rate: Factor by which the curve is multiplied.
-        curve: One of `CURVES`.
-        examples: Number of images, counting repeats, after which the curve's time is 1:
-            the images of the whole run if the schedule ends with the run, else the
+        curve: One of `CURVES`, a function of `time`.
+        examples: Number of images, counting repeats, after which `time` is 1: the
+            images of the whole run if the schedule ends with the run, else the
             images of one period.
     """
 

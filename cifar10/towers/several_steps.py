@@ -22,7 +22,7 @@ def stack(
 
 
 def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult":
-    """Builds the operations of as many steps as each tower has stacked batches."""
+    """Traces a loop over steps; `stacked` holds the batches of all steps by tower."""
 
     def batches_of(step: tf.Tensor | int) -> "list[Batch]":
         batches = []

@@ -90,7 +90,7 @@ class Hooks:
     A built-in hook may also have a method `on_interruption(step)`, called when a signal
     ends the run, and a string `waits_for`, which names what the hook may wait for.
     `users` are those of the `hooks` that the user wrote. If one of them raises an
-    exception, a note is added with its name and the text that `how_to_resume` returns.
+    exception, a note in it gives the hook's name and the text of `how_to_resume()`.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Loop:
             self.hooks.end(self.step, why)
 
     def _begin_stage(self) -> None:
-        """If a new stage begins, freezes its layers; the step is then traced again."""
+        """When a new stage begins, freezes its layers and has the step traced again."""
         training = self.training
         stage = training.config.stage(self.step)
         if self._stage != stage:

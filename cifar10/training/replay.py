@@ -305,7 +305,7 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles a run's training again, unless data, settings or batches differ."""
+    """Assembles a run's training again; refuses other data, settings or batches."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])

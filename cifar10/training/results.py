@@ -50,8 +50,8 @@ class Results:
     """Collects the results of steps until they are read, and averages them.
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. If
-    a loss or gradient is not finite, raises an error or, with `skips`, counts the step
-    as skipped. Calls `warn` with a message when the cross entropy suddenly rises.
+    a loss or gradient is not finite, an error is raised or, with `skips`, the step is
+    counted as skipped. If the cross entropy suddenly rises, `warn` gets a message.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 class TensorBoard:
     """A hook that writes TensorBoard's event files and `metrics.jsonl`.
 
-    A failing disk causes a warning; what is logged until it works again is lost.
+    If the disk fails, a warning is printed, and values are lost until it works again.
     """
 
     waits_for = "the disk of the summaries"

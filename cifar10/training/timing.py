@@ -180,7 +180,7 @@ class Throughput:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats a duration in the largest unit of which there are at least 1.5."""
+    """Formats a duration in the largest unit in which it is at least 1.5."""
     for unit, size in (("days", 24 * HOUR), ("hours", HOUR), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
             return f"{format_number(seconds / size, 2)} {unit}"
