@@ -122,7 +122,7 @@ def from_flags(
     """Builds a configuration from `arguments`, or from `sys.argv`.
 
     A bad value ends the program with exit code 2. `--help` lists the main flags, and
-    `--help_all` lists all. Fields in `fixed` get these values and have no flags.
+    `--help_all` lists all. `fixed` holds values of fields that get no flag.
     """
     # A list of all flags would bury the error message.
     parser.usage = "%(prog)s [FLAGS]; --help lists the flags"

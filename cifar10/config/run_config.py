@@ -102,7 +102,7 @@ def why_no_run(directory: Path) -> str:
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the run that `--resume` names.
 
-    Refuses flags in `given` that choose another run. The other flags are compared with
+    Refuses flags in `given` that exclude `--resume`. The other flags are compared with
     `config.json` when training begins, as for every run.
     """
     for flag in ("train_dir", "recipe", "fresh"):

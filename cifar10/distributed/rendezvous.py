@@ -252,7 +252,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for keys that have all values; a refusal ends every wait."""
+        """Ends the wait for complete keys, or for all keys if a worker has refused."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:
@@ -266,8 +266,8 @@ class _Server:
 
 
 def _ignore_lack_of_files(loop: Any, context: dict[str, Any]) -> None:
-    """Ignores a lack of file descriptors, which port scanners can cause for a while."""
-    if not isinstance(context.get("exception"), OSError):
+    """Ignores any `OSError` in the event loop, such as a lack of file descriptors."""
+    if not isinstance(context.get("exception"), OSError):  # Port scans cause some.
         loop.default_exception_handler(context)
 
 

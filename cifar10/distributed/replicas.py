@@ -66,8 +66,8 @@ class ReplicaBuilder(TowerBuilder):
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
         """Returns the signal for which all processes stop now; None to go on.
 
-        Each step's all-reduce sends requests to stop to all processes. A process reads
-        those of the last step but one, which has ended, so that no process waits.
+        Each step's all-reduce sends the requests to stop to all processes. A process
+        reads the requests of the step before the last, so as not to wait for the last.
         """
         if requested is not None:
             self._stop_requests.assign(

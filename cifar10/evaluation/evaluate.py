@@ -1,4 +1,4 @@
-"""Scores the checkpoints of a run, once, or whenever a new one is written.
+"""Scores one checkpoint of a run, or each new checkpoint until training ends.
 
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """

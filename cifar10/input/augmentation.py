@@ -226,7 +226,7 @@ def quantiles_of_beta(alpha: float | None) -> np.ndarray:
 def _rectangle(
     images: tf.Tensor, place: Sequence[tf.Tensor], sizes: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns a mask of one rectangle per image; `place` in [0, 1) picks a position."""
+    """Returns a mask of one rectangle per image, at the random position `place`."""
     sides = []
     for side, chance, taken in zip(images.shape[1:3], place, sizes, strict=True):
         first = tf.floor(tf.cast(chance, tf.float64) * (side - taken + 1.0))

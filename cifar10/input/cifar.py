@@ -30,7 +30,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             for the generated stand-in; "auto" for CIFAR-10 if available, else the
             stand-in.
         data_dir: Folder that holds the data files, the unpacked archive or the archive.
-            Nothing is written to it. None for the folder that the variable
+            Nothing is written to it. None for the folder that the environment variable
             CIFAR10_DATA_DIR names, or else ~/.cache/cifar10; a missing data set is
             downloaded to that folder.
         data_url: URL of the archive, or of its folder with a slash at the end.

@@ -22,7 +22,7 @@ from cifar10.process import files
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
-    """Returns the paths of a split's pictures, or names such as `train picture 0`."""
+    """Returns the pictures' paths; without paths, names such as `train picture 0`."""
     numbered = [f"{split} picture {n}" for n in range(count)]
     return dataset.paths.get(split, numbered)
 

@@ -26,8 +26,8 @@ MOST_BYTES = 2**30
 class StoredSet(NamedTuple):
     """A training set in the memory of a device.
 
-    The dtypes are float16 and int64, because TensorFlow cannot gather uint8 on a GPU,
-    and keeps int32 on the host. It would have to copy such data at every step.
+    TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
+    to copy such data at every step, so images are float16 and labels are int64.
     """
 
     images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.

@@ -89,7 +89,7 @@ def _wrap(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Checks a data set to score a run on; gives classes without names the run's names.
+    """Checks a data set for scoring a run, and adds the run's class names if missing.
 
     Raises:
         UsageError: The classes or the shape of the images differ from the run's.

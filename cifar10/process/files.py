@@ -66,7 +66,7 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
+    """Waits until the content of a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

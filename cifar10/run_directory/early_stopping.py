@@ -40,7 +40,7 @@ class EarlyStopping:
     def from_manifest(
         cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> EarlyStopping:
-        """Returns a manifest's record; an empty record if `best_by` has changed.
+        """Returns the record in a manifest, or an empty one if `best_by` has changed.
 
         `settings` is the content of the run's `config.json`.
         """

@@ -203,7 +203,7 @@ class Planner:
     def _graph(self) -> keras.Model:
         """The model as a graph of layers with one output, as required for cutting.
 
-        Any other model becomes the only layer of such a graph.
+        A model that is no such graph becomes the only layer of a new graph.
         """
         model = self.state.model
         if is_graph(model) and len(model.outputs) == 1:

@@ -70,7 +70,7 @@ class SectionedTower(Tower):
 
 
 def section_function(section: Section, tower: Tower, device: str) -> SectionFunction:
-    """Returns a section of a tower as a function of tensors alone, on one device.
+    """Returns a function of tensors that computes a section of a tower on a device.
 
     The function takes the values of the model's trainable and non-trainable variables
     and the section's inputs, and returns outputs, new statistics and penalties. The
@@ -88,7 +88,7 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
     ) -> tuple[list[Gradient], list[Gradient]]:
         """Computes the gradients with respect to the variables and the inputs.
 
-        `start` holds the same values as in the forward pass, so dropout draws the same
+        `start` holds the forward pass's non-trainable values, so dropout draws the same
         masks. `upstream` holds the gradients of outputs and penalties.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -65,7 +65,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
-    """Recomputes `count` segments of a run that are drawn at random by `seed`.
+    """Recomputes `count` segments of a run, drawn at random with `seed`.
 
     Returns:
         `segments`: first and last step of each drawn segment.

@@ -115,7 +115,7 @@ def _spread(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
-    """Returns everything that `data` prints about a data set, as JSON values."""
+    """Returns all that `cifar10 data` prints about a data set, as JSON values."""
     counts = [
         np.bincount(labels, minlength=dataset.classes).tolist()
         for _, labels in parts.values()

@@ -1,10 +1,10 @@
 """Exports a Keras model for other programs, with Keras's `Model.export` and `save`.
 
-The export computes as an evaluation does. On request, it also prepares images and
-returns probabilities. A `.keras` file names the Python classes of its layers, but
-programs that load the file may not have this package. So this package's layers are
-replaced by Keras's, which compute the same in float32 up to rounding, but train more
-slowly. LiteRT can also compute Keras's layers in integers.
+The exported model computes logits like an evaluation. On request, it also prepares
+images and returns probabilities. A `.keras` file names the Python classes of its
+layers, but programs that load the file may not have this package. So this package's
+layers are replaced by Keras's, which compute the same in float32 up to rounding, but
+train more slowly. LiteRT can also compute Keras's layers in integers.
 """
 
 import contextlib
@@ -314,10 +314,10 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
 def examples(
     model: keras.Model, dataset: datasets.Dataset | None, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns test images as an export takes them, the expected outputs, and labels.
+    """Returns inputs for an exported model, the outputs to expect, and the labels.
 
-    `model` is the run's model in float32. Without a data set, the images are random,
-    which suffices for a comparison, and the labels are meaningless.
+    `model` is the run's model in float32. The inputs are test images. Without a data
+    set, the images are random, which is enough to compare, and the labels mean nothing.
     """
     shape = (_IMAGES, *description["picture_shape"])
     images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)

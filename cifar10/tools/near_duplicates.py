@@ -12,7 +12,7 @@ _BITS, _CORRELATION = 8, 0.9
 
 
 def difference_hash(image: np.ndarray) -> int:
-    """Hashes an image to 64 bits: is each cell brighter than its left neighbour?"""
+    """Hashes an image to 64 bits; each compares the brightness of two grid cells."""
     grey = _grey(image, 9, 8)
     return int.from_bytes(np.packbits(grey[:, 1:] > grey[:, :-1]).tobytes())
 

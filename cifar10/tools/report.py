@@ -86,7 +86,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def write_report(options: Options) -> None:
-    """Reads the runs, scores a checkpoint of each, and writes the page."""
+    """Reads the runs, scores a checkpoint of each, and writes the report."""
     from cifar10.evaluation import metrics
     from cifar10.tools.report_run import read_runs
     from cifar10.towers import devices

@@ -13,8 +13,8 @@ def traced(function: Callable[..., Any]) -> tf.types.experimental.PolymorphicFun
     """Wraps a function in a `tf.function` whose traces are counted separately.
 
     TensorFlow counts traces per code object, and would warn in the fifth training run
-    of a process, which traces the same code for a fifth model. Here it starts a new
-    count, because the function becomes a new `partial`.
+    of a process, which traces the same code for a fifth model. It counts anew for each
+    `partial`, so this function makes one.
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False)

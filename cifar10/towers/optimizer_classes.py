@@ -26,11 +26,11 @@ class SGD(keras.optimizers.SGD):
     """
 
     def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Adds to a variable."""
+        """Adds `value` to a variable."""
         self.assign(variable, tf.convert_to_tensor(variable) + value)
 
     def assign_sub(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Subtracts from a variable."""
+        """Subtracts `value` from a variable."""
         self.assign(variable, tf.convert_to_tensor(variable) - value)
 
 

@@ -128,7 +128,7 @@ def prepare_model(
 
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
-    """Refuses names that match nothing, and names that freeze all variables."""
+    """Refuses names that match no layer or variable, or that freeze all variables."""
     paths = [variable.path for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):

@@ -20,8 +20,7 @@ Gradient: TypeAlias = "tf.Tensor | None"
 class TrainState:
     """All variables that a synchronous update writes.
 
-    All of them live on `device`, including the model's. The constructor builds the
-    optimizer.
+    All of them live on `device`. The constructor creates the optimizer's variables.
 
     Attributes:
         averages: Moving averages of the trainable variables, in the same order.

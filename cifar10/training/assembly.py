@@ -81,7 +81,7 @@ class Training:
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
         """Opens the queues of training batches, beginning with batch number `batch`.
 
-        Batches are numbered from 0. Images have the size that step `step + 1` needs.
+        Batches are numbered from 0. The images have the size for the step after `step`.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
@@ -370,10 +370,10 @@ def build_towers(
     *,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
-    """Builds the towers, the planner of their memory and a description of sections.
+    """Builds the towers, the planner of their memory and a line about the sections.
 
     `strategy` reduces gradients across replicas; it is None for a single replica.
-    `class_weights` weigh the loss by class. The description is None without sections.
+    `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     if config.loss.loss or config.loss.metrics:

@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses unsuitable `imagenet` weights, and `pretrained_rate` without weights."""
+    """Refuses ImageNet weights that do not fit, and a rate without initial weights."""
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(

@@ -279,7 +279,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
 
 
 def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether Keras can compute the layers' outputs from these inputs."""
+    """Returns whether Keras can compute the outputs of `layers` from `inputs`."""
     try:
         keras.Model(inputs, [layer.output for layer in layers])
     except ValueError:

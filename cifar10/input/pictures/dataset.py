@@ -39,7 +39,7 @@ class Preparation:
 
 
 def find_folder(directory: Path, how: Preparation) -> Dataset:
-    """Prepares the new pictures in a folder, and returns the folder's data set.
+    """Returns the data set in a folder, and first decodes pictures not yet cached.
 
     `listing.py` describes the layout of the folder.
 

@@ -170,7 +170,7 @@ class Shards:
         return usable, hashes
 
     def _decode_shards(self, shards: dict[str, _Shard]) -> None:
-        """Decodes the missing shards, and enters each in the manifest when complete."""
+        """Decodes the missing shards, and saves the manifest after each of them."""
         total = sum(map(len, self._listed.values()))
         done = sum(len(self._listed[file]) for file in shards)
         # Pillow warns of unusual metadata, but does not name the file.
