@@ -25,7 +25,7 @@ _END_OF_HELP_ALL = (
 
 
 class _Single(argparse.Action):
-    """Stores a value; refuses `--flag=--`.
+    """An argparse action that stores a value and refuses `--flag=--`.
 
     Before Python 3.13, argparse turns `--` into an empty list instead of a value.
     """

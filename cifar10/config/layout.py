@@ -17,7 +17,7 @@ CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the picture
 
 
 def evaluation_events(split: str) -> str:
-    """Returns the folder for the scores on a split: `eval` for the test split."""
+    """Returns the folder for a split's scores: `eval` for test, else `eval_SPLIT`."""
     return EVALUATION_EVENTS + ("" if split == "test" else f"_{split}")
 
 

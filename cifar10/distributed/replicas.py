@@ -82,12 +82,12 @@ class ReplicaBuilder(TowerBuilder):
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Copies the first replica's variables to all replicas.
 
-        Every process must call this. Returns the `numbers` that the first one passed.
+        Every process must call this. Returns the `numbers` that process 0 passes.
         """
         return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the first process's `numbers`. Every process must call this."""
+        """Returns the `numbers` that process 0 passes. Every process must call this."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
     def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:  # noqa: ARG002

@@ -39,8 +39,8 @@ class Options(run_options.RunOptions):
 
     Attributes:
         eval_dir: directory for event files and scores (default: TRAIN_DIR/eval)
-        eval_data: split to score, without distortions: test, val if there is one, or
-            train_eval for the training images
+        eval_data: split to score, without distortions: test, train_eval (the training
+            images), or val if there is one
         data_dir: directory of the data set (default: the run's)
         num_examples: number of images to score, counted from the first (default: all)
         batch_size: images scored at a time; affects speed and memory, not the result

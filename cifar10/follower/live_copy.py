@@ -130,7 +130,7 @@ class Follower(FollowedRun):
 
     @property
     def names(self) -> dict[str, Any]:
-        """The name and the class names of the model in use; empty without weights."""
+        """The `model` and `class_names` in use; empty if there are no weights yet."""
         if not (snapshot := self._snapshot):
             return {}
         model = snapshot.model

@@ -32,7 +32,7 @@ CROP_ATTEMPTS = 10
 
 
 class BatchSlice(NamedTuple):
-    """The slice of every global batch that a process or a tower makes."""
+    """The part of every global batch that one process or one tower prepares."""
 
     first: int  # The index of the slice's first image in the global batch.
     batch_size: int
@@ -95,7 +95,7 @@ def crop_size(side: int) -> int:
 
 
 def most_translation(side: int, distortion: str) -> int:
-    """Returns how far, in pixels, a distortion may move an image of this side."""
+    """Returns the largest translation, in pixels, along a side of `side` pixels."""
     return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
@@ -264,10 +264,10 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Finds the two image pixels between which each result pixel lies along one side.
+    """Finds, along one side, the two image pixels nearest to each pixel of the result.
 
-    A crop of `taken` pixels becomes `size` pixels. `place`, in [0, 1), chooses the
-    first pixel of the crop. `pixels` are indices of result pixels, float64.
+    A crop of `taken` pixels is resized to `size` pixels. `place`, in [0, 1), selects
+    one of the crop's possible positions. `pixels` are the result's indices, float64.
 
     Returns:
         The two image pixels, int64 [batch, size] each, and the weight of the second,

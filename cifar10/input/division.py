@@ -97,7 +97,7 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
     """Returns the upper hash limit of each split, from the sorted hashes of one class.
 
-    A nonzero share gets at least one image, unless none would remain to train on.
+    A nonzero share gives at least one image, unless none would remain to train on.
     """
     found, taken = [], 0
     for share in shares:

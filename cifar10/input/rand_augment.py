@@ -42,7 +42,7 @@ def apply(
 
     Args:
         images: Values 0 to 255 in any type, [batch, height, width, channels].
-        drawn: Random numbers: two tensors per operation, float32 [batch] in [0, 1).
+        drawn: Random float32 [batch] tensors in [0, 1), two per operation.
         operations: Number of operations per image.
         magnitude: Strength of the operations, 0 to 30.
 
@@ -95,7 +95,7 @@ def change(
 
 
 def _count(images: tf.Tensor) -> int | tf.Tensor:
-    """Returns the number of images; an int if known, because GPUs need a constant."""
+    """Returns the number of images, if possible as an int: GPUs need a constant."""
     return tf.shape(images)[0] if images.shape[0] is None else images.shape[0]
 
 

@@ -42,8 +42,8 @@ class Record:
             for `stop_after_no_gain`.
         seconds: Wall time of this call of `train`, without earlier sessions.
         history: Metrics by step, every `log_frequency` steps, from all sessions.
-        scores: The score that `best_by` names, keyed by step, as recorded by training
-            and `eval.py`; on the val split if there is one, else on the test split.
+        scores: Maps steps to the recorded score that `best_by` names, on the val split
+            if there is one, else on the test split.
         config: The configuration of the run.
     """
 

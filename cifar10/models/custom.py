@@ -193,7 +193,7 @@ def flattening(model: keras.Model) -> str:
 def _logits(
     images: tf.Tensor, name: str, model: keras.Model, classes: int, *, training: bool
 ) -> tf.Tensor:
-    """Calls a model on two images, and checks the type and shape of its logits."""
+    """Returns a model's logits for two images, after checking their type and shape."""
     logits = model(images, training=training)
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):

@@ -64,7 +64,7 @@ def append(run: Path, step: int) -> None:
 def go_back(run: Path, checkpoint: Checkpoint | None) -> None:
     """Cuts off the chain after the checkpoint that a run resumes from.
 
-    Also rewrites that checkpoint's line, which a killed process may have omitted.
+    Also adds that checkpoint's line if a killed process has omitted it.
     """
     logs.drop_later_lines(run / FILE, checkpoint.step - 1 if checkpoint else -1)
     if checkpoint:

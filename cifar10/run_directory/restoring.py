@@ -109,9 +109,9 @@ def restore_newest(
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Loads the newest usable checkpoint; returns it and the errors of newer ones.
 
-    Checks that a checkpoint is intact and of the run with these `settings`, and calls
-    `load` with it. Nothing deletes the checkpoint meanwhile. Steps in `skip` are
-    ignored. After an error of a class in `tolerate`, tries the next older checkpoint.
+    Calls `load` with a checkpoint that is intact and of the run with these `settings`.
+    Training does not delete the checkpoint while `load` reads it. Ignores the steps in
+    `skip`. After an error of a class in `tolerate`, tries the next older checkpoint.
 
     Raises:
         DamagedError: A checkpoint is damaged, and `tolerate` omits this error.

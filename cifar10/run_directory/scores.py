@@ -75,7 +75,7 @@ def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
-    """Returns the 95 % confidence interval of a fraction, `part`, of `count` images.
+    """Returns the 95 % confidence interval of `part`, a fraction of `count` images.
 
     This is the score interval of E. B. Wilson, Probable Inference, the Law of
     Succession, and Statistical Inference, 1927

@@ -69,7 +69,7 @@ class Section(keras.layers.Layer):
     def call(
         self, inputs: list[tf.Tensor], training: bool | None = None
     ) -> list[tf.Tensor]:
-        """Runs the section's calls as the model would."""
+        """Runs the section's layer calls, as the whole model would run them."""
         values = {
             # A model casts its inputs to their declared dtypes.
             id(tensor): value if from_section else tf.cast(value, tensor.dtype)
@@ -123,7 +123,7 @@ def crossing(
 ) -> list[keras.KerasTensor]:
     """Returns the outputs of the calls `before` that the calls `after` need.
 
-    `after` holds all later calls. Includes the model's outputs, but not its inputs.
+    `after` holds all later calls. An output of the model counts as needed.
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))

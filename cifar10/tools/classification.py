@@ -51,7 +51,7 @@ class Decoder(threading.local):
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes the bytes of a picture. Error messages contain its `name`.
+        """Decodes the bytes of a picture; error messages call the picture `name`.
 
         Returns:
             The pixels, uint8, of this `shape`. A single channel holds the brightness.

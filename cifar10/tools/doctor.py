@@ -156,8 +156,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def explain_missing_gpus() -> str:
     """Returns why TensorFlow does not find a GPU, with a line for each cause.
 
-    The text is empty if the driver works and TensorFlow finds all GPUs. TensorFlow is
-    asked in this process, and computes nothing.
+    The text is empty if the driver works and TensorFlow finds all GPUs. This
+    process queries TensorFlow, but computes nothing with it.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
@@ -185,7 +185,7 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
 
 
 def _describe_space(free: int, least: float) -> Fact:
-    """Describes `free` bytes of memory or disk; adds an error below `least` GB."""
+    """Describes `free` bytes of memory or disk; less than `least` GB is an error."""
     gigabytes = round(free / 10**9, 2)
     error = f"only {gigabytes} GB are free, but training needs {least:g} GB"
     return {"free GB": gigabytes, **({"error": error} if gigabytes < least else {})}
@@ -344,7 +344,7 @@ def _cause_of_death(status: int, stderr: str) -> str:
 
 
 def find_in_child(first: str) -> None:
-    """Prints JSON lines: [name, null] before finding a fact, then [name, fact]."""
+    """Finds facts; prints JSON [name, null] before each fact, [name, fact] after it."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries must not print between the facts.
 

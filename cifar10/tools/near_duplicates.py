@@ -20,7 +20,7 @@ def difference_hash(image: np.ndarray) -> int:
 def find_pairs(
     train: Images, test: Images, of_train: np.ndarray, of_test: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Returns the indices in `train` and `test` of pictures that are nearly equal.
+    """Returns the indices, in `train` and `test`, of each pair of similar pictures.
 
     Each test picture is compared with the training picture of the nearest hash.
     `of_train` and `of_test` are the hashes, uint64 [count].

@@ -155,7 +155,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
 
 
 def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
-    """Writes a PNG and a CSV of the next step's images, in descending order of loss."""
+    """Writes a PNG and a CSV of the images of `batches`, sorted by decreasing loss."""
     if folder is None:
         return
     import numpy as np

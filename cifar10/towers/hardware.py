@@ -72,8 +72,8 @@ def resolve_precision(
     Variables, loss, softmax and batch statistics are float32 in every precision but
     float64.
 
-    `auto` chooses bfloat16 if every device supports it natively, else float32. In a
-    `deterministic` run `auto` chooses float32: CPUs emulate bfloat16 without oneDNN.
+    `auto` chooses bfloat16 if every device supports it natively, else float32. If
+    `deterministic`, it chooses float32: oneDNN is off, so CPUs would emulate bfloat16.
     """
     if requested != "auto":
         return requested

@@ -62,9 +62,9 @@ def resolve_stages(
         until = table.get("until", 1.0 if is_last else begin)
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
-                f"stage {number} of the recipe: until = {until}: give the fraction "
-                f"of the steps at which the stage ends, more than {begin}, where it "
-                "begins, and at most 1. The last stage needs no until."
+                f"stage {number} of the recipe: until = {until}: the stage ends "
+                f"at this fraction of all steps. Give more than {begin}, where the "
+                "stage begins, and at most 1. The last stage needs no until."
             )
         # A step belongs to the stage in which the step begins.
         end = math.ceil(round(until * max_steps, 6))

@@ -195,13 +195,13 @@ class TowerBuilder:
         return requested
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the first process's `numbers`. Every process must call this."""
+        """Returns the `numbers` that process 0 passes. Every process must call this."""
         return [*numbers]
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Copies the variables of the first replica to all replicas.
 
-        Every process must call this. Returns the `numbers` that the first one passed.
+        Every process must call this. Returns the `numbers` that process 0 passes.
         """
         return [*numbers]
 

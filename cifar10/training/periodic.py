@@ -129,7 +129,7 @@ class Validation:
         return line
 
     def on_start(self, run: Run) -> None:
-        """Drops the scores of steps after `run.step`, as training repeats them."""
+        """Drops the scores of steps after `run.step`, because those steps run again."""
         if self._scored:
             self._logs = LogWriter(self._directory)
             events = self._scored.events

@@ -26,7 +26,7 @@ class Progress:
 
     Attributes:
         step: The number of steps done so far.
-        left_out: The number of input batches that rollbacks have left out so far.
+        left_out: The number of input batches skipped so far because of rollbacks.
         skipped_steps: The number of steps whose update was skipped (--on_nan skip).
         early_stopping: The best evaluation during training so far.
         metric_averages: Moving averages of metrics, by name.
@@ -213,7 +213,7 @@ class Progress:
         return max(checkpoints.steps(self._directory), default=None)
 
     def has_checkpoint(self) -> bool:
-        """Returns whether a checkpoint exists; always true if not on the chief."""
+        """Returns whether a checkpoint exists. All workers but the chief get True."""
         return not self._writes or self.last_saved() is not None
 
     def how_to_resume(self) -> str:

@@ -232,7 +232,7 @@ class NotFinitePolicy:
         return f"The state before that step was saved {where}."
 
     def _gradients(self, batches: Sequence[Batch]) -> dict[str, list[str]]:
-        """Maps towers of this process to variables whose gradients are not finite."""
+        """Returns which variables' gradients are not finite, for each local tower."""
         variables = self._towers.state.model.trainable_variables
         found = {}
         results = self._towers.results(batches)

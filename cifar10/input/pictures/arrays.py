@@ -141,8 +141,8 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
         raise UsageError(
-            f"{what} has the shape {list(array.shape)}. Give at least one image, as "
-            "[count, height, width, 3], or for grey as [count, height, width]."
+            f"{what} has the shape {list(array.shape)}. Give at least one image: "
+            "[count, height, width, 3], or [count, height, width] for grey images."
         )
     check_pixels(array.dtype, what)
     if array.shape[3] == 1:
