@@ -19,7 +19,7 @@ from cifar10.errors import UsageError, did_you_mean
 
 
 def _number(default: float, least: float, most: float) -> Option:
-    """Declares a number within limits; its type is the type of `default`."""
+    """Declares an option: a number of the type of `default`, from `least` to `most`."""
     limits = (Range(least, most),)
     return Option(type=type(default), default=default, limits=limits, in_flags=False)
 

@@ -234,7 +234,7 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 
 def names(declared: Any, **details: Any) -> set[str]:
-    """Returns the names of the options whose attributes equal `details`."""
+    """Returns the names of options whose attributes have the values in `details`."""
     return {
         name
         for name, one in options(declared).items()

@@ -62,7 +62,7 @@ def confine(port: int) -> bool:
 
 
 def limit_silence_of(cluster: Cluster) -> None:
-    """Applies `limit_silence` to this process's connections to the other workers."""
+    """Limits how long connections to the other workers may be silent."""
     _, *own = cluster.this_worker.host_and_port
     theirs = [[worker.host_and_port[1]] for worker in cluster.other_workers]
     for one in _open_sockets():

@@ -37,8 +37,8 @@ _FIX = "Free space or make the folder writable, or name another one with --eval_
 class Scorer:
     """Scores a model any number of times, but traces the model only once.
 
-    The values of non-trainable variables come from the model. With
-    `test_time_augmentation`, averages the logits of the six `views` of an image.
+    `score` takes the values of the trainable variables; the others are the model's own.
+    With `test_time_augmentation`, it averages the logits of an image's six `views`.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def distort(
 
 
 def crop_size(side: int) -> int:
-    """Returns the side of an image's crop. As in the tutorial, it is 24 for 32."""
+    """Returns the side of an image's crop: 24 if `side` is 32, as in the tutorial."""
     return max(1, side * 24 // 32)
 
 
@@ -159,7 +159,7 @@ def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the pixels of crops along one side; `place` in [0, 1) selects them."""
+    """Returns the rows or columns of crops at a `place` from 0 (first) to 1 (last)."""
     taken = crop_size(size)
     first = tf.cast(place * (size - taken + 1), tf.int64)
     return first[:, None] + tf.range(taken, dtype=tf.int64)

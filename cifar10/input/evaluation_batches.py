@@ -25,8 +25,8 @@ def evaluation_batches(
     same shape. The mask is False for these copies.
 
     Returns:
-        A dataset of (images, labels, mask): float32 [batch_size, ...] from `prepare`,
-        int32 [batch_size] and bool [batch_size].
+        A dataset of batches (images, labels, mask): float32 [batch_size, height, width,
+        channels], int32 [batch_size] and bool [batch_size].
     """
     count = len(images) if count is None else count
     all_images = in_graph(images)

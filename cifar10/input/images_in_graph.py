@@ -1,4 +1,4 @@
-"""Makes images available in a graph: from a tensor in memory, or by reads from disk."""
+"""Gathers images by index within a graph, from a tensor in memory or from disk."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ def is_in_memory(images: Images) -> bool:
 
 
 def in_graph(images: Images) -> tf.Tensor | Images:
-    """Converts images in memory to a tensor on the CPU; returns others unchanged."""
+    """Converts images in memory to a tensor on the CPU; leaves other images as is."""
     if not is_in_memory(images):
         return images
     with tf.device("/cpu:0"):

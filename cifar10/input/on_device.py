@@ -80,7 +80,7 @@ def device_batches(
     start_step: int,
     worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Yields each step's batches, (images, labels) for each tower, without end.
+    """Yields one list for each step, without end: a batch (images, labels) per tower.
 
     `devices` lists the towers' devices, which make the batches. The other arguments are
     as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches early.

@@ -165,7 +165,7 @@ def _damaged(directory: Path, problem: str) -> UsageError:
 
 @contextlib.contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """Turns an `OSError` into a `UsageError`."""
+    """Turns an `OSError` raised in the block into a `UsageError`, with advice."""
     try:
         yield
     except OSError as error:

@@ -142,7 +142,7 @@ def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 
 
 def _typical_signs(numbers: np.ndarray) -> np.ndarray:
-    """Maps the three lowest bits of each number to signs of channels, 1 or -1."""
+    """Maps each number's three lowest bits to the signs, 1 or -1, of three channels."""
     bits = numbers[:, np.newaxis] >> np.arange(3) & 1
     return (2 * bits - 1)[:, :, np.newaxis, np.newaxis]
 

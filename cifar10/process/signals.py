@@ -52,7 +52,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Ends the program at once on a recorded signal, or on one during the block."""
+        """Ends the program at once on a signal recorded before or sent in the block."""
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:

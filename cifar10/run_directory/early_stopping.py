@@ -86,8 +86,8 @@ def what_next(
 ) -> tuple[str, str]:
     """Returns what to do with a run that has ended, and the command for it.
 
-    The advice is to score the best checkpoint on the test split, or the newest if the
-    best was not kept. Once that checkpoint has been scored, it is to report the run.
+    The command scores the best checkpoint on the test split, or the newest one if the
+    best was not kept. If that checkpoint already has a score, the command is `report`.
     """
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
     kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}

@@ -96,7 +96,7 @@ def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
 def _show(given: Mapping[str, Any], options: Options) -> None:
     """Prepares the data set that the flags select, and prints its contents.
 
-    If requested, writes a contact sheet, and a list of labels that a run contradicts.
+    On request, writes a contact sheet and lists labels that a run's model contradicts.
     """
     from cifar10.input import datasets
     from cifar10.tools import data_contents

@@ -306,7 +306,7 @@ _COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
 
 
 def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
-    """Returns prepared training images to calibrate the ranges of int8 values with."""
+    """Returns prepared training images for calibrating the ranges of int8 values."""
     images, _ = _sample(dataset, "train", _SAMPLES)
     return pipeline.prepare(tf.constant(images), distortions).numpy()
 

@@ -58,7 +58,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def plan_step(requested: Config) -> dict[str, Any]:
-    """Returns a step's bytes with and without sections, and whether each plan fits."""
+    """Plans the memory of a step with and without sections; returns JSON values."""
     from cifar10.sections.planning import memory_limit
 
     training = _assemble(requested)

@@ -62,8 +62,8 @@ class ScaledUpdates:
     """Mixin that makes an optimizer multiply each variable's updates by a factor.
 
     A factor acts like a learning rate for one variable. Scaling the gradients instead
-    would have no effect in Adam, which divides by the gradients' size. The factors are
-    a variable of the optimizer, so checkpoints and replicas have them.
+    would have no effect in Adam, which divides by the gradients' size. A variable of
+    the optimizer stores the factors, so checkpoints and replicas include them.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:

@@ -47,17 +47,17 @@ class ScaledCurve:
 
 
 def staircase(time: tf.Tensor) -> tf.Tensor:
-    """Falls by a constant factor whenever `time` reaches a whole number."""
+    """Returns a factor that falls tenfold whenever `time` reaches a whole number."""
     return tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), tf.floor(time))
 
 
 def linear(time: tf.Tensor) -> tf.Tensor:
-    """Falls evenly from 1 to 0 while `time` runs from 0 to 1."""
+    """Returns a factor that falls evenly from 1 to 0 while `time` runs from 0 to 1."""
     return tf.maximum(1.0 - time, 0.0)
 
 
 def cosine(time: tf.Tensor) -> tf.Tensor:
-    """Falls from 1 to 0 along half a cosine.
+    """Returns a factor that falls from 1 to 0 along half a cosine.
 
     This is the formula of `keras.optimizers.schedules.CosineDecay`
     (https://arxiv.org/abs/1608.03983).
@@ -66,11 +66,11 @@ def cosine(time: tf.Tensor) -> tf.Tensor:
 
 
 def one_cycle(time: tf.Tensor) -> tf.Tensor:
-    """Rises to 1, and then falls to almost 0.
+    """Returns a factor that rises to 1, and then falls to almost 0.
 
-    Smith and Topin's cycle (https://arxiv.org/abs/1708.07120) with the form and the
-    defaults of PyTorch's OneCycleLR: both parts are half a cosine. Unlike in PyTorch,
-    the momentum is constant.
+    This is Smith and Topin's cycle (https://arxiv.org/abs/1708.07120), with the form
+    and the defaults of PyTorch's OneCycleLR: the rise and the fall are each half a
+    cosine. Unlike in PyTorch, the momentum is constant.
     """
     start = 1.0 / _DIVISOR_AT_START
     end = start / _DIVISOR_AT_END
@@ -92,9 +92,9 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 class Warmup:
     """Multiplies the rates of a schedule by a factor that rises evenly from 0 to 1.
 
-    The factor counts the images seen at the end of an update; at its beginning, the
-    first factor would be 0 and the first batch wasted. The schedule itself is not
-    delayed: it begins at the first update and ends as it would without a warm-up.
+    The images of an update count towards its own factor. Otherwise the first factor
+    would be 0, and the first update wasted. The schedule itself is not delayed: it
+    begins at the first update and ends as it would without a warm-up.
     """
 
     schedule: Schedule

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def stack(
     devices: Sequence[str], batches: "Sequence[Sequence[Batch]]"
 ) -> "list[Batch]":
-    """Stacks `batches[step][tower]` over the steps, on the device of each tower."""
+    """Stacks each tower's batches, `batches[step][tower]`, on the tower's device."""
     stacked = []
     for device, of_tower in zip(devices, zip(*batches, strict=True), strict=True):
         with tf.device(device):

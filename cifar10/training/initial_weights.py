@@ -114,7 +114,7 @@ def check_source(requested: FineTuning) -> None:
 
 
 def _locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns the path of a file or a run; for a checkpoint, its run and step."""
+    """Returns (path, None) of a file or a run, or (run, step) of a checkpoint."""
     path = layout.absolute_path(name)
     if path.parent.name == layout.CHECKPOINTS:
         for step in checkpoints.steps(path.parent):

@@ -132,7 +132,7 @@ class Progress:
         return messages
 
     def first_line(self) -> str:
-        """Returns a line on the step from which the run starts or resumes."""
+        """Returns a message that the run is new, or that it resumes from a step."""
         run = self._directory.parent
         if self.step:
             epoch, position = self._epoch_and_position()

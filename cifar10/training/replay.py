@@ -314,8 +314,8 @@ def _assemble(
     divides = batches % towers == 0
     parts = counted(batches, "batch", "batches")
     impossible = UsageError(
-        f"--num_gpus {towers}: {towers} towers cannot share a step of the run, which "
-        f"has {parts} with {size:,} images in all.\nGive a divisor of {batches}, or, "
+        f"--num_gpus {towers}: {towers} towers cannot share a step evenly. Each step "
+        f"has {parts}, {size:,} images in all.\nGive a divisor of {batches}, or, "
         "only for a model without batch norm and dropout, a divisor\n"
         f"of {size:,}."
     )

@@ -263,5 +263,5 @@ class NotFinitePolicy:
 
 
 def loss_text(loss: float) -> str:
-    """Formats a loss for a line, in scientific notation from 1000 on."""
+    """Formats a loss, in scientific notation if it is 1000 or more."""
     return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"

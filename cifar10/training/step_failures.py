@@ -39,7 +39,7 @@ def explaining_failures(
 
 
 def _why_not_compiled(message: str) -> str:
-    """Returns XLA's reason from an error message; empty if XLA did not fail."""
+    """Returns why XLA could not compile a step, or "" for any other error message."""
     if _NO_CUDNN in message:
         return (
             "it finds no convolution in this cuDNN. XLA needs cuDNN 9.24 or newer, "

@@ -41,7 +41,7 @@ class Goodput:
 
     @property
     def part(self) -> str:
-        """The current part, to which time is being counted."""
+        """The part to which the time now counts, such as "training"."""
         return self._part
 
     def enter(self, part: str) -> str:
@@ -77,7 +77,7 @@ class Goodput:
     def go_back(self, log: Path, step: int) -> None:
         """Moves the time spent on work after `step` to the part `work lost`.
 
-        The first call in a process also adds the seconds that earlier processes logged.
+        The first call also takes over the seconds that earlier processes logged.
         """
         lines = read_seconds(log)
         if self._is_new and lines:

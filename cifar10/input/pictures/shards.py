@@ -151,7 +151,7 @@ class Shards:
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
     def _read_manifest(self) -> _Manifest:
-        """Reads the manifest; drops shards whose files are absent or resized."""
+        """Reads the manifest; drops shards whose file is absent or has a wrong size."""
         empty: _Manifest = ({}, {})
         shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
         if not {*map(len, hashes.values())} <= {2, 3}:  # Splits.
