@@ -18,7 +18,7 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Makes batches of a split's images, in order and each image once.
 
-    With a `count`, only the first `count` images are read. `images`, uint8 [count,
+    With a `count`, only the first `count` images are read. `images`, uint8 [total,
     height, width, channels], are prepared for a model trained with `distortion`.
 
     The last batch is padded with copies of the last image, so that all batches have the

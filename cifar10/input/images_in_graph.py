@@ -15,7 +15,7 @@ def is_in_memory(images: Images) -> bool:
 
 
 def in_graph(images: Images) -> tf.Tensor | Images:
-    """Converts images in memory to a tensor on the CPU; leaves other images as is."""
+    """Converts images in memory to a tensor on the CPU; leaves others as they are."""
     if not is_in_memory(images):
         return images
     with tf.device("/cpu:0"):

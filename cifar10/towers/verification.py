@@ -66,9 +66,9 @@ def verify_step(
 
 
 def proportion(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
-    """Returns the norm of the difference, divided by the larger norm of the two.
+    """Returns the norm of the arrays' difference, divided by the larger of their norms.
 
-    The result is from 0 to 2. Unequal integers, and values that are not finite, give 2.
+    The result is 0 to 2. Arrays that differ give 2 if they are integers or not finite.
     """
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     is_rounded = ours.dtype.kind not in "iub"

@@ -256,10 +256,10 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     """Makes a view of a model that also outputs the activations of its layers.
 
     The view outputs the logits, and then the output of each layer that has weights or
-    is an activation. The list names these layers. If max pooling and ReLU follow a
-    layer, its output is taken after ReLU but before pooling, as in the tutorial. Leaves
-    out a layer that another model called first, because Keras knows its output in that
-    model only. Returns None if the model is not a graph of layers.
+    is an activation; the returned names are those of these layers. If max pooling and
+    ReLU follow a layer, its output is taken after ReLU but before pooling. Leaves out a
+    layer that another model called first, because Keras knows its output in that model
+    only. Returns None if the model is not a graph of layers.
     """
     if not is_graph(model):
         return None
