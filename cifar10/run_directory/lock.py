@@ -124,7 +124,7 @@ class DirectoryGuard:
         self._before = [*map(_identity, self._paths)]
 
     def problem(self) -> str:
-        """Returns why the run must not write to the directory; empty if it is safe.
+        """Returns why the run must not write to the directory; empty if it may.
 
         A deleted directory is not reported here, because writing to it fails anyway.
         """

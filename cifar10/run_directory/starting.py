@@ -95,7 +95,7 @@ def _with_history(
 
 
 def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Returns which versions changed since a run was recorded; empty if none did.
+    """Returns a line on versions changed since a run was recorded; empty if none.
 
     If the run recorded no version of this package, that version counts as changed.
     """

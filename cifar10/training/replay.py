@@ -218,7 +218,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """Pairs of recorded scores and a `ScoredSet`, one for each scored split."""
+        """For each scored split: its recorded scores by step, and its `ScoredSet`."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS
