@@ -37,8 +37,8 @@ def divided(
         names: The names of the images, such as paths.
         labels: The labels of the images.
         classes: The number of classes.
-        shares: The fraction of images for each split except the training split. Each
-            class has at least one training image and, if possible, one in each split.
+        shares: The fraction of images for each split except the training split. New
+            limits leave every class a training image and, if possible, one per split.
         division: The recorded division of a run, or `BY_FRACTION`. If it is None, or
             was made for another number of classes, new limits are computed.
 

@@ -72,7 +72,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
 
     Training works as from the command line: on several towers and machines
     (`TF_CONFIG`), with exact resuming and files in `train_dir`. In the main thread,
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end training after a checkpoint is saved.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save a checkpoint and end training.
 
     Args:
         config: The configuration.

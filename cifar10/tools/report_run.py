@@ -170,7 +170,7 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Reads the numbers in a log's intact lines, and adds a note on damaged lines."""
+    """Returns the numbers in a log's intact lines; counts damaged lines in a note."""
     entries = logs.read_lines(path)
     intact = [entry for entry in map(_numbers, entries) if "step" in entry]
     if damaged := len(entries) - len(intact):

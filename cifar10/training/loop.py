@@ -145,7 +145,7 @@ class Loop:
                 self.hooks.notify("on_step", self.step)
 
     def _call(self, batches: list[Sequence[Batch]]) -> None:
-        """Runs one step for each of `batches`, and adds the result to `results`."""
+        """Runs a step for each of `batches`, and adds their result to `results`."""
         count = len(batches)
         if count in self._traced:
             result = self._run_steps(batches)
