@@ -71,7 +71,7 @@ def loss(
 
     Args:
         logits: floating [batch, classes].
-        labels: int32 [batch], or floating [batch, classes] with each class's fraction.
+        labels: int32 [batch], or the fraction of each class, floating [batch, classes].
         penalties: Scalars to add to the loss.
         label_smoothing: Fraction of each label to spread evenly over all classes.
         class_weights: float64 [classes], factors for the cross entropies of each
@@ -79,9 +79,9 @@ def loss(
 
     Returns:
         Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
-        mean over the batch) and `weight_decay`. `precision @ 1` is the fraction of
-        images whose largest logit is at the label's class, or at the class with the
-        largest fraction.
+        mean over the batch) and `weight_decay`. `precision @ 1` is the share of
+        images whose largest logit is at the label's class, which for a mixed image is
+        the class with the largest fraction.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)

@@ -1,9 +1,9 @@
 """Declares every field of a configuration once, grouped in sections.
 
 `flags.py` turns each declaration into a flag, and recipes may set the field. A field's
-scope says whether all workers and a resumed run must have the same value; by default it
-is the scope of the section. Functions that depend on one section take only that
-section. The docstring of a section is the help of its flags.
+scope says whether all workers and a resumed run must have the same value. By default, a
+field has the scope of its section. The docstring of a section is the help of its flags.
+A function that needs the fields of only one section takes that section as argument.
 """
 
 import dataclasses

@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns whether the model is a program's function in the module `trusted` names.
+    Returns True if the run recorded only a function, and `trusted` adds its module.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)
@@ -167,7 +167,7 @@ def check_model(
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Returns what a `config.json` holds, made harmless if the file is not trusted."""
+    """Returns a `config.json`'s entries and `is_own`; disarms untrusted entries."""
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:

@@ -48,7 +48,7 @@ class Workers:
     cluster, this process is the only worker.
 
     Attributes:
-        timeout: Seconds to wait for the others at the start (--worker_timeout).
+        timeout: Seconds to wait for other workers at the start (--worker_timeout).
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:

@@ -88,8 +88,8 @@ class Follower(FollowedRun):
     Args:
         train_dir: Directory of the run.
         device: Device that holds the weights and computes.
-        step: The step to load; None for each newer step, or `best` for the step with
-            the best score and each better one as it appears.
+        step: The step to load. None loads each newer step as it appears. `best` loads
+            the step with the best score, then each better step as it appears.
         use_averages: Whether to use the variables' moving averages, as evaluation does,
             instead of their last values.
         trust_model: The `module:function` of the run's model, to trust it although this

@@ -113,7 +113,7 @@ class TrainedModel:
             )
 
     def calibrate(self, fitted: float) -> None:
-        """Uses a fitted temperature, and writes it beside the loaded checkpoint."""
+        """Sets the temperature to `fitted`; writes it to the checkpoint's folder."""
         files.write_output(self._file, "--calibrate:", f"{fitted}\n".encode())
         self.temperature = fitted
         say(f"Temperature {fitted:.3f} for predict, serve and export: {self._file}")

@@ -6,7 +6,7 @@ As in `distortions.py`, random values for the global batch depend on seed and st
 augmentation has its own random stream, so adding one does not change the distortions.
 
 Keras's layers of the same names are not used. `RandomErasing` draws height and width
-independently, and clips the noise to black and white. `MixUp` and `CutMix` shuffle each
+independently, and clips noise to the range of pixels. `MixUp` and `CutMix` shuffle each
 batch, so the number of towers would change which images are mixed. Here images 2 k and
 2 k + 1 of the global batch mix with each other, each with its own weight. The order of
 images is random, so the pairs are random too. Both images of a pair are on one tower.

@@ -73,7 +73,7 @@ def cache() -> Path:
 
 
 def _named_folder(data_dir: str | None) -> Path | None:
-    """Returns the folder in `data_dir`, or else in CIFAR10_DATA_DIR, or else None."""
+    """Returns the folder that `data_dir` or else CIFAR10_DATA_DIR names, if any."""
     source, name = "--data_dir", data_dir
     if not data_dir:
         source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
@@ -116,7 +116,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the stand-in in `home`; if it is missing, generates it unless `named`."""
+    """Returns the synthetic data in `home`; generates missing data, unless `named`."""
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

@@ -1,7 +1,7 @@
 """Distorts batches of images for training, and prepares batches for evaluation.
 
 Every distortion works on the whole batch at once, for images of any height, width and
-number of channels. The seed alone determines the random values of the global batch.
+number of channels. The seed of a global batch alone determines its random values.
 """
 
 import math

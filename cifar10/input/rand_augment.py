@@ -4,7 +4,7 @@ The method is from Cubuk et al., https://arxiv.org/abs/1909.13719. The operation
 strengths are those of torchvision's `RandAugment`
 (https://github.com/pytorch/vision/blob/v0.20.0/torchvision/transforms/autoaugment.py),
 which follow Pillow and get stronger with the magnitude. In the paper's code,
-posterizing and solarizing get weaker. Each operation's direction is drawn too.
+posterizing and solarizing get weaker. The sign of the strength is drawn at random.
 
 Keras's `RandAugment` is not used: it draws one operation for all images of a batch, and
 equalizes all of them by one common histogram.

@@ -154,8 +154,8 @@ def unreadable(path: Path, error: OSError) -> DiskError:
 def locked(path: Path, waiting: str) -> Iterator[None]:
     """Holds an exclusive lock on a file; prints `waiting` if it first has to wait.
 
-    Creates the file and its folder, and leaves them. Deleting the file would let a
-    third process lock a new file while the second still holds the old one.
+    Creates the file and its folder, and never deletes them. If the file were deleted,
+    another process could lock a new file while this process still locks the old file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with opened(path, "ab") as lock:

@@ -43,7 +43,7 @@ def package_version() -> str:
 
 
 def program_name() -> str:
-    """Returns the name of the running script, or the command of the package."""
+    """Returns the program's name in messages: the script, or the package's command."""
     first = sys.argv[0]
     start = _start(first)
     return Path(first).name if first in start else " ".join(start)
@@ -55,7 +55,7 @@ def to_paste(arguments: Sequence[str]) -> str:
 
 
 def to_spawn(arguments: Sequence[str]) -> list[str]:
-    """Returns the argument list for a child process with this `sys.argv`."""
+    """Returns the `Popen` command that starts a program with this `sys.argv`."""
     start = _start(arguments[0])
     # The command that pip installs is a Python script too.
     words = start[1:] if "-m" in start else arguments[:1]
@@ -121,7 +121,7 @@ def option_name(name: str) -> str:
 
 
 def require_packages(extra: str, *names: str) -> None:
-    """Raises a `UsageError` if packages of an optional dependency are missing."""
+    """Raises a `UsageError` if any of the packages `names` cannot be imported."""
     missing = [name for name in names if not importlib.util.find_spec(name)]
     if missing:
         package = f"'{DISTRIBUTION}[{extra}]'"

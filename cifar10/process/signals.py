@@ -126,7 +126,7 @@ def _ignore(*unused: object) -> None:
 
 
 def write_line(text: str, descriptor: int = 2) -> None:
-    """Writes a message with the program's name, from any thread but the main one."""
+    """Writes the program's name and `text` to stderr, without waiting for a lock."""
     # Avoids sys.stderr, whose lock the main thread may hold, and a full pipe, which
     # would block this thread and delay a second signal.
     writable = select.poll()

@@ -26,7 +26,7 @@ _GROWING = (FILE, layout.METRICS)  # Lines are only appended to these files.
 
 
 def read(run: Path) -> dict[int, dict[str, Any]]:
-    """Returns the manifests in `chain.jsonl` by step; empty without that file."""
+    """Maps each step in `chain.jsonl` to its manifest; empty if the file is missing."""
     return {
         link["step"]: link
         for link in logs.read_steps(run / FILE)

@@ -154,6 +154,6 @@ def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
 
 
 def _updated(values: Sequence[Any], changed: Sequence[tf.Tensor | None]) -> list[Any]:
-    """Returns `changed` with each None replaced by the old value."""
+    """Returns `changed`, with each None replaced by the value from `values`."""
     pairs = zip(values, changed, strict=True)
     return [old if new is None else new for old, new in pairs]

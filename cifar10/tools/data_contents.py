@@ -1,4 +1,4 @@
-"""Describes a data set for `data`: class counts, equal pictures, a contact sheet."""
+"""Describes a data set for the command `data`, and draws a contact sheet."""
 
 import contextlib
 import functools

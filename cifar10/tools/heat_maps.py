@@ -61,10 +61,10 @@ def heat_maps(
 
 
 def _products(chosen: tf.Tensor) -> tf.Tensor | None:
-    """Returns the activations of the last convolution times their gradients.
+    """Returns the last convolution's activations times the gradients of `chosen`.
 
-    The activations are taken after any normalization, sum and nonlinearity that follow
-    the convolution, just before height or width changes.
+    The activations include any normalization, sum and nonlinearity that follow the
+    convolution. They are the last tensor of the convolution's height and width.
     """
     sides: list[int | None] = []
     found: list[tf.Tensor] = []

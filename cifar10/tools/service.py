@@ -242,7 +242,7 @@ class Service(Collector):
         return Response(generate_latest(self._metrics), headers=_METRICS_TYPE)
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the metrics of the model's state for Prometheus."""
+        """Yields the state of the model and the queue as metrics for Prometheus."""
         for name, value in self._state().items():
             if value is not None:
                 is_counter = name.endswith("_total")

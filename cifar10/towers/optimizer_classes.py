@@ -43,7 +43,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def apply(
         self, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
     ) -> None:
-        """Applies an update. If it overflows, skips it and lowers the loss scale."""
+        """Applies an update; if it overflows, lowers the loss scale instead."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]
@@ -67,7 +67,7 @@ class ScaledUpdates:
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
-        """Creates the factors, initially 1, and the optimizer's other variables."""
+        """Creates the optimizer's variables and a factor of 1 per model variable."""
         if self.built:
             return
         super().build(variables)  # type: ignore[misc]

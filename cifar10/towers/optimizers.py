@@ -11,7 +11,7 @@ Weight decay is decoupled, as in Keras: each update first shrinks the variables 
 fraction `weight_decay` * learning rate (https://arxiv.org/abs/1711.05101). Unlike in
 Keras, biases do not decay, nor do scales and offsets of normalization.
 
-Keras checks the names of further arguments when `build_optimizer` is called.
+Arguments that Keras does not know are refused when `build_optimizer` is called.
 """
 
 from collections.abc import Collection, Mapping, Sequence

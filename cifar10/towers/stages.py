@@ -1,7 +1,7 @@
 """Stages of a recipe, and `--freeze`: which variables train at which steps.
 
     [[stages]]
-    until = 0.375                 # Fraction of all steps; the last stage has none.
+    until = 0.375                 # Fraction of all steps; omitted in the last stage.
     image_size = 24               # Height and width to which images are reduced.
 
     [[stages]]
@@ -160,7 +160,7 @@ def find_frozen(
 
 
 def _is_named(path: str, names: Sequence[str]) -> bool:
-    """Returns whether `names` select the variable at `path`, or a layer around it."""
+    """Returns whether `names` select the variable at `path`, or one of its layers."""
     return any(
         f"{path}/".startswith(f"{name}/")
         or (name.endswith("*") and path.startswith(name[:-1]))

@@ -176,13 +176,13 @@ class TowerBuilder:
     def step(
         self, batches: Sequence[Batch], *, with_results: bool = False
     ) -> StepResult:
-        """Runs one tower per batch, then one update. All batches have one shape."""
+        """Runs one tower per batch, then an update. All batches have the same shape."""
         return self.result(self._step(list(batches), with_results))
 
     def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
         """Runs several steps without returning to Python in between.
 
-        All batches, `batches[step][tower]`, have one shape.
+        All batches, `batches[step][tower]`, have the same shape.
         """
         return self.result(self._steps(stack(self.devices, batches)))
 
@@ -335,7 +335,7 @@ class TowerBuilder:
 def sum_on_devices(
     devices: Sequence[str], gradients: Sequence[list[Gradient]]
 ) -> list[list[Gradient]]:
-    """Adds up the gradients of each device's batches on that device."""
+    """Returns one sum of gradients per device, computed on that device."""
     sums: dict[str, list[Gradient]] = {}
     for device, more in zip(devices, gradients, strict=True):
         with tf.device(device):
@@ -421,7 +421,7 @@ def _sum(gradients: Sequence[Gradient]) -> Gradient:
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; each tower reads a different random state."""
+    """Reads a non-trainable variable. Gives each tower its own random state."""
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

@@ -447,7 +447,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
 
 def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
-    """Builds a `BatchMaker` for training images; it does not resize the images."""
+    """Builds a `BatchMaker` for training; the caller sets its `image_size`."""
     images, seed = config.images, config.run.seed
     augmentation = None
     if images.augmentation:

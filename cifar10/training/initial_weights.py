@@ -1,4 +1,4 @@
-"""Loads the weights that `--initial_weights` names into a new run.
+"""Initializes a new run with the weights that `--initial_weights` names.
 
 The flag names `imagenet`, a file that Keras has written, the directory of a run, or the
 folder of a run's checkpoint. Layers are matched by their names and the shapes of their

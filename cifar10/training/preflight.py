@@ -75,7 +75,7 @@ def check_run(
 
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns a message that a run has ended at `step`, with the next commands."""
+    """Returns a message that a run has ended at `step`, with commands to run next."""
     train_dir = layout.locate_run(config.run.train_dir)
     values = config.values
     name = next(name for name in reversed(fields.LENGTHS) if values[name])

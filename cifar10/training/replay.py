@@ -46,7 +46,7 @@ _STEPS_OF_MEDIAN = 50
 
 
 class Difference(NamedTuple):
-    """How far a recomputed step is from one of the run's records."""
+    """How much a recomputed step differs from one of the run's records."""
 
     step: int
     place: str  # The kind of record: `log`, `checkpoint` or `scores`.
@@ -348,7 +348,7 @@ def _assemble(
 def _numbers(
     names: Iterable[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields each of `names` that both mappings have, with both values."""
+    """Yields (name, our value, their value) for each of `names` in both mappings."""
     for name in set(names).intersection(ours, theirs):
         yield name, _as_logged(ours[name]), _as_logged(theirs[name])
 

@@ -61,7 +61,7 @@ class Goodput:
             self.enter(before)
 
     def stepping(self) -> tuple[float, float]:
-        """Returns the seconds spent in steps, and the part spent waiting for input.
+        """Returns the seconds in steps, and how many of them were spent awaiting input.
 
         Time outside of steps, for example for tracing or saving, does not count.
         """

@@ -96,7 +96,7 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path, schema: Any) -> Any:
-    """Returns what `save` wrote, or None if it is damaged or not of type `schema`."""
+    """Returns what `save` wrote; None if missing, damaged or not of type `schema`."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")
         if digest == hashlib.sha256(content).hexdigest().encode():

@@ -117,9 +117,9 @@ def list_folder(directory: Path) -> Listing:
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
     """Finds the pictures in a folder and its subfolders.
 
-    Returns the pictures; the folders, each mapped to the reason why it cannot be read,
-    or else to ""; notes on unused links; and the number of other files by suffix. A
-    folder is read once, even if several links lead to it.
+    Returns the pictures; a mapping of each folder to why it cannot be read, "" if it
+    can; notes on unused links; and the number of other files by suffix. A folder is
+    read once, even if several links lead to it.
     """
     pictures: list[File] = []
     visited: dict[str, str] = {}
