@@ -1,7 +1,7 @@
 """Inference and loss of a model, as pure functions.
 
-The model is any Keras model that maps images to logits, which `models/registry.py`
-builds once. Each tower passes the values of the model's variables to `inference`, which
+The model, which `models/registry.py` builds once, is any Keras model that maps images
+to logits. Each tower passes the values of the model's variables to `inference`, which
 reads and writes no other state.
 """
 

@@ -131,11 +131,11 @@ def wait_for_later_second(events: Path) -> None:
 def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to discard the events after `resumed_step`.
 
-    TensorBoard takes the first start event of a directory for the beginning of the run
-    and only later ones for a restart, so this function writes the event twice, into a
-    new file. TensorBoard must read this file before the run's next event file. It reads
-    files in the order of their names, which contain the second and the host. In the
-    name of the new file, a hyphen, which sorts first, replaces the host.
+    TensorBoard takes the first start event of a directory for the beginning of the run,
+    not for a restart. So this function writes the event twice, into a new file.
+    TensorBoard reads files in the order of their names, which contain the second and
+    the host, and must read the new file before the run's next event file. So the new
+    file's name has a hyphen, which sorts first, in place of the host.
     """
     import tensorflow as tf
     from tensorboard.compat.proto import event_pb2

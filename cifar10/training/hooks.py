@@ -28,8 +28,8 @@ class Run(NamedTuple):
 class Summary(NamedTuple):
     """The tensors that `--summary_steps` writes, from the newest batches.
 
-    The chief's towers compute the activations and the gradients, with the variables'
-    values after the step.
+    The chief's towers compute activations and gradients from these batches, with the
+    variables' values after the newest step.
     """
 
     images: tf.Tensor  # The first tower's images, distorted and standardized.
