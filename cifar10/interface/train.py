@@ -70,9 +70,9 @@ class Record:
 def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     """Trains a model as `config` says, resuming from the newest checkpoint.
 
-    Training works as from the command line: on several towers and machines
-    (`TF_CONFIG`), with exact resuming and files in `train_dir`. In the main thread,
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save a checkpoint and end training.
+    Like the command `train`, uses several towers and machines (`TF_CONFIG`), resumes
+    exactly and writes files to `train_dir`. In the main thread, Ctrl-C, SIGTERM,
+    SIGUSR1 and SIGHUP save a checkpoint after the current step and end training.
 
     Args:
         config: The configuration.
