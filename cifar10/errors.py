@@ -69,7 +69,7 @@ class NotFiniteError(Exception):
 
 
 class LostWorkerError(Exception):
-    """Another worker was lost: exit code 75. Restarting all workers resumes the run."""
+    """A worker was lost (exit code 75). Restarting all workers resumes the run."""
 
 
 class DiskError(UsageError):

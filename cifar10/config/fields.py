@@ -342,9 +342,9 @@ class Memory(Checked):
     """Memory of a step.
 
     Attributes:
-        sections: sections of the model to compute one after another, with less memory
-            but more time: their number, the layers that begin a section
-            (conv2,local3), or auto for the smallest number that fits in memory
+        sections: number of sections of the model, computed one after another to save
+            memory, which takes more time; or the layers that begin a section
+            (conv2,local3); or auto: the smallest number that fits in memory
             (default: the sections in the model's code)
         memory_limit: GB of GPU or CPU memory that --sections auto and `plan` may use
             (default: 85 % of the free memory)

@@ -35,7 +35,7 @@ def absolute_path(name: str) -> Path:
 
 
 def locate_run(name: str) -> Path:
-    """Returns the absolute path of a run's directory; `name` may be a folder in it."""
+    """Returns a run's absolute path. `name` is its directory or a folder inside."""
     path = absolute_path(name)
     if os.path.isdir(path) and not os.path.exists(path / CONFIG):  # noqa: PTH110, PTH112
         folders = (CHECKPOINTS, TRAIN_EVENTS, EVALUATION_EVENTS)

@@ -187,7 +187,7 @@ def _note(content: bytes) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Makes the strings in a JSON value printable: they cannot control a terminal."""
+    """Makes strings in a JSON value printable, so they cannot control a terminal."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):

@@ -102,8 +102,8 @@ def _run_workers(
 ) -> tuple[list[int], list[int]]:
     """Runs a worker with each environment, and waits for the end of all workers.
 
-    Kills workers that do not end soon after another one was lost. Returns the exit
-    codes, negative for workers killed by a signal, and the forwarded signals.
+    Kills workers that do not end soon after another one was lost. Returns the
+    workers' exit codes (negative: killed by a signal) and the forwarded signals.
     """
     processes: list[subprocess.Popen[bytes]] = []
     stops: list[int] = []

@@ -190,10 +190,10 @@ class Workers:
             ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:
-        """Returns a text on which other workers make a step hang; empty if none do.
+        """Names the other workers that make a step hang; returns "" if none do.
 
-        Each worker tells the others what it `waits` for in the step after `step`; ""
-        means its devices. Workers that are silent or wait for anything else are named.
+        `waits` tells the others what this worker waits for in the step after `step`; ""
+        means its devices. Names workers that are silent or wait for anything else.
         """
         if not self._rendezvous:
             return ""

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def score_checkpoints(options: Options) -> None:
-    """Scores each new checkpoint until training ends; with `once`, scores only one."""
+    """Scores each new checkpoint until training ends.
+
+    With `options.once`, scores only the checkpoint of `options.step`, or the newest.
+    """
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     try:
         for step in evaluator.follow(options.eval_interval_secs, once=options.once):

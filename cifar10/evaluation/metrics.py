@@ -79,7 +79,7 @@ class Sums:
 
     @property
     def calibration_error(self) -> float:
-        """Mean gap between confidence and accuracy of the bins, weighted by images."""
+        """Mean of |confidence - accuracy| over the bins, weighted by images per bin."""
         _, right, confidence = self.bins
         return float(np.abs(right - confidence).sum() / self.count)
 

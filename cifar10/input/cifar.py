@@ -98,7 +98,7 @@ def _without_tilde(name: str) -> Path:
 
 
 def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
-    """Returns the folder of a local copy of a data set, or None without a copy.
+    """Returns the folder of a local copy of a data set; None if there is no copy.
 
     An archive in `directory` is unpacked to `home`.
     """

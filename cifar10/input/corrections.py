@@ -75,7 +75,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
 
 def read(name: str) -> list[tuple[str, str, str]]:
-    """Reads a CSV file's lines: (picture, new class, label before the correction).
+    """Reads a CSV file's corrections: (picture, new class, class before correction).
 
     Raises:
         UsageError: The file cannot be read, or lacks a column.

@@ -144,7 +144,7 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 
 
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
-    """Draws random numbers in [0, 1) for a slice: `count` tensors, float32 [batch].
+    """Draws `count` tensors, float32 [batch], of random numbers in [0, 1) for a slice.
 
     An image's numbers do not depend on how the global batch is cut into slices.
     """

@@ -262,7 +262,7 @@ class PrefetchQueues:
                 self._put(tower, error)
 
     def _put(self, tower: int, item: object) -> None:
-        """Queues an item for a tower when there is room. Drops the item on `close`."""
+        """Queues an item for a tower once there is room; drops it after `close`."""
         while not self._closed.is_set():
             try:
                 self._queues[tower].put(item, timeout=0.1)

@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
         sys.path.insert(0, str(Path.cwd()))
     if module.endswith(".py"):
         meant = f"{module.removesuffix('.py')}:{function}"
-        raise model_error(name, f"a module is named without .py. Give --model {meant}.")
+        raise model_error(name, f"leave out .py. Give --model {meant}.")
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise no_module_error(name)

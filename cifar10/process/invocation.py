@@ -108,7 +108,7 @@ def in_memory(model: str, data: str) -> str:
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns a command to score a run, or a Python call for objects in memory."""
+    """Returns a command to score a run; a Python call if its data or model need one."""
     if given := in_memory(model, data):
         return f"cifar10.evaluate({train_dir!r}, step={step}, {given})"
     which = "--run_once" if step is None else f"--step {step}"

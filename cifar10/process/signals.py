@@ -1,4 +1,4 @@
-"""Handles signals that end a program at once, or a training run after its step."""
+"""Handles signals: a program ends at once, and training after its current step."""
 
 import contextlib
 import os

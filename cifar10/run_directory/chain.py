@@ -46,7 +46,7 @@ def manifests(run: Path) -> dict[int, dict[str, Any]]:
 def make_link(run: Path, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `chain` entry for the manifest of a new checkpoint.
 
-    `origin` holds the entries of `config.json` that determine the result.
+    `origin` holds the entries of `config.json` that determine the run's result.
     """
     entry = dict(origin)
     for name in _GROWING:

@@ -188,7 +188,7 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         manifest = json.loads(files.read(file).decode())
         is_ours = manifest.pop("sha256") == digest_of(manifest)
         if not (is_ours and manifest["step"] == step and is_plausible(manifest)):
-            raise DamagedError(f"{file} is not the manifest that was written here")
+            raise DamagedError(f"{file} was edited, damaged or moved here")
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(file, error) from error
     return manifest

@@ -48,7 +48,7 @@ class EarlyStopping:
         return cls(**found) if found.get("best_by") == by else cls(best_by=by)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Returns this record's manifest entry; empty before the first evaluation."""
+        """Returns the entry for a manifest; empty before the first evaluation."""
         return {_ENTRY: dataclasses.asdict(self)} if self.images else {}
 
     @property
@@ -101,10 +101,7 @@ def what_next(
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns lines about a run's best score, with commands to export or train longer.
-
-    The text is empty without scores. Scores by `eval.py` count too.
-    """
+    """Describes a run's best score, and how to go on; empty if there are no scores."""
     run = layout.locate_run(config.run.train_dir)
     found = _all_scores(run, record)
     if not found:

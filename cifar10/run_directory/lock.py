@@ -39,7 +39,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock, and deletes what locking created if no run has begun."""
+        """Releases the lock. Deletes its file, and a new directory, if no run began."""
         with contextlib.suppress(OSError):
             if not (self._path / layout.CONFIG).exists():
                 (self._path / _LOCK).unlink()

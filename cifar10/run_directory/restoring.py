@@ -138,7 +138,7 @@ def restore_newest(
 
 
 def _check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Raises a `UsageError` if a checkpoint is of another run."""
+    """Raises a `UsageError` if a checkpoint belongs to another run."""
     for name in _RUN_IDENTITY:
         recorded, expected = checkpoint.manifest.get(name), settings.get(name)
         if recorded != expected:

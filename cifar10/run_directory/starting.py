@@ -29,7 +29,7 @@ def find_run(path: Path) -> dict[str, Any] | None:
 def find_differences(
     path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings that differ from a recorded run, as (old, new) by name.
+    """Returns which settings of a recorded run would change, as (old, new) by name.
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
     setting that an older run did not record counts as the default. A run with links in

@@ -115,9 +115,9 @@ def write_model(
 ) -> None:
     """Exports a float32 model, with its description.
 
-    The description is in the file `cifar10.json` of a SavedModel, in the metadata of an
-    ONNX file (values other than strings as JSON), and in `cifar10.json` of the ZIP
-    archive in a file of Keras or LiteRT.
+    The description is a file `cifar10.json` in a SavedModel's folder, or in the ZIP
+    archive inside a Keras or LiteRT file. An ONNX file has it as metadata, in which
+    values other than strings are JSON.
 
     Args:
         model: The model of the run.

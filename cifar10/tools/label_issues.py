@@ -35,14 +35,14 @@ _SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes CSV and HTML files that list the labels contradicted by a run.
 
-    If the run was trained on `dataset` with corrections, the corrections are applied
-    first. The CSV repeats the corrections, so that it can replace the earlier CSV. Both
-    files are written to the run's directory. `RunOptions` documents `trust_model`.
+    If the run was trained on `dataset` with a CSV of corrections, they are applied
+    first. The new CSV repeats them, so that it can replace the old one. Both new files
+    are written to the run's directory. `RunOptions` documents `trust_model`.
 
     Returns:
         JSON values: `agreement`, the fraction of labels that the newest checkpoint
         predicts; `contradicted`, the number of contradicted labels; `issues`, the
-        listed ones, most suspicious first; `corrections`, the path of the CSV.
+        listed labels, most suspicious first; `corrections`, the path of the CSV.
 
     Raises:
         UsageError: The run has other images or classes, or cannot be written to.

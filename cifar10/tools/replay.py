@@ -105,7 +105,7 @@ def parse(
 
 
 def open_run(run: Path, options: ReplayOptions) -> "Replay":
-    """Assembles a run's training again, and prints a note about changed versions."""
+    """Assembles a run's training again; prints which package versions have changed."""
     restoring.check_usable(str(run), None, options.trust_model)
     settings = run_config.read_run_config(run)
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
@@ -136,7 +136,7 @@ def _find(replay: "Replay", first: int, last: int, options: Options) -> int:
     """Finds the first step whose gradient jumps, and the images that cause it."""
     found = replay.find_jump(first, last)
     if found is None:
-        print(f"No gradient jumps in steps {first:,} to {last:,}.")
+        print(f"Steps {first:,} to {last:,}: the gradient never jumps.")
         return 1
     norm, batches = found
     _write_sheet(options.images, replay, batches)

@@ -47,7 +47,7 @@ def draw(
         logs: `logs[run][line]` maps names to values.
         metrics: Names of the metrics to draw. The first one that is in `logs` is drawn
             boldly, the others faintly.
-        tick_format: Format of the numbers `x` beside the vertical axis.
+        tick_format: Format of the vertical axis's numbers, such as `{x:.2f}`.
         from_zero: Whether the vertical axis begins at zero.
         logarithmic: Whether the vertical axis is logarithmic.
         over: Name of the values on the horizontal axis.

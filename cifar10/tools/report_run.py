@@ -95,7 +95,7 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """Median of the logged images per second; None if none are logged."""
+        """Median of the logged speeds, in images per second; None if none is logged."""
         key = "examples_per_sec"
         rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None

@@ -31,7 +31,7 @@ class Placement:
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns one device per batch of a step; a tower has `accumulate` batches."""
+        """Repeats each tower's device for all of its `accumulate` batches of a step."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property

@@ -41,7 +41,7 @@ class ScaledCurve:
     examples: float
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate after `examples_seen` images."""
+        """Returns the learning rate after `examples_seen` images."""
         time = tf.cast(examples_seen, tf.float64) / self.examples
         return self.highest_rate * self.curve(time)
 
@@ -102,7 +102,7 @@ class Warmup:
     global_batch_size: int
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate after `examples_seen` images."""
+        """Returns the learning rate after `examples_seen` images."""
         seen_after = tf.cast(examples_seen + self.global_batch_size, tf.float64)
         return self.schedule(examples_seen) * tf.minimum(
             seen_after / self.examples, 1.0

@@ -218,7 +218,7 @@ class TowerBuilder:
     def results(
         self, batches: Sequence[Batch], devices: Sequence[str] = ()
     ) -> list[TowerResult]:
-        """Runs every tower, on `devices` if given, without updating variables."""
+        """Returns each tower's result, and updates nothing. Uses `devices` if given."""
         return self._results(list(batches), tuple(devices or self.devices))
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
@@ -394,9 +394,9 @@ def average_statistics(
 ) -> list[tf.Tensor | None]:
     """Merges the new values of the non-trainable variables from all towers.
 
-    Averages floating-point values `tower_statistics[tower][variable]`, such as batch
-    statistics. Takes other values from the first tower, since counters and states of
-    random generators must advance once per step. None stands for an unchanged variable.
+    Averages floating-point values, such as batch statistics. Takes other values from
+    the first tower, since counters and states of random generators must advance once
+    per step. In `tower_statistics[tower][variable]`, None means an unchanged variable.
     """
     return [
         _mean(values)

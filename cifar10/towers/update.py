@@ -62,7 +62,7 @@ class TrainState:
         ]
 
     def trackables(self) -> dict[str, Any]:
-        """Returns what a checkpoint saves, by name. Evaluation restores only a part."""
+        """Returns the objects in a checkpoint by name. Evaluation restores some."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,

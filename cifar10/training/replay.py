@@ -69,7 +69,7 @@ class Replay:
         logged: The lines of the run's log, by step.
         saved: The steps of the run's checkpoints.
         training: The run's training, assembled again from its `config.json`.
-        step: The step reached.
+        step: The step that was restored or computed last.
         bound: The largest difference that rounding explains; 0 for a deterministic run
             on the same number of workers and the same devices.
 
@@ -185,7 +185,7 @@ class Replay:
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
         """Yields a `Difference` for each of the run's records of the replayed step.
 
-        If one of the records is a checkpoint, this also restores the checkpoint.
+        Restores the checkpoint of that step, if there is one.
         """
         begun = max(at for at in (0, *self.saved) if at < self.step)
         is_near = self.step - begun <= _STEPS_OF_BOUND

@@ -157,7 +157,7 @@ class Throughput:
         self._counted = 0
 
     def count(self, steps: int = 1) -> None:
-        """Adds steps to the window."""
+        """Counts steps in the current window."""
         self._counted += steps
 
     def take(self) -> float:
