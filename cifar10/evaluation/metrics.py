@@ -79,7 +79,7 @@ class Sums:
 
     @property
     def calibration_error(self) -> float:
-        """Mean of |confidence - accuracy| over the bins, weighted by images per bin."""
+        """Mean gap between a bin's confidence and accuracy, weighted by bin size."""
         _, right, confidence = self.bins
         return float(np.abs(right - confidence).sum() / self.count)
 
