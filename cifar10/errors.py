@@ -104,7 +104,7 @@ def inert(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes all control characters, line breaks included."""
+    """Escapes all unprintable characters, line breaks included."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text

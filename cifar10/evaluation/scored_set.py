@@ -148,7 +148,7 @@ class ScoredSet:
     Attributes:
         count: Number of images.
         part: The split of the data set that the images belong to.
-        subject: A description of the images and of the variables' values.
+        subject: Says which images are scored, and whether with averaged variables.
     """
 
     def __init__(

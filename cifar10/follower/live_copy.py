@@ -92,8 +92,8 @@ class Follower(FollowedRun):
             the step with the best score, then each better step as it appears.
         use_averages: Whether to use the variables' moving averages, as evaluation does,
             instead of their last values.
-        trust_model: The `module:function` of the run's model, to trust it although this
-            user did not train the run here.
+        trust_model: The `module:function` of the run's model, if you trust its code but
+            did not train the run on this machine.
 
     Attributes:
         closed: Set by `close()`.

@@ -1,7 +1,7 @@
 """Early stopping: tracks the best score of a run and decides when the run ends.
 
-The manifest of a checkpoint holds the best score of the evaluations by `--eval_steps`,
-and the number of evaluations since then. A run that is resumed or rolled back therefore
+The manifest of a checkpoint holds the best score of the run's own evaluations, and the
+number of evaluations since that best one. A run that is resumed or rolled back thus
 ends where an uninterrupted run would, even if its logs are lost. A program that follows
 the run can tell from the newest manifest whether the run has ended.
 """
