@@ -54,8 +54,8 @@ class OwnMetrics(dict[str, Callable]):
         for name, metric in metrics.items():
             if hasattr(metric, "reset_state"):
                 raise UsageError(
-                    f"metrics: {name} is an object with state. Give a function of "
-                    "labels and logits instead, such as one of keras.metrics."
+                    f"metrics: {name} is an object that keeps state. Give a function "
+                    "such as keras.metrics.sparse_categorical_accuracy."
                 )
         super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
