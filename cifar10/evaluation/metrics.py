@@ -195,7 +195,7 @@ def headline(
     earlier: Mapping[int, float] | None = None,
     best_by: str = PRECISION,
 ) -> str:
-    """Formats the precision at 1 of `count` images, compared with earlier scores.
+    """Formats precision@1, scored on `count` images, beside earlier scores.
 
     `earlier` maps steps to their `best_by` scores. If there are none, the text
     compares with chance instead.

@@ -315,9 +315,9 @@ def _assemble(
     parts = counted(batches, "batch", "batches")
     impossible = UsageError(
         f"--num_gpus {towers}: {towers} towers cannot share a step evenly. Each step "
-        f"has {parts}, {size:,} images in all.\nGive a number that divides {batches} or, "
-        "if the model has no batch norm and no dropout,\n"
-        f"one that divides {size:,}."
+        f"has {parts}, {size:,} images in all.\nGive a number that divides {batches}, "
+        "or for a model without batch norm and dropout one that\n"
+        f"divides {size:,}."
     )
     if not divides and size % towers:
         raise impossible
