@@ -324,7 +324,7 @@ class FineTuning(Checked, scope=RESULT):
 
     Attributes:
         initial_weights: source of the initial weights: a .keras or .weights.h5 file,
-            the directory of a run or of a checkpoint, or imagenet for the models
+            the directory of a run or of a checkpoint, or imagenet if the model is
             applications:NAME (default: random values)
         freeze: layers not to train, such as conv1,scale0_*, or all-but-head for all
             layers except the last (default: none)
