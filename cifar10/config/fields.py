@@ -122,13 +122,13 @@ class Towers(Checked):
         num_gpus: number of towers on this machine, one per GPU; without a GPU, the CPU
             simulates the towers (default: one per GPU found, else 1 on the CPU)
         split_gpu: number of towers that share each GPU and its memory; for trying
-            several towers on one GPU, not for speed: --num_gpus 4 --split_gpu 4
+            several towers on one GPU, as with --num_gpus 4 --split_gpu 4; not for speed
         batch_size: images per tower and batch; the global batch has --batch_size x
             towers x --accumulate images
         global_batch_size: images per step over all towers (default: --batch_size x
             towers x --accumulate)
-        accumulate: number of batches that each tower computes for one update, as if
-            there were a tower for each batch
+        accumulate: number of batches that each tower computes for one update; it
+            then acts as that many towers with one batch each
         variable_update: towers: all towers of a machine share one set of variables;
             mirrored: each tower has a copy, and an all-reduce (NCCL on GPUs) averages
             the gradients; auto: mirrored on the GPUs of several machines, else towers

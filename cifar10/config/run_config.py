@@ -167,7 +167,7 @@ def check_model(
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Returns a `config.json`'s entries and `is_own`; disarms untrusted entries."""
+    """Adds `is_own` to a `config.json`'s entries; if False, makes them harmless."""
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:

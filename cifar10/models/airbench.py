@@ -4,7 +4,7 @@ It consists of a fixed whitening convolution, three groups of two 3 x 3 convolut
 with batch norm, and a linear head. Constants come from airbench94_muon.py
 (https://github.com/KellerJordan/cifar10-airbench) unless a comment says otherwise.
 
-With `width` 128 and `depth` 3 it is the network of airbench96.py in that repository,
+With `width` 128 and `depth` 3 (convolutions per group) it is airbench96.py's network,
 which reaches 96 %. Each group then has a shortcut around its last two convolutions.
 """
 

@@ -122,7 +122,7 @@ def stop_signals() -> set[signal.Signals]:
 
 
 def _ignore(*unused: object) -> None:
-    """Does nothing. Only a signal that has a handler reaches `set_wakeup_fd`."""
+    """Does nothing, but without a handler no signal would reach `set_wakeup_fd`."""
 
 
 def write_line(text: str, descriptor: int = 2) -> None:

@@ -121,7 +121,7 @@ def write_model(
 
     Args:
         model: The model of the run.
-        path: Folder or file to create. A file has the ending of its format.
+        path: Folder or file to create; a file's name ends as its format requires.
         file_format: As `export.Options.file_format`.
         description: Description of the export as JSON values, with its input and
             output.

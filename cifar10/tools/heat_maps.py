@@ -61,10 +61,10 @@ def heat_maps(
 
 
 def _products(chosen: tf.Tensor) -> tf.Tensor | None:
-    """Returns the last convolution's activations times the gradients of `chosen`.
+    """Returns activations times the gradients of `chosen` with respect to them.
 
-    The activations include any normalization, sum and nonlinearity that follow the
-    convolution. They are the last tensor of the convolution's height and width.
+    The activations are those of the last convolution, after any normalization, sum and
+    nonlinearity: the last tensor that still has the convolution's height and width.
     """
     sides: list[int | None] = []
     found: list[tf.Tensor] = []

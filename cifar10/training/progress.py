@@ -186,7 +186,7 @@ class Progress:
         retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
-        """Returns whether this step is saved. Workers that never save return True."""
+        """Returns whether this step is saved, or True on a worker that never saves."""
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
