@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns True if the run recorded only a function, and `trusted` adds its module.
+    Returns True if `trusted` names the module of a function recorded without one.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)

@@ -24,9 +24,9 @@ class Architecture:
 
     Attributes:
         name: Value of `--model` that selects the architecture.
-        build: Function that takes image_shape, (height, width, channels), classes and
-            the arguments in `options`, and returns a Keras model. It raises an error if
-            images are too small.
+        build: Function that returns a Keras model. It takes image_shape, which is
+            (height, width, channels), the number of classes, and the arguments in
+            `options`. It raises an error if images are too small.
         module: Module in this folder that defines `build` and perhaps `initialize`.
             `find_architecture` imports it, and TensorFlow with it. None if `build` is
             given directly.

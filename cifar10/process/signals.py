@@ -52,7 +52,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Ends the program at once on a signal recorded before or sent in the block."""
+        """Ends the program at once if a signal came before the block or comes in it."""
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:

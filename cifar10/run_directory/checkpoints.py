@@ -230,7 +230,7 @@ def delete(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
-    """Renames a checkpoint to begin with `why`, so that it is kept but never read."""
+    """Prefixes a checkpoint's name with `why`, so that it is kept but never read."""
     path = folder(directory, step)
     return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 

@@ -29,7 +29,7 @@ def find_run(path: Path) -> dict[str, Any] | None:
 def find_differences(
     path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns which settings of a recorded run would change, as (old, new) by name.
+    """Maps each setting that resuming a recorded run would change to (old, new).
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
     setting that an older run did not record counts as the default. A run with links in
@@ -97,7 +97,7 @@ def _with_history(
 def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Returns a line on versions changed since a run was recorded; empty if none.
 
-    If the run recorded no version of this package, that version counts as changed.
+    This package's version counts as changed if the run has not recorded it.
     """
     now = settings.get("versions", {})
     before = {"cifar10": "of unknown version", **recorded.get("versions", {})}

@@ -1,7 +1,7 @@
 """Writes the model card of an export, a README.md that Hugging Face's hub shows.
 
-The front matter follows https://huggingface.co/docs/hub/model-cards, in JSON, which is
-also YAML. The card contains no path of this machine.
+The front matter follows https://huggingface.co/docs/hub/model-cards and is written as
+JSON, which is valid YAML. The card contains no path of this machine.
 """
 
 import json

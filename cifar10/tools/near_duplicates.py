@@ -22,7 +22,7 @@ def find_pairs(
 ) -> list[tuple[int, int]]:
     """Returns the indices, in `train` and `test`, of each pair of similar pictures.
 
-    Each test picture is compared with the training picture of the nearest hash.
+    Each test picture is compared with the training picture whose hash is nearest.
     `of_train` and `of_test` are the hashes, uint64 [count].
     """
     pairs = []

@@ -99,9 +99,9 @@ class Muon(keras.optimizers.Optimizer):
         learning_rate: Highest rate of the filters. The rates of all other variables
             rise and fall in proportion to the filters' current rate.
         momentum: Nesterov momentum of the filters.
-        trained_parts: `Architecture.trained_parts`, fractions by variable. Such a
-            variable is trained while the filters' rate is above (1 - fraction) times
-            the highest rate. When a warm-up or `one_cycle` begins, it is not trained.
+        trained_parts: `Architecture.trained_parts`. A variable with a fraction is
+            trained only while the filters' rate is above (1 - fraction) times the
+            highest rate, and thus not at the beginning of a warm-up or of `one_cycle`.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
 
 
 def computes_much(name: str | type) -> bool:
-    """Returns whether updates are slow on a CPU, as Muon's are: 0.1 s for airbench."""
+    """Returns whether an update is slow on a CPU: Muon's takes 0.1 s for airbench."""
     return name == _MUON
 
 

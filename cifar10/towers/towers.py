@@ -421,7 +421,7 @@ def _sum(gradients: Sequence[Gradient]) -> Gradient:
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable. Gives each tower its own random state."""
+    """Reads a non-trainable variable; a random state differs from tower to tower."""
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

@@ -62,7 +62,7 @@ class TrainState:
         ]
 
     def trackables(self) -> dict[str, Any]:
-        """Returns the objects in a checkpoint by name. Evaluation restores some."""
+        """Maps names to the objects of a checkpoint; evaluation restores only some."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,

@@ -89,7 +89,7 @@ class Loop:
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Waits for all steps, then adds the block's duration to the time of `part`."""
+        """Waits for all steps, then counts the time in the `with` block as `part`."""
         with self.goodput.during("training"):
             self.results.wait()
         with self.goodput.during(part):
@@ -145,7 +145,7 @@ class Loop:
                 self.hooks.notify("on_step", self.step)
 
     def _call(self, batches: list[Sequence[Batch]]) -> None:
-        """Runs a step for each of `batches`, and adds their result to `results`."""
+        """Runs a step for each of `batches`; adds the joint result to `results`."""
         count = len(batches)
         if count in self._traced:
             result = self._run_steps(batches)

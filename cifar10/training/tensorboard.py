@@ -123,7 +123,7 @@ class TensorBoard:
             self._writer = None  # This file may be damaged: open another next.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Returns the open writer; the first call drops events of repeated steps."""
+        """Returns the open writer; at first, drops events of steps to be repeated."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
