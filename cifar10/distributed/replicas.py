@@ -177,7 +177,7 @@ class ReplicaBuilder(TowerBuilder):
         return received[0]
 
     def _is_first(self, replica: int) -> bool:
-        """Returns whether this replica is the first one of all processes."""
+        """Returns whether this is the first replica of the first process."""
         return self.first_tower == 0 and replica == 0
 
     def _replica(self) -> int:

@@ -193,7 +193,7 @@ class Workers:
         """Names the other workers that make a step hang; returns "" if none do.
 
         `waits` tells the others what this worker waits for in the step after `step`; ""
-        means its devices. Names workers that are silent or wait for anything else.
+        means its devices. A worker is named if it is silent or its own `waits` is set.
         """
         if not self._rendezvous:
             return ""

@@ -37,7 +37,7 @@ _FIX = "Free space or make the folder writable, or name another one with --eval_
 class Scorer:
     """Scores a model any number of times, but traces the model only once.
 
-    `score` takes the values of the trainable variables; the others are the model's own.
+    `score` takes the trainable variables' values; all other values are the model's own.
     With `test_time_augmentation`, it averages the logits of an image's six `views`.
     """
 

@@ -101,7 +101,7 @@ class BatchMaker:
         Args:
             images: Values 0 to 255, uint8 or float16 [count, height, width, channels].
             labels: int64 [count].
-            plan: What `plan` returned for the same slice.
+            plan: Result of the method `plan` for the same slice.
             batch_slice: Slice of the global batch to which the images belong.
 
         Returns:

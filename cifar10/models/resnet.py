@@ -1,6 +1,6 @@
 """A residual network of pre-activation blocks with batch norm, of any depth.
 
-This is the network that PartialFlow was compared on (Sanity-Check.ipynb in
+By default, this is the network on which PartialFlow was tested (Sanity-Check.ipynb in
 https://github.com/jakob-bauer/partialflow): a 3 x 3 convolution of 16 filters, three
 scales of 3, 3 and 5 blocks, global average pooling, and a linear head. Each scale but
 the first halves height and width and doubles the filters. The initialization is He's

@@ -160,7 +160,7 @@ def find_frozen(
 
 
 def _is_named(path: str, names: Sequence[str]) -> bool:
-    """Returns whether `names` select the variable at `path`, or one of its layers."""
+    """Returns whether `names` select the variable at `path`, or a layer around it."""
     return any(
         f"{path}/".startswith(f"{name}/")
         or (name.endswith("*") and path.startswith(name[:-1]))

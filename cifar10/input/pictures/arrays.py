@@ -131,7 +131,7 @@ def array_dataset(
 
 
 def numbered_class_names(classes: int) -> tuple[str, ...]:
-    """Returns the names "class 0", "class 1" and so on, for the classes of arrays."""
+    """Returns "class 0", "class 1" and so on: class names for a data set of arrays."""
     return tuple(f"class {label}" for label in range(classes))
 
 
