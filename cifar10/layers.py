@@ -88,8 +88,8 @@ class LocalResponseNormalization(keras.layers.Layer):
 class WeightDecay(keras.regularizers.Regularizer):
     """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does.
 
-    This takes one operation. Keras's L2 takes two, which need ten times as long in
-    every tower.
+    This is one TensorFlow operation. Keras's L2 is two, a square and a sum, which
+    together take ten times as long in every tower.
     """
 
     def __init__(self, factor: float) -> None:

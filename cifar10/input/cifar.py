@@ -123,7 +123,7 @@ def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
         if named:
             raise UsageError(
                 f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect --data_dir, "
-                "or omit it to generate the stand-in in ~/.cache/cifar10."
+                "or omit it to generate synthetic data in ~/.cache/cifar10."
             )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"

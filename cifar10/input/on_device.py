@@ -82,7 +82,7 @@ def device_batches(
 ) -> Iterator[list[TowerBatch]]:
     """Yields one list for each step, without end: a batch (images, labels) per tower.
 
-    `devices` lists the towers' devices, which make the batches. The other arguments are
+    Each of `devices` makes the batches of one tower. The other arguments are
     as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches early.
     """
     index, processes = worker

@@ -67,7 +67,7 @@ class ScaledUpdates:
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
-        """Creates the optimizer's variables and a factor of 1 per model variable."""
+        """Creates the optimizer's variables, with all factors set to 1."""
         if self.built:
             return
         super().build(variables)  # type: ignore[misc]

@@ -316,7 +316,7 @@ def _assemble(
     impossible = UsageError(
         f"--num_gpus {towers}: {towers} towers cannot share a step evenly. Each step "
         f"has {parts}, {size:,} images in all.\nGive a number that divides {batches}, "
-        "or for a model without batch norm and dropout one that\n"
+        "or, for a model without batch norm and dropout, one that\n"
         f"divides {size:,}."
     )
     if not divides and size % towers:

@@ -121,8 +121,8 @@ class Results:
         if newest.get("loss_scale", 1.0) < 1.0:
             raise NeverFiniteError(
                 step,
-                "the gradients are not finite in float16 however small the loss scale "
-                "is",
+                "the gradients are not finite in float16, however small the loss "
+                "scale is",
             )
         self._skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])

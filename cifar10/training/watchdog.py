@@ -136,7 +136,7 @@ class Watchdog:
             self._end(EXIT_TRY_AGAIN)
 
     def _waits_for(self) -> tuple[str, str]:
-        """Returns what the thread waits for, or "", and where it is in the code."""
+        """Returns what the thread waits for ("" if unknown), and where in the code."""
         loop = self._loop
         waits = loop.hooks.waits_for or _WAITS.get(loop.goodput.part, "")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
