@@ -264,8 +264,8 @@ def divide_cores(towers: int) -> None:
     """Divides the cores among simulated towers, unless TensorFlow has started.
 
     Towers run at the same time. If every operation used all cores, operations would
-    wait for each other: 4 towers of 32 images took a third longer (lab notes).
-    Dividing the cores also affects how sums round.
+    wait for each other: 4 towers of 32 images took a fifth longer (lab notes). Not for
+    deterministic runs: the number of threads affects how sums round.
     """
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.
         threads = max(1, len(os.sched_getaffinity(0)) // towers)
