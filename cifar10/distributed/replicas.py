@@ -27,9 +27,9 @@ class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
     `strategy` runs one replica for each of the `states`, and reduces over the replicas
-    of all processes. `devices` lists the device of each batch of this process, and is
-    divided evenly among its replicas. `first_tower` is the index of this process's
-    first tower among the towers of all processes.
+    of all processes. `devices` names a device for each batch of this process, whose
+    replicas get equal shares of the batches. `first_tower` is the index of this
+    process's first tower among the towers of all processes.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ the stand-in says nothing about accuracy on CIFAR-10.
 Each of the ten classes is a figure with a random position, size and contrast. It is
 drawn among small squares and noise, on a background whose colour changes from corner to
 corner. Most figures have the typical colour of their class, but a linear model
-classifies less than 60 % of the images correctly. A faint figure in another colour is
+classifies less than 60 % of the images correctly. Faint figures without that colour are
 hard for any model. So a model improves from the first steps to the last, as it does on
 photographs. Some training images have a wrong label, so overconfidence raises the loss.
 Without typical colours, the tutorial's recipe learns nothing for hundreds of steps and

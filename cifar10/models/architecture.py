@@ -54,10 +54,10 @@ class Architecture:
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean and the deviation of each channel, for values from 0 to 1.
+    """Returns a mean and a deviation for each channel, for pixels from 0 to 1.
 
-    Three channels have the values of CIFAR-10's channels. For any other number, every
-    channel has their averages.
+    For three channels, these are CIFAR-10's. For any other number, every channel gets
+    the average of CIFAR-10's three means, and the average of its three deviations.
     """
     if channels == len(CHANNEL_MEAN):
         return CHANNEL_MEAN, CHANNEL_DEVIATION

@@ -60,7 +60,7 @@ def build(
             f"each.\nGive at least --depth {len(_BLOCKS)}."
         )
     if depth > _MOST_BLOCKS:
-        raise UsageError(f"--depth {depth}: resnet has at most {_MOST_BLOCKS} blocks.")
+        raise UsageError(f"--depth {depth}: give at most {_MOST_BLOCKS} blocks.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

@@ -229,10 +229,10 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> tuple[list[int], int, int]:
-        """Bytes kept by each call, bytes of workspace, and number of convolutions.
+        """Bytes kept by each layer call, bytes of workspace, number of convolutions.
 
-        Traces the model, the loss and the gradients without computing anything. A call
-        keeps those of its tensors that the traced gradient function captures.
+        Traces the model, the loss and the gradients without computing anything. Of
+        its tensors, a call keeps those that the traced gradient function captures.
         """
         (section,) = cutting.cut(self._graph, [])
         kept = [0] * (len(self._calls) + 1)  # The last entry is for the loss.

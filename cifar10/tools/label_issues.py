@@ -116,7 +116,7 @@ def find_issues(
 def _table(
     issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Returns a CSV of the issues, and of earlier corrections to other pictures."""
+    """Returns a CSV of issues, and of earlier corrections to pictures without one."""
     before = {path: rest for path, *rest in earlier}
     rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
     for issue in issues:

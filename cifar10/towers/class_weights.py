@@ -37,8 +37,8 @@ def check_class_weights(requested: ClassWeights | None) -> None:
         is_valid = is_number and (weight == 0 or _LEAST <= weight <= _MOST)
         if not is_valid or isinstance(name, str) != is_table:
             raise UsageError(
-                f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, a table of class "
-                "names and numbers, or a list with a number for each class. Each "
+                f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, or a table of "
+                "class names and numbers, or a list with a number for each class. Each "
                 f"number has to be 0, or from {_LEAST:g} to {_MOST:g}."
             )
 

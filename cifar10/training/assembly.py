@@ -121,7 +121,7 @@ class Training:
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns what checkpoints record: `determining()` and software versions."""
+        """Returns settings that checkpoints record: `determining()` and versions."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 
@@ -264,7 +264,7 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {update.warmup_epochs}: with --schedule "
-            f"{update.schedule}, the warm-up must end before the run does, after "
+            f"{update.schedule}, the warm-up must be shorter than the run, which lasts "
             f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
             "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
             f"from recipe {config.run.recipe}."

@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
-    """Refuses ImageNet weights that do not fit, and a rate without initial weights."""
+    """Refuses unsuitable ImageNet weights, and a `pretrained_rate` without weights."""
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(

@@ -166,10 +166,10 @@ class Replay:
         last: int,
         before: Callable[[Sequence[Batch]], object] = lambda _: None,
     ) -> Iterator[Difference]:
-        """Recomputes steps `first` to `last`; yields a `Difference` for each record.
+        """Recomputes steps `first` to `last`, and compares them with the run's records.
 
-        Stops after the first difference that rounding does not explain. Before each of
-        these steps, calls `before` with the step's batches.
+        Yields a `Difference` for each record, up to the first that rounding does not
+        explain. Before computing each of these steps, calls `before` with its batches.
         """
         self.go_before(first)
         for batches in self.batches_to(last):
