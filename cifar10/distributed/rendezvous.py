@@ -7,7 +7,7 @@ TensorFlow cannot replace the server: while it waits for workers, it blocks Pyth
 signals, threads and timeouts, and it does not report which worker is missing.
 
 Once all workers have connected, the server accepts no more connections, because
-TensorFlow's server needs the port. Each line of JSON from a worker gets an answer:
+TensorFlow's server needs the port. A worker sends a value as JSON, and gets all values:
 
     [KEY, VALUE, SECONDS] -> [REFUSAL, [[INDEX, VALUE], ...]]
 

@@ -66,8 +66,8 @@ class ReplicaBuilder(TowerBuilder):
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
         """Returns the signal for which all processes stop now; None to go on.
 
-        Each step's all-reduce sends the requests to stop to all processes. A process
-        reads the requests of the step before the last, so as not to wait for the last.
+        Each step's all-reduce tells all processes which signals request a stop. This
+        reads the result of the second newest step, so as not to wait for the newest.
         """
         if requested is not None:
             self._stop_requests.assign(

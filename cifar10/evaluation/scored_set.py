@@ -212,7 +212,7 @@ class ScoredSet:
     ) -> Result:
         """Scores the model on a device, with given values of the trainable variables.
 
-        A `temperature` other than 1 and its calibration error are added to the scores.
+        If `temperature` is not 1, scores hold it and the calibration error under it.
         """
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)

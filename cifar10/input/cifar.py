@@ -116,7 +116,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the synthetic data in `home`; generates missing data, unless `named`."""
+    """Returns the synthetic data in `home`; generates it if missing and not `named`."""
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

@@ -28,17 +28,17 @@ def divided(
     shares: Mapping[Split, float],
     division: str | None = None,
 ) -> tuple[np.ndarray, str]:
-    """Divides images into splits.
+    """Divides images into splits, by hashes of their names.
 
-    A run records the limits of its splits in `config.json`, and uses them again after
-    images are added. So no training image of the run is ever scored.
+    A run records the hash limits of its splits in `config.json`, and uses them again
+    after images are added. So no training image of the run is ever scored.
 
     Args:
         names: The names of the images, such as paths.
         labels: The labels of the images.
         classes: The number of classes.
         shares: The fraction of images for each split except the training split. New
-            limits leave every class a training image and, if possible, one per split.
+            limits give each class a training image, and if possible one in each split.
         division: The recorded division of a run, or `BY_FRACTION`. If it is None, or
             was made for another number of classes, new limits are computed.
 

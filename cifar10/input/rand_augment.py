@@ -3,8 +3,8 @@
 The method is from Cubuk et al., https://arxiv.org/abs/1909.13719. The operations and
 strengths are those of torchvision's `RandAugment`
 (https://github.com/pytorch/vision/blob/v0.20.0/torchvision/transforms/autoaugment.py),
-which follow Pillow and get stronger with the magnitude. In the paper's code,
-posterizing and solarizing get weaker. The sign of the strength is drawn at random.
+which follow Pillow and get stronger with the magnitude, whereas in the paper's code
+posterizing and solarizing get weaker. The sign of each strength is drawn at random.
 
 Keras's `RandAugment` is not used: it draws one operation for all images of a batch, and
 equalizes all of them by one common histogram.

@@ -85,9 +85,9 @@ def _set_normalization(application: str, network: keras.Model) -> None:
 
     The `Normalization` layer uses its mean and variance only after `finalize_state`,
     which restoring a checkpoint does not call. So ImageNet's mean and variance are set
-    here. Keras's ImageNet weights hold deviations in place of variances, which another
-    layer corrects (https://github.com/tensorflow/tensorflow/issues/49930). A network
-    built without these weights lacks that layer and needs true variances.
+    here. Keras's ImageNet weights hold deviations instead of variances, and a second
+    layer makes up for it (https://github.com/tensorflow/tensorflow/issues/49930).
+    Networks built without these weights lack that layer, and so need true variances.
     """
     if _module(application).__name__.endswith(".efficientnet"):
         (layer,) = (

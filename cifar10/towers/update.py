@@ -94,7 +94,7 @@ class Update:
     Args:
         learning_rate: Maps the number of examples seen, int64 [], to the next rate.
         average_decay: Maps `global_step` to the decay of the moving averages. If None,
-            the averages keep their initial values.
+            the moving averages keep their initial values.
         clip_norm: Largest global norm of the gradients, which are scaled down if
             needed. If None, gradients are not clipped.
         halts: Whether updates end at the first step whose loss or gradients are not

@@ -81,7 +81,7 @@ class Training:
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
         """Opens the queues of training batches, beginning with batch number `batch`.
 
-        Batches are numbered from 0. The images have the size for the step after `step`.
+        Batches are numbered from 0. Images are sized for the stage of step `step` + 1.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
