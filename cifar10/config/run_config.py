@@ -153,8 +153,8 @@ def check_model(
     if name != function and name not in ARCHITECTURES:
         raise UsageError(
             f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
-            "If the function is in MODULE.py, a command can build the model with\n"
-            f"{flag} MODULE:{function}. The command must also find the data it needs."
+            "Or, if the function is in MODULE.py, a command can build the model with\n"
+            f"{flag} MODULE:{function}. The command must also find any data it needs."
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""Synchronous training on several machines, or with variables on every GPU."""
+"""Synchronous training on several machines, or with a copy of the variables per GPU."""

@@ -252,7 +252,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for complete keys, or for all keys if a worker has refused."""
+        """Ends the wait for keys with all values, or for all keys after a refusal."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:

@@ -40,7 +40,7 @@ class Outcomes(NamedTuple):
     logits: np.ndarray  # floating [images, classes]
 
     def at(self, temperature: float) -> Outcomes:
-        """Returns the outcomes with confidences at another temperature."""
+        """Returns the outcomes with their confidences recomputed at `temperature`."""
         probabilities = tf.nn.softmax(self.logits / temperature).numpy()
         return self._replace(confidence=probabilities.max(axis=1))
 

@@ -144,9 +144,9 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 
 
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
-    """Draws `count` tensors, float32 [batch], of random numbers in [0, 1) for a slice.
+    """Draws `count` random numbers in [0, 1) for each image in a slice of a batch.
 
-    An image's numbers do not depend on how the global batch is cut into slices.
+    Returns tensors, float32 [batch]. No image's numbers depend on the slicing.
     """
     drawn = uniform([count, batch_slice.global_batch_size], seed)
     end = batch_slice.first + batch_slice.batch_size

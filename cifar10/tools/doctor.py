@@ -263,7 +263,7 @@ def _has_old_gpu(facts: dict[str, Fact]) -> bool:
 
 
 def _find_fix(name: str, facts: dict[str, Fact]) -> str:
-    """Returns how to fix the error that the check of `name` has found."""
+    """Returns how to fix the error in `facts[name]`."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
     if name in (LIBRARIES, NCCL):

@@ -86,7 +86,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if last > max(known) or not any(first <= step <= last for step in known):
         raise UsageError(
             f"--steps {options.steps}: the run has {max(known):,} steps. Give a range"
-            " of these steps that includes a logged or saved step."
+            " within these that includes a logged or saved step."
         )
     return (_find if options.find else _compare)(replay, first, last, options)
 

@@ -31,7 +31,7 @@ class Placement:
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Repeats each tower's device for all of its `accumulate` batches of a step."""
+        """Returns the device of each batch of a step: `accumulate` batches a tower."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property

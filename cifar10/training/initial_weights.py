@@ -6,8 +6,8 @@ variables. A run that has a checkpoint of its own resumes from that checkpoint i
 
 A `.keras` file is a ZIP archive. It holds `model.weights.h5`, an HDF5 file with a group
 for each layer, and a description of the model. The description may name code to run,
-and is never opened. To limit memory, an array is read only if a variable has its shape
-and if the array is not stored in chunks, which may be compressed.
+and is never opened. To limit memory, only arrays with the shapes of variables are read,
+and an array that is stored in chunks is refused, because chunks may be compressed.
 """
 
 import contextlib

@@ -95,7 +95,7 @@ class Log:
 
 
 class Validation:
-    """Evaluates the model every `--eval_steps` steps, as `eval.py` does.
+    """Every `--eval_steps` steps, evaluates the model as `eval.py` would.
 
     The first tower's device evaluates the averaged variables. The batches are no larger
     than a tower's, so they fit into memory. Evaluation changes no variable and draws no

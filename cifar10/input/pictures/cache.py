@@ -63,7 +63,7 @@ def opened(home: Path) -> Iterator[None]:
 
 
 def _make_own(path: Path) -> None:
-    """Creates a missing folder; refuses links and folders that others may write to."""
+    """Creates a missing folder; refuses links, and folders that others may change."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     about = path.lstat()
