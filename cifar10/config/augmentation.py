@@ -59,8 +59,8 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     for name, given in (declared or {}).items():
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
-                f"{_WHERE}: {name} = {given!a}: the entries are {', '.join(PARTS)}. "
-                "Each is a table, for example cutmix = {}."
+                f"{_WHERE}: {name} = {given!a} is not valid. Possible entries are "
+                f"{', '.join(PARTS)}. Each is a table, for example cutmix = {{}}."
             )
         known = PARTS[name]
         for key, value in given.items():

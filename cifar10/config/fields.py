@@ -185,8 +185,8 @@ class Dataset(Checked):
             and the centre is cropped (default: 64)
         validation_fraction: fraction of your pictures for the test split, if there is
             no folder test or val
-        val_fraction: fraction of the images to hold out as a val split, if the data has
-            none, not counting a given test split; the val split decides which
+        val_fraction: fraction of the images (without those of a given test split) to
+            hold out as a val split, if the data has none; the val split decides which
             checkpoint is best and when to stop (default: none; the test split decides)
         max_bad_images: largest fraction of pictures that may be damaged; these are left
             out, but training does not start if more pictures are damaged

@@ -89,8 +89,8 @@ class Rendezvous:
     def exchange(self, key: str, value: Any, seconds: float) -> dict[int, Any]:
         """Sends a value for `key`, and returns the workers' values so far, by index.
 
-        Waits until all connected workers have sent a value. Once one worker has waited
-        for its own `seconds`, the wait ends for all workers.
+        Waits until all connected workers have sent a value, or until one of them has
+        waited for the `seconds` that it gave. The wait then ends for all workers.
         """
         try:
             with self._asking:

@@ -214,7 +214,7 @@ class Workers:
         return " and ".join(found)
 
     def limit_silence(self) -> None:
-        """Makes a step that waits for an unreachable worker fail within 30 seconds.
+        """Makes a step fail within 30 seconds if it waits for an unreachable worker.
 
         TensorFlow's heartbeats go only to the chief, so they do not detect a broken
         link between two other workers.
@@ -277,8 +277,8 @@ def connect_cluster(
 def guarded(cluster: Cluster, seconds: float) -> Iterator[None]:
     """Kills this process, with a message, if the block takes longer than `seconds`.
 
-    TensorFlow blocks Python while it connects the workers, so a separate process keeps
-    the time. A firewall between two workers can prevent the connection.
+    A firewall between two workers can make TensorFlow wait in vain for a connection.
+    This wait blocks Python, so a separate process keeps the time.
     """
     message = (
         f"{cluster.this_worker} was not connected to "

@@ -39,7 +39,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock. Deletes its file, and a new directory, if no run began."""
+        """Releases the lock. If no run began, deletes what `_acquire` made."""
         with contextlib.suppress(OSError):
             if not (self._path / layout.CONFIG).exists():
                 (self._path / _LOCK).unlink()

@@ -121,7 +121,7 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the outputs of the calls `before` that the calls `after` need.
+    """Returns those outputs of the calls in `before` that the calls in `after` need.
 
     `after` holds all later calls. An output of the model counts as needed.
     """

@@ -64,8 +64,8 @@ class Plan:
         cuts: Names of the first layers of all sections but the first.
         tower_bytes: Peak memory of one tower's step: tensors, batches and the kernels'
             workspace, without the variables.
-        total_bytes: Peak memory, with the variables, of each GPU, or of the CPU for all
-            towers together.
+        total_bytes: Peak memory of each GPU, or of the CPU for all towers together;
+            includes the variables.
     """
 
     places: tuple[int, ...]

@@ -364,7 +364,7 @@ def average_gradients(
     Args:
         tower_gradients: `tower_gradients[tower][variable]`.
         names: The variables' names, for messages.
-        count: Number of batches in the sum; None for one batch per tower.
+        count: Number of towers, if entries may be sums over towers; None otherwise.
 
     Returns:
         One gradient per variable; None if no tower has a gradient.

@@ -41,7 +41,7 @@ class Goodput:
 
     @property
     def part(self) -> str:
-        """The part to which the time now counts, such as "training"."""
+        """The part towards which time is being counted, such as "training"."""
         return self._part
 
     def enter(self, part: str) -> str:
