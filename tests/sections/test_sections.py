@@ -432,4 +432,4 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     assert runs.largest_difference(averages["sectioned"], averages["plain"]) < 1e-4
     assert "Sections: none" in printed["plain"]
     assert "Sections: 2" in printed["sectioned"]
-    assert "1 x 2 before" in printed["sectioned"]
+    assert "x 2 accumulated" in printed["sectioned"]

@@ -402,7 +402,7 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
             raw.sendall(WHOLE[-10:])
             assert read_all(raw).startswith(b"HTTP/1.1 200")
             said = ended(process)
-    assert said.count("too many") == 1
+    assert said.count("the maximum") == 1
 
 
 def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys):

@@ -187,7 +187,7 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
     assert kept == {"step-00000005", "earlier-step-00000005-1"}
     shutil.rmtree(debug)
     debug.write_text("in the way")
-    with pytest.raises(UsageError, match=f"at step {BAD_STEP} .* is lost"):
+    with pytest.raises(UsageError, match=f"at step {BAD_STEP} .* could not be saved"):
         train()
     assert train(on_nan="skip") == 10
     assert_ended(runs.checkpoint(tmp_path / "run", 10), reference(10, BAD_STEP))
