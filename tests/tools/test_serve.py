@@ -372,7 +372,7 @@ def ended(process):
     """Returns what the service has written, once it has ended after SIGTERM."""
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=90)
-    assert process.returncode == 143
+    assert process.returncode == 143, said
     return said
 
 
