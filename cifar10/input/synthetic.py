@@ -75,8 +75,8 @@ MISLABELLED = 15
 def generate(directory: Path) -> None:
     """Writes the synthetic data set to a new folder, completely or not at all.
 
-    Missing parent folders are created. If two processes do this at the same time, one
-    of the two equal folders is kept.
+    Missing parent folders are created. If two processes write the same data set at the
+    same time, one of the two equal folders is kept.
     """
     with records.explained(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)

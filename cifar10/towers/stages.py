@@ -140,8 +140,8 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
-            f"--freeze, or a stage of the recipe: {', '.join(frozen)} would "
-            f"freeze all variables of {name}. Freeze fewer layers."
+            f"--freeze (or a stage of the recipe) with {', '.join(frozen)} leaves no "
+            f"variables of {name} to train. Freeze fewer layers."
         )
 
 
