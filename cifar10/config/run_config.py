@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns True if `trusted` names the module of a function recorded without one.
+    Returns True if the run records only a function, and `trusted` names its module.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)

@@ -166,7 +166,7 @@ def _window(place: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
-    """Returns the source pixels along one side of translated images, [batch, size].
+    """Returns the source index of each pixel along one axis, [batch, size].
 
     `place`, 0 to 1, is the position in the range of shifts; 0.5 is no shift. Images are
     reflected at their edges.

@@ -344,7 +344,7 @@ def _layer_name(file: "h5py.File", variables: str) -> str:
 
     The names of the enclosing layers come first, separated by slashes. Keras's default
     names end in a counter, which differs between processes. A default name is therefore
-    replaced by the name of the HDF5 group, whose number is the layer's position.
+    replaced by that of the HDF5 group, which ends in the layer's position.
     """
     import h5py
 
