@@ -1,8 +1,8 @@
 """Limits who can connect to a worker's port, and how long a connection may be silent.
 
 TensorFlow's server listens on all addresses of a machine, even if its worker was given
-only one. Its connections wait 15 minutes for a machine that is gone (TensorFlow 2.21).
-Linux can change both on open sockets.
+only one address. A connection waits 15 minutes for a machine that is gone (TensorFlow
+2.21). Linux can change both on open sockets.
 """
 
 import contextlib

@@ -59,7 +59,7 @@ class ReplicaBuilder(TowerBuilder):
         self._share = traced(self._trace_sharing)
 
     def result(self, result: StepResult) -> StepResult:
-        """Takes the requests to stop out of a step's metrics, for `agree_to_stop`."""
+        """Returns the result without its requests to stop, kept for `agree_to_stop`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 

@@ -235,7 +235,7 @@ def _rectangle(
 
 
 def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the start and the end (exclusive) of cutmix boxes along one side.
+    """Returns where cutmix boxes start and end (exclusive) in height or in width.
 
     A box may be centred anywhere and is clipped at the image's edge, as in the paper.
     """

@@ -1,4 +1,4 @@
-"""Makes batches for evaluation, which contain every image of a split once."""
+"""Makes batches for evaluation, which together contain every image of a split once."""
 
 import numpy as np
 import tensorflow as tf

@@ -54,7 +54,7 @@ class Architecture:
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns a mean and a deviation for each channel, for pixels from 0 to 1.
+    """Returns a mean and a deviation for each channel, for pixel values from 0 to 1.
 
     For three channels, these are CIFAR-10's. For any other number, every channel gets
     the average of CIFAR-10's three means, and the average of its three deviations.

@@ -170,7 +170,7 @@ def check_training(
 
 
 def flattening(model: keras.Model) -> str:
-    """Returns a note if a model scales standardized images as if they were pixels.
+    """Returns a note if a model scales down pixel values that are already standardized.
 
     Such a model would hardly learn. The scale is the product of all `Rescaling` layers
     before the first layer with weights.

@@ -144,7 +144,7 @@ def is_the_package() -> bool:
 
 
 def _start(first: str) -> list[str]:
-    """Returns the command-line words that start a program with this `sys.argv[0]`."""
+    """Returns the command-line words that start a program, given its `sys.argv[0]`."""
     folder, name = os.path.split(first)
     if name == "__main__.py":
         return ["python", "-m", os.path.basename(folder)]  # noqa: PTH119 - argv is text.

@@ -46,7 +46,7 @@ class Section(keras.layers.Layer):
         output_tensors: Tensors for later sections, or the model's output.
         from_sections: For each input tensor, whether it is from an earlier section.
         recomputed: Whether the forward pass runs again to compute gradients.
-        ends: For each call, the number of operations in the graph once it was traced.
+        ends: The number of operations in the graph after the tracing of each call.
     """
 
     def __init__(

@@ -217,7 +217,7 @@ class Planner:
 
     @functools.cached_property
     def _boundaries(self) -> dict[int, int]:
-        """Maps calls that can begin a section to the section's input size in bytes."""
+        """Input bytes of each possible section, by the index of its first call."""
         found, calls = {0: 0}, self._calls
         for place in range(1, len(calls)):
             tensors = cutting.crossing(self._graph, calls[:place], calls[place:])

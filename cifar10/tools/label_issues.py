@@ -116,7 +116,7 @@ def find_issues(
 def _table(
     issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Returns a CSV of issues, and of earlier corrections to pictures without one."""
+    """Returns a CSV of issues and of earlier corrections to pictures without issues."""
     before = {path: rest for path, *rest in earlier}
     rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
     for issue in issues:

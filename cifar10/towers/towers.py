@@ -191,7 +191,7 @@ class TowerBuilder:
         return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal, if any, that stops all processes after the same step."""
+        """Returns the signal for which all processes stop now; None to go on."""
         return requested
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:

@@ -89,8 +89,8 @@ class Hooks:
 
     A built-in hook may also have a method `on_interruption(step)`, called when a signal
     ends the run, and a string `waits_for`, which names what the hook may wait for.
-    `users` tells which hooks the user wrote. If one of them raises an exception, the
-    exception gets a note with the hook's name and the text of `how_to_resume()`.
+    `users` tells which hooks the user wrote. If such a hook raises an exception,
+    the exception gets a note with the hook's name and the text of `how_to_resume()`.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Replay:
         training: The run's training, assembled again from its `config.json`.
         step: The step that was restored or computed last.
         bound: The largest difference that rounding explains; 0 for a deterministic run
-            on the same number of workers and the same devices.
+            that is replayed on as many workers as it had and on the same devices.
 
     Raises:
         UsageError: The run's data or model has changed, or its images cannot be divided
@@ -218,7 +218,7 @@ class Replay:
 
     @functools.cached_property
     def _scored(self) -> list[tuple[dict[int, dict], ScoredSet]]:
-        """For each scored split: its recorded scores by step, and its `ScoredSet`."""
+        """The recorded scores by step, and the `ScoredSet`, of each scored split."""
         found = []
         for part in _PARTS:
             log = self.run / layout.evaluation_events(part) / layout.METRICS

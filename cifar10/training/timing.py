@@ -108,7 +108,7 @@ class Goodput:
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Returns (step, seconds by part) for each line of a log that records both."""
+    """Returns (step, seconds by part) from those lines of a log that record both."""
     found = []
     with contextlib.suppress(UsageError):  # A damaged log ends no run.
         for entry in logs.read_lines(log):
