@@ -72,7 +72,7 @@ Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 
 
 class Scope(enum.Enum):
-    """Whether all workers, and a resumed run, must have the same value of an option."""
+    """Whether an option must be equal on all workers, and unchanged after a resume."""
 
     # The same on all workers and after a resume: the value determines the result.
     RESULT = enum.auto()

@@ -67,7 +67,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns the signal for which all processes stop now; None to go on.
 
         Each step's all-reduce tells all processes which signals request a stop. This
-        reads the result of the second newest step, so as not to wait for the newest.
+        method reads the second newest step's result, so as not to wait for the newest.
         """
         if requested is not None:
             self._stop_requests.assign(

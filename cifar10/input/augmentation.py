@@ -110,9 +110,9 @@ def erase(
     Args:
         images: float32 [batch, height, width, channels], scaled.
         drawn: Random numbers: `ERASING_NUMBERS` tensors, float32 [batch] in [0, 1).
-        noise: float32 [height, width, channels] in [0, 1), for all images. Each image
-            shifts the noise by its own random number, so that no tower has to draw
-            noise for the images of other towers.
+        noise: float32 [height, width, channels] in [0, 1), for all images. For each
+            image, a random number is added to it, modulo 1, so that no tower has to
+            draw noise for the images of other towers.
         probability: Probability that an image is erased.
 
     Returns:

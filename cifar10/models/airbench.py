@@ -148,8 +148,8 @@ def initialize(
 ) -> None:
     """Sets the filters of the first convolution to whiten patches of images.
 
-    The filters are the principal directions of the patches, scaled to unit variance,
-    and their negatives. `Architecture.initialize` documents the arguments.
+    The filters are the principal directions, scaled for outputs of unit variance, and
+    the same filters negated. `Architecture.initialize` documents the arguments.
     """
     _, height, width, _ = images.shape
     most = max(1, _INITIALIZING_PIXELS // (height * width))

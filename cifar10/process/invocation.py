@@ -108,7 +108,7 @@ def in_memory(model: str, data: str) -> str:
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns a command to score a run; a Python call if its data or model need one."""
+    """Returns a command to score a run; a Python call if data or model are objects."""
     if given := in_memory(model, data):
         return f"cifar10.evaluate({train_dir!r}, step={step}, {given})"
     which = "--run_once" if step is None else f"--step {step}"
@@ -116,7 +116,7 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
 
 
 def option_name(name: str) -> str:
-    """Formats the name of a `Config` field: `--name` for a command, or else `name`."""
+    """Formats a `Config` field as users give it: `--name`, or `name` in a program."""
     return f"--{name}" if takes_flags() else name
 
 

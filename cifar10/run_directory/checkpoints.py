@@ -240,7 +240,7 @@ def restore(
 ) -> None:
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
-    If `partly`, `trackables` may omit entries of the checkpoint, but not parts of one.
+    If `partly`, `trackables` may omit entries of the checkpoint, but only whole ones.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.

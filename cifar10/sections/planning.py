@@ -61,7 +61,7 @@ class Plan:
 
     Attributes:
         places: The argument of `cutting.cut`; empty if the model is not cut.
-        cuts: Names of the first layers of all sections but the first.
+        cuts: Names of the layers before which the model is cut.
         tower_bytes: Peak memory of one tower's step: tensors, batches and the kernels'
             workspace, without the variables.
         total_bytes: Peak memory of each GPU, or of the CPU for all towers together;

@@ -53,9 +53,9 @@ def assign_unless(
 ) -> None:
     """Assigns values unless a condition holds, with one operation per device.
 
-    `tf.cond` would add a Switch for each variable and each value, and the host would
-    visit them all in every step: 807 of the 3,338 operations of `resnet`. Variables
-    can be on two devices: TensorFlow keeps int32 on the host and the rest on a GPU.
+    `tf.cond` would add a Switch for each variable and each value (807 of the 3,338
+    operations of `resnet`), and the host would visit each Switch in every step.
+    Variables can be on two devices: int32 on the host, all others on a GPU.
     """
 
     @tf.function(autograph=False)

@@ -89,7 +89,7 @@ class Averages(NamedTuple):
 
 
 class Update:
-    """Applies the averages of a step to all variables.
+    """Updates all variables with the `Averages` of a step.
 
     Args:
         learning_rate: Maps the number of examples seen, int64 [], to the next rate.

@@ -123,7 +123,7 @@ class TensorBoard:
             self._writer = None  # This file may be damaged: open another next.
 
     def _open(self) -> tf.summary.SummaryWriter:
-        """Returns the open writer; at first, drops events of steps to be repeated."""
+        """Returns the open writer; the first call drops events to be repeated."""
         if self._writer is None:
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
@@ -257,9 +257,9 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
 
     The view outputs the logits, and then the output of each layer that has weights or
     is an activation; the returned names are those of these layers. If max pooling and
-    ReLU follow a layer, its output is taken after ReLU but before pooling. Leaves out a
-    layer that another model called first, because Keras knows its output in that model
-    only. Returns None if the model is not a graph of layers.
+    then ReLU follow a layer, the view outputs ReLU of the layer's unpooled output.
+    Leaves out a layer that another model called first, because Keras knows only the
+    layer's output in the other model. Returns None if `model` is no graph of layers.
     """
     if not is_graph(model):
         return None
