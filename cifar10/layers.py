@@ -234,9 +234,9 @@ class WideConv2D(keras.layers.Conv2D):
 
     Computes the same as `keras.layers.Conv2D` with stride 1, padding and no bias. On
     CPUs, oneDNN takes twice as long for the filters' gradient as for the forward pass,
-    but needs no more operations. This layer computes that gradient by three matrix
-    products, in two thirds of oneDNN's time with 256 channels or more. With 64
-    channels, or in float32, the products would be slower (`docs/archive/lab-notes.md`).
+    although both need equally many operations. This layer computes the gradient by
+    three matrix products, in two thirds of oneDNN's time at 256 channels or more. With
+    64 channels, or in float32, this way would be slower (`docs/archive/lab-notes.md`).
 
     Args:
         filters: Number of output channels.

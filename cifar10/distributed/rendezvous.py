@@ -3,8 +3,8 @@
 Every worker, including the chief, connects to the server before TensorFlow starts, and
 stays connected until the worker ends. Through the server the workers wait for one
 another, compare their settings, and report what each waits for while a step hangs.
-TensorFlow cannot replace the server: while it waits for workers, it blocks Python's
-signals, threads and timeouts, and it does not report which worker is missing.
+TensorFlow cannot replace this server: while TensorFlow waits for workers, it blocks
+Python's signals, threads and timeouts, and does not report which worker is missing.
 
 Once all workers have connected, the server accepts no more connections, because
 TensorFlow's server needs the port. A worker sends a value as JSON, and gets all values:

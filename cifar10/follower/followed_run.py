@@ -1,4 +1,4 @@
-"""Follows a run: loads its newest checkpoint, and each newer one as it is written."""
+"""Follows a run: loads its newest checkpoint, and later the newer ones that appear."""
 
 import time
 from collections.abc import Iterator

@@ -82,8 +82,8 @@ def device_batches(
 ) -> Iterator[list[TowerBatch]]:
     """Yields one list for each step, without end: a batch (images, labels) per tower.
 
-    Each of `devices` makes the batches of one tower. The other arguments are
-    as in `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches early.
+    Each of `devices` makes the batches of one tower. The other arguments are as in
+    `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.
     """
     index, processes = worker
     local = batch_size * len(devices)

@@ -208,8 +208,8 @@ def shuffled_indices(
 class PrefetchQueues:
     """One bounded queue per tower, filled in the background on the tower's device.
 
-    `batches` yields tuples of one (images, labels) per tower. Each queue holds at most
-    `capacity` batches. Use the object as a context manager, or call `close`.
+    Each item of `batches` holds one (images, labels) per tower. Queues hold at most
+    `capacity` batches each. Use the object as a context manager, or call `close`.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
         """Computes the gradients with respect to the variables and the inputs.
 
         `start` holds the forward pass's non-trainable values, so dropout draws the same
-        masks. `upstream` holds the gradients of outputs and penalties.
+        masks. `upstream` holds the gradients with respect to the outputs and penalties.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)

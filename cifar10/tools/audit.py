@@ -72,8 +72,8 @@ def recompute(replay: "Replay", count: int, seed: int) -> dict[str, Any]:
         `of`: number of segments of the run.
         `differences`: the first difference in each drawn segment, if any.
         `bound`: the largest difference that rounding explains.
-        `verified`: fraction of the run's steps that were recomputed; 0 if some differ.
-        `passes`: probability that such a draw misses a single altered segment.
+        `verified`: fraction of the run's steps that were recomputed; 0 if any differs.
+        `passes`: probability that, if one segment was altered, the draw misses it.
     """
     # The initial values follow from the run's seed, so step 0 needs no checkpoint.
     begun = [] if replay.recorded.get("initial_weights") else [0]

@@ -104,9 +104,9 @@ def _numbers(values: Any, axis: int) -> Any:
 
 
 def _weights(count: int, pixels: Any, scale: Any) -> Any:
-    """Returns the weight of each input pixel for each output pixel.
+    """Returns the weights with which input pixels are summed to each output pixel.
 
-    Each row is for one output pixel, which is `scale` input pixels wide.
+    Each row is for one output pixel, which is as wide as `scale` input pixels.
     """
     places = (np.arange(count, dtype=np.float32) + (1 - count) / 2)[:, None]
     distances = pixels - ops.max(pixels) / 2 - scale * places

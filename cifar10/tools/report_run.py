@@ -1,4 +1,4 @@
-"""Reads a run's files and scores a checkpoint of it, for the report.
+"""Reads the files of a run, and evaluates one of its checkpoints, for the report.
 
 A missing or damaged file is not an error: the report notes it and shows the rest.
 """

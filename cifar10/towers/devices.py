@@ -31,7 +31,7 @@ class Placement:
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns the device of each batch of a step: `accumulate` batches a tower."""
+        """Returns each batch's device in a step of `accumulate` batches per tower."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property

@@ -288,7 +288,7 @@ def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
-    """Returns a layer's output; applies ReLU to it if max pooling then ReLU follow."""
+    """Returns a layer's output, after ReLU if max pooling and then ReLU follow."""
     following = {id(layer.input): layer for layer in model.layers}
     pooling = following.get(id(layer.output))
     if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(
