@@ -143,7 +143,7 @@ def check_model(
 ) -> bool:
     """Refuses a model that is Python code, unless the user trained or trusts it.
 
-    Returns True if the run records only a function, and `trusted` names its module.
+    Returns True if the run records a function but no module, and `trusted` names both.
     """
     name = settings["model"]
     function = name.removeprefix(PYTHON)

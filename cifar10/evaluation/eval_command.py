@@ -88,7 +88,7 @@ class Options(run_options.RunOptions):
 
     @property
     def curve(self) -> str:
-        """The folder for the event files, which TensorBoard shows as one curve."""
+        """The name of the folder whose event files TensorBoard shows as one curve."""
         name = layout.evaluation_events(self.split)
         name += "" if self.use_averages else "_raw"
         return name + ("_augmented" if self.test_time_augmentation else "")

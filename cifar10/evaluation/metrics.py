@@ -126,8 +126,8 @@ class Sums:
     def per_class(self, class_names: Sequence[Any]) -> list[dict[str, Any]]:
         """Returns one row per class: its name, number of images, recall, precision, F1.
 
-        Recall and precision are None if the divisor is zero. F1 is
-        2 TP / (2 TP + FP + FN), or None for a class without images.
+        Recall and F1 are None for a class without images, and precision is None for a
+        class that was never predicted. F1 is 2 TP / (2 TP + FP + FN).
         """
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
         hits, both = np.diag(self.confusion), true + predicted

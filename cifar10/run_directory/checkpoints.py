@@ -294,7 +294,7 @@ def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> Non
 
 
 def delete_incomplete(directory: Path) -> list[str]:
-    """Deletes folders that killed processes left half-written; returns their names."""
+    """Deletes half-written folders of killed processes; returns the folders' names."""
     left = sorted(directory.glob(f"{INCOMPLETE}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)

@@ -98,9 +98,9 @@ def shown(by: str, value: float, count: int) -> str:
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
     """Maps each step to the entry for its evaluation on `num_examples` images.
 
-    By default, this is the largest number of images in `entries`, because scores on few
-    images do not compare with scores on the whole set. Several entries of a step are
-    merged, and later scores replace earlier ones.
+    By default, `num_examples` is the largest number of images of any entry, because
+    scores on few images do not compare with scores on the whole set. Several entries of
+    a step are merged, and later scores replace earlier ones.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)

@@ -231,8 +231,8 @@ class Planner:
     def _costs(self) -> tuple[list[int], int, int]:
         """Bytes kept by each layer call, bytes of workspace, number of convolutions.
 
-        Traces the model, the loss and the gradients without computing anything. Of
-        its tensors, a call keeps those that the traced gradient function captures.
+        Traces the model, the loss and the gradients without computing anything. A
+        call keeps those of its tensors that the traced gradient function captures.
         """
         (section,) = cutting.cut(self._graph, [])
         kept = [0] * (len(self._calls) + 1)  # The last entry is for the loss.
@@ -302,8 +302,8 @@ def balanced(
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses cuts that keep the largest section small and recompute little.
 
-    While a section runs backward, memory holds what the section's calls keep, the
-    gradients of inputs and outputs, and the boundary tensors of all earlier sections.
+    To run backward, a section needs memory for the tensors that its calls keep, the
+    gradients of its inputs and outputs, and all earlier sections' boundary tensors.
 
     Args:
         kept: Bytes that each call keeps for its gradients.

@@ -344,7 +344,7 @@ def _cause_of_death(status: int, stderr: str) -> str:
 
 
 def find_in_child(first: str) -> None:
-    """Prints facts as JSON: [name, null] before looking for one, then [name, fact]."""
+    """Prints each fact as JSON: [name, null] before finding it, then [name, fact]."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries must not print between the facts.
 

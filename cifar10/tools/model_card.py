@@ -98,7 +98,7 @@ def build(
 ) -> str:
     """Returns the model card of an export with this name, format and description.
 
-    `is_best` tells whether the step was chosen by its score.
+    `is_best` tells whether the exported step was chosen by its score.
 
     Raises:
         UsageError: The run has recorded no scores of the step on the test split.

@@ -190,7 +190,7 @@ def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
 def free_memory(gpu: tf.config.PhysicalDevice) -> int:
     """Returns the free memory of a GPU in bytes, as the driver reports it.
 
-    TensorFlow could only report it after initializing the GPU, too late to split it.
+    TensorFlow reports it only for an initialized GPU, which can no longer be split.
     """
     driver = ctypes.CDLL("libcuda.so.1")  # Numbers GPUs as TensorFlow does.
     device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -264,8 +264,8 @@ def divide_cores(towers: int) -> None:
     """Divides the cores among simulated towers, unless TensorFlow has started.
 
     Towers run at the same time. If every operation used all cores, operations would
-    wait for each other: 4 towers of 32 images took a fifth longer (lab notes). Not for
-    deterministic runs: the number of threads affects how sums round.
+    wait for each other: 4 towers of 32 images took a fifth longer (lab notes). Do not
+    call this in a deterministic run: the number of threads affects how sums round.
     """
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.
         threads = max(1, len(os.sched_getaffinity(0)) // towers)

@@ -131,7 +131,7 @@ class TowerBuilder:
         devices: The name of each tower's device. A device that is listed several times
             computes its towers' batches one after another.
         tower: What each tower computes.
-        update: Applies the averages of all towers.
+        update: Applies the means of the towers' results to the variables.
 
     Attributes:
         first_tower: The index of this process's first tower among all towers.
@@ -362,9 +362,9 @@ def average_gradients(
     averages its towers here. `distributed/` then averages over the replicas.)
 
     Args:
-        tower_gradients: `tower_gradients[tower][variable]`.
+        tower_gradients: `[tower][variable]`, or sums over towers, `[device][variable]`.
         names: The variables' names, for messages.
-        count: Number of towers, if entries may be sums over towers; None otherwise.
+        count: Number of towers; needed only if `tower_gradients` holds sums.
 
     Returns:
         One gradient per variable; None if no tower has a gradient.

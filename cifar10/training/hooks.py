@@ -56,7 +56,7 @@ class Hook:
         """Called after each step, or after the --steps_per_call steps of one call."""
 
     def on_summary(self, step: int, summary: Summary) -> None:
-        """Called every --summary_steps steps, or less often if that takes too long."""
+        """Called every --summary_steps steps; less often if summaries take too long."""
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called every --log_frequency steps, with the metrics for `metrics.jsonl`."""

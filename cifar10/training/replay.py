@@ -169,7 +169,7 @@ class Replay:
         """Recomputes steps `first` to `last`, and compares them with the run's records.
 
         Yields a `Difference` for each record, up to the first that rounding does not
-        explain. Before computing each of these steps, calls `before` with its batches.
+        explain. Before each of these steps, calls `before` with the step's batches.
         """
         self.go_before(first)
         for batches in self.batches_to(last):
