@@ -175,7 +175,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
 
 
 def _gpus(workers: int) -> list[dict[str, str]]:
-    """Divides the GPUs among workers; returns each worker's environment variable."""
+    """Returns for each worker the environment variable that selects its GPUs."""
     name = "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(name)
     if visible is None:

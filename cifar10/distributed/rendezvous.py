@@ -252,7 +252,7 @@ class _Server:
         return index
 
     def _decide_complete(self) -> None:
-        """Ends the wait for keys with all values, or for all keys after a refusal."""
+        """Ends the waits for keys with all their values; after a refusal, all waits."""
         for key in self._decisions:
             expected = self._connected
             if key == _ARRIVAL:

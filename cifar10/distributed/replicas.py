@@ -27,9 +27,9 @@ class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
     `strategy` runs one replica for each of the `states`, and reduces over the replicas
-    of all processes. `devices` names a device for each batch of this process, whose
-    replicas get equal shares of the batches. `first_tower` is the index of this
-    process's first tower among the towers of all processes.
+    of all processes. `devices` names a device for each batch of this process; the
+    process divides its batches equally among its replicas. `first_tower` is the index
+    of this process's first tower among the towers of all processes.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ReplicaBuilder(TowerBuilder):
         )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Broadcasts `numbers`, and optionally the variables, of the first replica."""
+        """Returns the first replica's `numbers`; can copy its variables to others."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:

@@ -207,7 +207,7 @@ def mix(
 def quantiles_of_beta(alpha: float | None) -> np.ndarray:
     """Returns equally probable values of Beta(alpha, alpha), float64 [4096].
 
-    All are 1 if `alpha` is None. Used because TensorFlow samples Beta only on CPUs.
+    All are 1 if `alpha` is None. TensorFlow itself samples Beta only on CPUs.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)

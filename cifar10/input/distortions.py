@@ -159,7 +159,7 @@ def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the indices of crops' pixels; `place` in [0, 1) picks the first pixel."""
+    """Returns crops' pixel indices along an axis; `place` in [0, 1) picks the first."""
     taken = crop_size(size)
     first = tf.cast(place * (size - taken + 1), tf.int64)
     return first[:, None] + tf.range(taken, dtype=tf.int64)

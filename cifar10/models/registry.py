@@ -4,7 +4,7 @@ A name is a key of `ARCHITECTURES`, `applications:NAME` for a network of Keras, 
 `module:function` for a user's function. The function takes (image_shape, classes) and
 returns a Keras model, or a list of models, which are chained as sections of one model.
 
-The command line checks names, so TensorFlow is imported only to build a model.
+TensorFlow is imported only to build a model, so the command line checks names fast.
 """
 
 import dataclasses

@@ -84,10 +84,10 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
 def what_next(
     run: Path, config: Config, step: int, record: EarlyStopping
 ) -> tuple[str, str]:
-    """Returns what to do with a run that has ended, and the command for it.
+    """Returns what to do after a run has ended, and the command that does this.
 
-    The command scores the best checkpoint on the test split, or the newest one if the
-    best was not kept. If that checkpoint already has a score, the command is `report`.
+    The command scores the best checkpoint, or the newest if the best was not kept, on
+    the test split. If that checkpoint already has a score, the command is `report`.
     """
     best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
     kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}

@@ -150,7 +150,7 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
 
 
 def drop_later_lines(log: Path, resumed_step: int) -> None:
-    """Removes lines after `resumed_step`, and damaged lines, from a log."""
+    """Removes lines of steps after `resumed_step`, and damaged lines, from a log."""
     if not log.exists():
         return
     before = files.read(log, LARGEST_LOG)

@@ -373,8 +373,8 @@ def build_tower(
 ) -> tuple[Tower, str | None]:
     """Builds a tower with the sections that a flag or the model's code requests.
 
-    `sharing` is the number of workers on this machine. Returns the tower, and a
-    line for the user about its sections, which is None if no sections are requested.
+    `sharing` is the number of workers on this machine. Returns the tower, and what
+    to tell the user about its sections: None if no sections are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":

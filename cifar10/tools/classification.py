@@ -54,7 +54,7 @@ class Decoder(threading.local):
         """Decodes the bytes of a picture; error messages call the picture `name`.
 
         Returns:
-            The pixels, uint8, of this `shape`. A single channel holds the brightness.
+            uint8 pixels of the given `shape`. A single channel holds the brightness.
 
         Raises:
             PictureError: The bytes are no picture, are damaged, or decode too slowly.

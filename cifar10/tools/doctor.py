@@ -121,7 +121,7 @@ class Options(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A finding and its fix: a problem if something is broken, otherwise a note."""
+    """A problem if something is broken, otherwise a note; either comes with its fix."""
 
     finding: str
     fix: str

@@ -20,7 +20,7 @@ def difference_hash(image: np.ndarray) -> int:
 def find_pairs(
     train: Images, test: Images, of_train: np.ndarray, of_test: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Returns the indices, in `train` and `test`, of each pair of similar pictures.
+    """Returns (index in `train`, index in `test`) for each pair of similar pictures.
 
     Each test picture is compared with the training picture whose hash is nearest.
     `of_train` and `of_test` are the hashes, uint64 [count].

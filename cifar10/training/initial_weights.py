@@ -92,7 +92,7 @@ def _imagenet_features(model: str) -> Callable[..., Any]:
 def check_source(requested: FineTuning) -> None:
     """Refuses initial weights that do not exist, and a `pretrained_rate` of zero.
 
-    Call it for a run with initial weights that has no checkpoint yet.
+    Call it for a run that has initial weights but no checkpoint yet.
     """
     name = requested.initial_weights or ""
     if requested.pretrained_rate == 0.0:

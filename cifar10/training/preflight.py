@@ -1,4 +1,4 @@
-"""Checks a training run before TensorFlow is imported, which takes seconds.
+"""Checks a training run before the import of TensorFlow, which takes seconds.
 
 If the run cannot be resumed, or is already over, the message names the commands to use
 instead.

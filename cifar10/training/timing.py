@@ -77,7 +77,7 @@ class Goodput:
     def go_back(self, log: Path, step: int) -> None:
         """Moves the time spent on work after `step` to the part `work lost`.
 
-        The first call also adds the seconds that earlier processes of the run logged.
+        The first call starts by adding to the parts what earlier processes logged.
         """
         lines = read_seconds(log)
         if self._is_new and lines:
