@@ -54,8 +54,8 @@ class Config(fields.Sections):
             `sections` may be a number. `initial_weights` and `resume` may be a
             `Record`, `optimizer` a Keras optimizer, `learning_rate` a Keras schedule
             and `loss` a `keras.losses.Loss`. `loss` and the values of the dict
-            `metrics` may be functions, which take labels, int64 [batch], and logits,
-            floating [batch, classes]. They return one value per image, or the mean.
+            `metrics` may be functions: from labels, int64 [batch], and logits, floating
+            [batch, classes], they compute one value per image, or the mean.
 
     Attributes:
         model_function: `model` if it is a function, else None.

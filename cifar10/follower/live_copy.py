@@ -3,9 +3,9 @@
     with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
 
-`Follower` loads each new checkpoint of a run, in any process. It refuses damaged
-checkpoints and those of another run or model, and keeps predicting with the last good
-one.
+`Follower` works in any process, and loads each new checkpoint of a run. It refuses
+damaged checkpoints and those of another run or model, and keeps predicting with the
+last good one.
 
 The weights are tensors that never change, not variables, and the traced function takes
 them as arguments. New weights are prepared while the old ones are in use, and then

@@ -30,9 +30,9 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             for the generated stand-in; "auto" for CIFAR-10 if available, else the
             stand-in.
         data_dir: Folder that holds the data files, the unpacked archive or the archive.
-            Nothing is written to it. None for the folder that the environment variable
-            CIFAR10_DATA_DIR names, or else ~/.cache/cifar10; a missing data set is
-            downloaded to that folder.
+            Nothing is written to it. If `data_dir` is None, the folder that the
+            environment variable CIFAR10_DATA_DIR names, or else ~/.cache/cifar10, is
+            searched, and a missing data set is downloaded to it.
         data_url: URL of the archive, or of its folder with a slash at the end.
     """
     if data_url:
@@ -116,7 +116,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the synthetic data in `home`; generates it if missing and not `named`."""
+    """Returns the synthetic data in `home`; generates missing data unless `named`."""
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

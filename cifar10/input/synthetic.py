@@ -124,7 +124,7 @@ def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:
 
 
 def _backgrounds(count: int, random: np.random.RandomState) -> np.ndarray:
-    """Interpolates random corner colours to images, int64 [count, 3, 32, 32]."""
+    """Interpolates between random corner colours; int64 [count, 3, 32, 32]."""
     corners = _integers(random, -MAX_SLOPE, MAX_SLOPE, (count, 3, 2, 2))
     near = np.stack([np.arange(SIZE)[::-1], np.arange(SIZE)])  # Weights of both ends.
     slopes = np.einsum("ncij,iy,jx->ncyx", corners, near, near) // (SIZE - 1) ** 2

@@ -50,12 +50,12 @@ def program_name() -> str:
 
 
 def to_paste(arguments: Sequence[str]) -> str:
-    """Returns the shell command that starts a program with this `sys.argv`."""
+    """Returns the shell command to start a program whose `sys.argv` is `arguments`."""
     return shlex.join([*_start(arguments[0]), *arguments[1:]])
 
 
 def to_spawn(arguments: Sequence[str]) -> list[str]:
-    """Returns the `Popen` command that starts a program with this `sys.argv`."""
+    """Returns the `Popen` command for a program whose `sys.argv` is `arguments`."""
     start = _start(arguments[0])
     # The command that pip installs is a Python script too.
     words = start[1:] if "-m" in start else arguments[:1]

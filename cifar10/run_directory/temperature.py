@@ -45,7 +45,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def read(path: Path) -> float:
-    """Returns the temperature in a file, 1 if there is none; refuses a damaged file."""
+    """Returns a file's temperature, or 1 without a file; refuses a damaged file."""
     try:
         if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
             return found

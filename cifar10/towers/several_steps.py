@@ -22,7 +22,7 @@ def stack(
 
 
 def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult":
-    """Traces a loop over steps; `stacked` holds the batches of all steps by tower."""
+    """Traces a loop over steps; `stacked` holds, by tower, the batches of all steps."""
 
     def batches_of(step: tf.Tensor | int) -> "list[Batch]":
         batches = []

@@ -218,7 +218,7 @@ class TowerBuilder:
     def results(
         self, batches: Sequence[Batch], devices: Sequence[str] = ()
     ) -> list[TowerResult]:
-        """Returns each tower's result, and updates nothing. Uses `devices` if given."""
+        """Computes each tower's result, on `devices` if given; updates no variables."""
         return self._results(list(batches), tuple(devices or self.devices))
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:

@@ -1,7 +1,7 @@
-"""`--verify_steps`: computes the gradients of a step twice, on different devices.
+"""`--verify_steps`: computes a step's gradients twice, on two devices if possible.
 
-A faulty processor can return wrong results without an error (Meta, arXiv 2102.11245;
-Google, "Cores that don't count", HotOS 2021).
+This reveals faulty processors, which can return wrong results without an error (Meta,
+arXiv 2102.11245; Google, "Cores that don't count", HotOS 2021).
 """
 
 from collections.abc import Sequence

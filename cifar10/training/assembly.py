@@ -121,7 +121,7 @@ class Training:
         return {name: self.settings[name] for name in names}
 
     def origin(self) -> dict[str, Any]:
-        """Returns settings that checkpoints record: `determining()` and versions."""
+        """Returns `determining()` and the versions, which each checkpoint records."""
         return {**self.determining(), "versions": self.settings["versions"]}
 
 

@@ -185,7 +185,7 @@ class Replay:
     def _differences(self, metrics: Mapping[str, float]) -> Iterator[Difference]:
         """Yields a `Difference` for each of the run's records of the replayed step.
 
-        Restores the checkpoint of that step, if there is one.
+        If that step has a checkpoint, restores it, so that the replay goes on from it.
         """
         begun = max(at for at in (0, *self.saved) if at < self.step)
         is_near = self.step - begun <= _STEPS_OF_BOUND
@@ -305,7 +305,7 @@ class Replay:
 def _assemble(
     run: Path, recorded: Mapping[str, Any], towers: int | None, data_dir: str | None
 ) -> Training:
-    """Assembles a run's training again; refuses other data, settings or batches."""
+    """Assembles a run's training again; refuses changed data, settings or batches."""
     size, batches = recorded["global_batch_size"], recorded["towers"]
     batches *= recorded["accumulate"]
     towers = towers or max(1, recorded["towers"])
@@ -348,7 +348,7 @@ def _assemble(
 def _numbers(
     names: Iterable[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields (name, our value, their value) for each of `names` in both mappings."""
+    """Yields (name, value in `ours`, value in `theirs`) for `names` that both have."""
     for name in set(names).intersection(ours, theirs):
         yield name, _as_logged(ours[name]), _as_logged(theirs[name])
 
