@@ -26,7 +26,7 @@ def name_of(data: Any) -> str:
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings; a path in `data` becomes a kind of data and `data_dir`."""
+    """Returns the settings; puts any path into `data_dir`, and its kind into `data`."""
     data = given.get("data")
     is_located = data in KINDS and "data_dir" in given  # As in `config.json`.
     if data in (None, *NAMES) or is_located or data.startswith(PYTHON):

@@ -192,8 +192,8 @@ class Workers:
     def ask_who_hangs(self, step: int, waits: str) -> str:
         """Names the other workers that make a step hang; returns "" if none do.
 
-        `waits` tells the others what this worker waits for in the step after `step`; ""
-        means its devices. A worker is named if it is silent or its own `waits` is set.
+        `waits` tells the others what this worker waits for in step `step + 1`, or is ""
+        for its devices. A worker is named if it is silent or its `waits` is not empty.
         """
         if not self._rendezvous:
             return ""

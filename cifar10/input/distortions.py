@@ -264,14 +264,14 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Finds, along one side, the two image pixels nearest to each pixel of the result.
+    """Finds, along one axis, the two input pixels nearest to each output pixel.
 
     A crop of `taken` pixels is resized to `size` pixels. `place`, in [0, 1), selects
-    one of the crop's possible positions. `pixels` are the result's indices, float64.
+    one of the crop's possible positions. `pixels` are output indices, float64.
 
     Returns:
-        The two image pixels, int64 [batch, size] each, and the weight of the second,
-        float32 [batch, size].
+        The indices of the two input pixels, int64 [batch, size] each, and the weight
+        of the second pixel, float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5

@@ -101,8 +101,8 @@ class BatchMaker:
         Args:
             images: Values 0 to 255, uint8 or float16 [count, height, width, channels].
             labels: int64 [count].
-            plan: Result of the method `plan` for the same slice.
-            batch_slice: Slice of the global batch to which the images belong.
+            plan: Result of the method `plan` for `batch_slice`.
+            batch_slice: The images' slice of the global batch.
 
         Returns:
             Images, float32 [count, ...], and labels: float32 [count, classes] if the

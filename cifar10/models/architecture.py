@@ -24,8 +24,8 @@ class Architecture:
 
     Attributes:
         name: Value of `--model` that selects the architecture.
-        build: Function that returns a Keras model. It takes image_shape, which is
-            (height, width, channels), the number of classes, and the arguments in
+        build: Function that returns a Keras model. It takes image_shape, as
+            (height, width, channels); the number of classes; and the arguments in
             `options`. It raises an error if images are too small.
         module: Module in this folder that defines `build` and perhaps `initialize`.
             `find_architecture` imports it, and TensorFlow with it. None if `build` is

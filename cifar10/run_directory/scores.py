@@ -54,7 +54,7 @@ def append(
 def read(
     directory: Path, num_examples: int | None = None, by: str = PRECISION
 ) -> dict[int, float]:
-    """Maps steps to their scores named `by`, in the entries that `comparable` keeps."""
+    """Maps steps to the score `by`, taken from the entries that `comparable` keeps."""
     found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 

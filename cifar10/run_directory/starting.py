@@ -29,7 +29,7 @@ def find_run(path: Path) -> dict[str, Any] | None:
 def find_differences(
     path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Maps each setting that resuming a recorded run would change to (old, new).
+    """Finds the settings that resuming a recorded run would change: (old, new) by name.
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
     setting that an older run did not record counts as the default. A run with links in

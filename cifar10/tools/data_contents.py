@@ -186,7 +186,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _hashes(images: Images) -> tuple[list[bytes], np.ndarray]:
-    """Returns a digest and a perceptual hash, uint64, of the pixels of each image."""
+    """Returns the digests (bytes) and perceptual hashes (uint64) of images' pixels."""
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
     digests, looks = [], []
     for start in range(0, len(images), step):

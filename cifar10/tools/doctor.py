@@ -156,8 +156,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def explain_missing_gpus() -> str:
     """Returns why TensorFlow does not find a GPU, with a line for each cause.
 
-    The text is empty if the driver works and TensorFlow finds all GPUs. TensorFlow
-    is queried in this process and computes nothing, unlike in the command `doctor`.
+    The text is empty if the driver works and TensorFlow finds all GPUs. Unlike the
+    command `doctor`, queries TensorFlow in this process and computes nothing.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))

@@ -77,8 +77,8 @@ def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
     Replaces Keras's `Resizing` layer, whose antialiasing LiteRT cannot compute. A few
-    values differ by 1 from Pillow's, which rounds its weights. Larger differences occur
-    only at sharp edges of tall images: newer versions of Pillow resize heights first.
+    values differ by 1 from Pillow's, as Pillow rounds weights. Larger differences occur
+    only at sharp edges of tall images, whose height newer Pillow versions resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)

@@ -88,9 +88,9 @@ class Results:
             self._pending[-1][1].numbers.numpy()
 
     def read(self) -> dict[str, float]:
-        """Reads and checks the new results, and updates the moving averages.
+        """Reads and checks the new results, and updates the metrics' moving averages.
 
-        Returns the newest step's metrics and the averages; {} if no result is new.
+        Returns the newest step's metrics and these averages; {} if no result is new.
         """
         newest: dict[str, float] = {}
         # Cleared first: if a step is not finite, no later result counts.
