@@ -167,7 +167,7 @@ def check_model(
 
 
 def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Adds `is_own` to a `config.json`'s entries; if False, makes them harmless."""
+    """Adds `is_own` to `config.json`'s entries; makes these harmless if it is False."""
     if not isinstance(values, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
     try:

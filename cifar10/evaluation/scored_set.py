@@ -212,7 +212,7 @@ class ScoredSet:
     ) -> Result:
         """Scores the model on a device, with given values of the trainable variables.
 
-        If `temperature` is not 1, scores hold it and the calibration error under it.
+        A `temperature` other than 1 is added to the scores, with its calibration error.
         """
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)

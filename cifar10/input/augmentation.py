@@ -5,10 +5,10 @@ cutout, mixup and cutmix change distorted images; mixup and cutmix also change l
 As in `distortions.py`, random values for the global batch depend on seed and step. Each
 augmentation has its own random stream, so adding one does not change the distortions.
 
-Keras's layers of the same names are not used. `RandomErasing` draws height and width
-independently, and clips noise to the range of pixels. `MixUp` and `CutMix` shuffle each
-batch, so the number of towers would change which images are mixed. Here images 2 k and
-2 k + 1 of the global batch mix with each other, each with its own weight. The order of
+Keras's own layers are not used. `RandomErasing` draws height and width independently,
+and clips noise to the range of pixel values. `MixUp` and `CutMix` shuffle each batch,
+so the number of towers would change which images are mixed. Here images 2 k and 2 k + 1
+of the global batch mix with each other, and each image has its own weight. The order of
 images is random, so the pairs are random too. Both images of a pair are on one tower.
 """
 

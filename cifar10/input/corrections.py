@@ -30,7 +30,7 @@ def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
 def corrected(dataset: Dataset, name: str) -> Dataset:
     """Returns a data set whose training split is corrected by the CSV file `name`.
 
-    Only the training split and the fingerprint change.
+    The other splits stay as they are. The fingerprint and the description change too.
 
     Raises:
         UsageError: A picture or class is unknown, or a class would have no pictures.

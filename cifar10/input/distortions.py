@@ -1,7 +1,7 @@
 """Distorts batches of images for training, and prepares batches for evaluation.
 
 Every distortion works on the whole batch at once, for images of any height, width and
-number of channels. The seed of a global batch alone determines its random values.
+number of channels. The random values for a global batch depend on its seed alone.
 """
 
 import math

@@ -3,8 +3,8 @@
 Incomplete files never have their final names. An archive is downloaded to a `.part`
 file. The next attempt or run resumes an incomplete file with an HTTP Range request. A
 complete file is renamed if its size and MD5 are right, or else removed. The archive is
-unpacked into a hidden folder, which is then renamed. A lock file lets one process at a
-time do this in a folder; other processes wait and use the result.
+unpacked into a hidden folder, which is then renamed. A lock file lets only one process
+at a time prepare a folder; other processes wait and use the result.
 
 `cifar.py` chooses the folder, and decides whether to download at all.
 """

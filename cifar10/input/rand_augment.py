@@ -142,7 +142,7 @@ def _rotate(images: tf.Tensor, strength: float) -> tf.Tensor:
 def _enhance(
     images: tf.Tensor, lesser: tf.Tensor | float, strength: float
 ) -> tf.Tensor:
-    """Scales the difference of images from `lesser`, such as a grey copy of them."""
+    """Returns images with a scaled difference from `lesser`, such as a grey copy."""
     factor = 1.0 + _ENHANCEMENT * strength
     enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
     return tf.floor(enhanced + _ROUNDING)

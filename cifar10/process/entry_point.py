@@ -130,9 +130,9 @@ def import_tensorflow(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Discards what libraries write to file descriptor 2, bypassing `sys.stderr`.
+    """Discards what libraries write directly to file descriptor 2, past `sys.stderr`.
 
-    The log level is not enough: TensorFlow 2.21 writes lines before reading the level.
+    TF_CPP_MIN_LOG_LEVEL is not enough: TensorFlow 2.21 writes lines before reading it.
     A failed import still raises its exception.
     """
     logging.getLogger("tensorflow").setLevel(logging.ERROR)

@@ -65,7 +65,7 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 def command(name: str) -> str:
     """Returns what a user types to start a command of this package, without flags.
 
-    If the package's `NAME.py` is beside the running program, the command runs it.
+    If the package's `NAME.py` is beside the running program, the result runs that file.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"

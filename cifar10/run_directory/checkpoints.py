@@ -279,7 +279,7 @@ def restore(
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` unless each list has as many variables as were saved."""
+    """Raises a `ValueError` unless each list is as long as in the checkpoint."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))

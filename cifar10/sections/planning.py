@@ -190,7 +190,7 @@ class Planner:
 
     @property
     def bytes_so_far(self) -> int:
-        """The bytes of existing variables, which `Plan.total_bytes` includes."""
+        """The part of `Plan.total_bytes` that existing variables already take."""
         if self._on_cpu:
             return self.replicas * self.variable_bytes
         return self.variable_bytes if self.state.device in self.devices else 0

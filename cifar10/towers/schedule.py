@@ -112,9 +112,9 @@ class Warmup:
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
     """Returns the decay of the moving averages at a step, float64 [].
 
-    The decay is min(maximum, (1 + step) / (10 + step)). Early averages forget quickly,
-    and are useful long before 1 / (1 - maximum) steps have passed. In the tutorial the
-    maximum is 0.9999. `global_step`, int64 [], counts the updates before this one.
+    The decay is min(maximum, (1 + step) / (10 + step)); in the tutorial, the maximum is
+    0.9999. The step is `global_step`, int64 [], the number of earlier updates. Early
+    averages forget quickly, and are useful long before step 1 / (1 - maximum).
     """
     step = tf.cast(global_step, tf.float64)
     return tf.minimum(tf.constant(maximum, tf.float64), (1 + step) / (10 + step))

@@ -343,8 +343,8 @@ def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the name of the layer whose variables are at the path `variables`.
 
     The names of the enclosing layers come first, separated by slashes. Keras's default
-    names end in a counter, which differs between processes. A default name is therefore
-    replaced by that of the HDF5 group, which ends in the layer's position.
+    names end in a counter, which differs between processes. Such a name is replaced by
+    that of the HDF5 group, which numbers the layers of a class in the enclosing layer.
     """
     import h5py
 
