@@ -46,7 +46,7 @@ class Dataset:
         fingerprint: SHA-256 of the images and labels; None if they are always the same,
             as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
-        paths: Maps each split whose images have names to these names.
+        paths: The names of the images, by split; absent for a split without names.
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
         division: The division into splits by hashes (`division.py`), if there was one.
