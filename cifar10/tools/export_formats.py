@@ -59,7 +59,7 @@ _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
 def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
-    """Describes an export's run, input and output as JSON values."""
+    """Describes the exported model's run, input and output as JSON values."""
     settings, channels = trained.settings, trained.picture_shape[-1]
     given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
     if with_preprocessing:
