@@ -176,7 +176,7 @@ def test_a_run_on_pictures_is_replayed_on_another_number_of_towers(
 def test_a_number_of_towers_that_changes_the_result_is_refused(on_pictures, towers):
     """Four towers would have other batches, and so other statistics."""
     words = [on_pictures, "--steps", "7:10", "--num_gpus", towers]
-    with pytest.raises(UsageError, match=f"(?s)--num_gpus {towers}: .* divisor of 2,"):
+    with pytest.raises(UsageError, match=f"(?s)--num_gpus {towers}: .* divides 2,"):
         replay.main(argparse.ArgumentParser(), [*map(str, words)])
 
 

@@ -78,7 +78,7 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
         ({"x_train": np.zeros((6, 30), int)}, r"\[6, 30\]"),
         ({"y_train": np.eye(6)}, r"float64.*argmax"),
-        ({"y_train": np.array([object()] * 6)}, "plain"),
+        ({"y_train": np.array([object()] * 6)}, "Object arrays"),
     ],
 )
 def test_unusable_arrays_are_refused(tmp_path, others, named):
