@@ -124,6 +124,13 @@ def test_a_second_list_goes_on_from_the_corrections_of_its_run(shades):
     assert "leaves out 1 and moves 2" in " ".join(done.stdout.split()), done.stderr
 
 
+def test_the_labels_of_a_weak_run_are_in_the_order_of_their_probability():
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(4), 200)
+    places, _, own = find_issues([np.log(probabilities)], np.arange(200) % 4)
+    assert len(places) > 10
+    assert (np.diff(own[places]) >= 0).all()
+
+
 def test_a_weak_run_lists_a_twentieth_and_says_that_it_contradicts_more(
     shades, monkeypatch
 ):
@@ -136,7 +143,9 @@ def test_a_weak_run_lists_a_twentieth_and_says_that_it_contradicts_more(
     assert len([*csv.DictReader(io.StringIO(file.read_text()))]) == 1
     file.unlink()
     monkeypatch.undo()
-    assert "a twentieth" not in call(folder).stdout
+    said = call(folder).stdout
+    assert "it contradicts 2 labels; listed: 2" in said, "a twentieth of the pictures"
+    assert "at most 5 %" not in said
     file.unlink()
 
 
