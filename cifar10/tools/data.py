@@ -1,52 +1,39 @@
 """`python -m cifar10 data`: prepares a data set and shows its contents."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
-import math
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.data_flag import KINDS
 from cifar10.config.options import Checked, defaults, names
-from cifar10.errors import UsageError, counted, printable
-from cifar10.process import entry_point, files, invocation
+from cifar10.errors import UsageError, counted, first_few, printable
+from cifar10.process import entry_point, invocation
 from cifar10.run_directory import restoring
-
-if TYPE_CHECKING:
-    from cifar10.input.dataset_base import Dataset
 
 HELP = "prepare a data set of your pictures, and show its contents"
 DESCRIPTION = """Prepares a data set as a training run would, and shows its contents.
 
     python -m cifar10 data photos
-    python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
+    python -m cifar10 data photos --image_size 128
 
 Prints how many pictures each class has in each split, which pictures were left
 out and why, and which are equal or nearly equal: a held-out picture that is
 also trained on makes scores too good, and a picture in two classes cannot be
-learned. Prints the command to train on the pictures, with --max_bad_images if
-too many are bad. A training run with the same flags reuses the prepared
-pictures. --contact_sheet draws some pictures of each class. --train_dir writes
-the training pictures whose labels a run contradicts to corrections.csv and
-corrections.html in the run's directory. Exit code 0: shown; 2: a mistake that
-you can fix.
+learned. A training run with the same flags reuses the prepared pictures.
+--train_dir writes the training pictures whose labels a run contradicts to
+corrections.csv and corrections.html in the run's directory. Exit code 0: shown;
+2: a mistake that you can fix.
 """
 
 # Flags that decide how a run splits its data.
 _DIVISION = ("image_size", "validation_fraction", "val_fraction")
 _PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
-
-_CLASSES = 30  # Of more classes, only those with the fewest pictures are printed.
 _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
-_MARGIN = 10  # Width of the titles of the lines.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,14 +41,12 @@ class Options(Checked):
     """How to show a data set.
 
     Attributes:
-        contact_sheet: PNG file for some pictures of each class (default: none)
         json: print the contents as JSON
         train_dir: directory of a run, to list the labels that the run contradicts
         trust_model: module:function of a model whose code you trust, if you did not
             train the run (default: none)
     """
 
-    contact_sheet: str | None = None
     json: bool = False
     train_dir: str | None = None
     trust_model: str | None = None
@@ -77,7 +62,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     if options.train_dir:
         given = {**_division_of(options.train_dir, options.trust_model), **given}
-    _show(given, options)
+    found = _look_at(given, options)
+    print(json.dumps(found) if options.json else "\n".join(_lines(found)))
     return 0
 
 
@@ -93,139 +79,95 @@ def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 
-def _show(given: Mapping[str, Any], options: Options) -> None:
-    """Prepares the data set that the flags select, and prints its contents.
+def _look_at(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Prepares the data set that the flags select; returns what to print about it.
 
-    On request, writes a contact sheet and lists labels that a run's model contradicts.
+    On request, also lists the labels that a run's model contradicts.
     """
-    from cifar10.input import datasets
-    from cifar10.tools import data_contents
+    import numpy as np
 
-    config, flag = Config(**given), "--contact_sheet"
-    sheet = options.contact_sheet and layout.absolute_path(options.contact_sheet)
-    if sheet:
-        files.check_replaceable(sheet, flag, "contact sheet", data_contents.SHEET_MARK)
+    from cifar10.input import corrections, datasets
+    from cifar10.tools.duplicates import find_duplicates
+
+    config = Config(**given)
     # Any number of bad pictures is accepted, since they are listed.
     settings = {**config.values, "max_bad_images": 1.0}
     dataset = datasets.find_for(settings, say_notes=False)
-    if not options.json:
-        print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = {part: dataset.read(part) for part in dataset.parts}
-    if sheet:
-        titles = dataset.description, dataset.class_names
-        files.write_output(
-            sheet, flag, data_contents.draw_sheet(*titles, *parts["train"])
-        )
-    found = data_contents.look_at(dataset, parts)
+    classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
+    pictures: list[str] = []
+    for part, (_, labels) in parts.items():
+        counts = np.bincount(labels, minlength=dataset.classes)
+        for one, count in zip(classes, counts.tolist(), strict=True):
+            one[part] = count
+        pictures += corrections.names_of(dataset, part, len(labels))
+    found: dict[str, Any] = {
+        "description": dataset.description,
+        "classes": classes,
+        "left_out": dataset.left_out,
+        "notes": [*dataset.notes],
+        "duplicates": find_duplicates(parts, pictures),
+    }
     if options.train_dir:
         entry_point.import_tensorflow()
         from cifar10.tools.label_issues import list_issues
 
         run = layout.locate_run(options.train_dir)
         found["labels"] = list_issues(dataset, run, options.trust_model)
-        given = {**given, "corrections": found["labels"]["corrections"]}
-    bad, good = len(found["left_out"]), sum(len(labels) for _, labels in parts.values())
-    share = math.ceil(100 * bad / (bad + good)) / 100
-    if share > config.dataset.max_bad_images:
-        given = {**given, "max_bad_images": share}
-    command = _training(given, dataset, len(parts["train"][1]))
-    found |= {"contact_sheet": sheet and str(sheet), "next": command}
-    print(json.dumps(found) if options.json else "\n".join(_lines(found)))
-
-
-def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
-    """Returns the command that trains on a data set of `count` training images.
-
-    The command's --train_dir is a new directory.
-    """
-    name = dataset.name
-    if name in KINDS and dataset.directory:
-        name = dataset.directory.stem or name
-    run = Path("runs", name)
-    if run.exists():
-        run = files.unused(run.with_name(f"{run.name}."))
-    words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
-    words = ["--data", given["data"], *words, f"--train_dir={run}"]
-    if count < defaults(fields.ALL)["batch_size"]:  # A batch holds no image twice.
-        words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
-    words += ["--max_steps=300", "--eval_steps=100"]
-    return f"{invocation.command('train')} {shlex.join(words)}"
+    return found
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    edited = ["after you have edited that list:"] if "labels" in found else []
-    sections = {
-        "Classes": _on_classes(found["classes"]),
-        "Left out": _on_left_out(found["left_out"]),
-        "Notes": found["notes"],
-        "The same": _on_duplicates(**found["duplicates"]),
-        "Labels": _on_labels(**found["labels"]) if "labels" in found else [],
-        "Sheet": [found["contact_sheet"] or "--contact_sheet FILE.png draws pictures"],
-        "Next": [*edited, found["next"]],
-    }
-    for title, lines in sections.items():
-        for number, line in enumerate(lines):
-            margin = "" if number else f"{title}:"
-            yield f"{margin:{_MARGIN}}{printable(line)}"
-
-
-def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    shown = classes
-    if len(classes) > _CLASSES:
-        yield f"the {_CLASSES} with the fewest pictures:"
-        shown = sorted(classes, key=lambda one: one["train"])[:_CLASSES]
-    parts = [part for part in classes[0] if part != "name"]
+    yield f"Data: {printable(found['description'])}"
+    parts = [part for part in found["classes"][0] if part != "name"]
     yield " ".join(f"{part:>9}" for part in parts)
-    for one in shown:
-        yield f"{' '.join(f'{one[part]:>9,}' for part in parts)}  {one['name']}"
-    total = " ".join(f"{sum(one[part] for one in classes):>9,}" for part in parts)
-    yield f"{total}  in all, of {len(classes):,} classes"
+    for one in found["classes"]:
+        counts = " ".join(f"{one[part]:>9,}" for part in parts)
+        yield f"{counts}  {printable(one['name'])}"
+    totals = (sum(one[part] for one in found["classes"]) for part in parts)
+    yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
+    yield from (f"Note: {printable(note)}" for note in found["notes"])
+    if left_out := found["left_out"]:
+        yield f"Left out: {counted(len(left_out), 'picture')}"
+        yield from _few([*left_out.values()])
+    yield from _on_duplicates(**found["duplicates"])
+    if "labels" in found:
+        yield from _on_labels(**found["labels"])
 
 
-def _on_left_out(left_out: Mapping[str, str]) -> Iterator[str]:
-    yield counted(len(left_out), "picture") if left_out else "no picture"
-    yield from list(left_out.values())[:_SHOWN]
-    if len(left_out) > _SHOWN:
-        yield f"and {len(left_out) - _SHOWN:,} more"
+def _few(lines: Sequence[str]) -> Iterator[str]:
+    """Indents the first lines, and says how many more there are."""
+    yield from (f"    {printable(line)}" for line in lines[:_SHOWN])
+    if len(lines) > _SHOWN:
+        yield f"    and {len(lines) - _SHOWN:,} more, which --json shows"
 
 
 def _on_duplicates(
     groups: Sequence[Sequence[str]],
-    repeated: int,
     in_both_parts: int,
     in_several_classes: int,
     nearly: Sequence[Sequence[str]],
 ) -> Iterator[str]:
-    held_out = "held-out picture is", "held-out pictures are"
+    yield f"Equal pixel for pixel: {counted(len(groups), 'group')} of pictures"
+    yield from _few([first_few(group, _SHOWN) for group in groups])
+    if in_both_parts:
+        some = counted(in_both_parts, "held-out picture")
+        yield f"    {some} trained on too, so scores are too good"
+    if in_several_classes:
+        some = counted(in_several_classes, "group")
+        yield f"    {some} in several classes, which no model can learn"
     if nearly:
         some = counted(len(nearly), "held-out picture")
-        yield f"{some} may be nearly the same as a training picture; look at them:"
-        yield from (" ~ ".join(pair) for pair in nearly[:_SHOWN])
-    if not groups:
-        yield "no two pictures are equal pixel for pixel"
-        return
-    repeating = counted(repeated, "picture repeats", "pictures repeat")
-    yield f"{repeating} another picture pixel for pixel, once prepared"
-    if in_both_parts:
-        some = counted(in_both_parts, *held_out)
-        yield f"{some} trained on too: scores are too good"
-    if in_several_classes:
-        several = counted(in_several_classes, "picture is", "pictures are")
-        yield f"{several} in several classes: no model can learn them"
-    for group in groups[:_SHOWN]:
-        more = f" and {len(group) - _SHOWN:,} more" if group[_SHOWN:] else ""
-        yield " = ".join(group[:_SHOWN]) + more
-    if groups[_SHOWN:]:
-        yield f"and {len(groups) - _SHOWN:,} more"
+        yield f"Perhaps nearly the same as a training picture: {some}"
+        yield from _few([" ~ ".join(pair) for pair in nearly])
 
 
 def _on_labels(
-    agreement: float, contradicted: int, issues: Sequence[Any], corrections: str
+    agreement: float, issues: Sequence[Any], corrections: str
 ) -> Iterator[str]:
-    yield f"the run agrees with {agreement:.1%} of the training pictures' labels"
-    yield from ("{picture}: {label}, or {class}?".format(**i) for i in issues[:_SHOWN])
-    yield f"it contradicts {contradicted:,} labels; listed: {len(issues):,}"
-    if contradicted > len(issues):
-        yield "(at most 5 % of all labels, or 2,500), many of which may be right:"
-    yield f"look at {Path(corrections).with_suffix('.html')},"
-    yield f"and edit {corrections}"
+    yield f"Labels: the run agrees with {agreement:.1%} of the training pictures'"
+    yield f"    the {len(issues):,} most suspicious, many of which may be right:"
+    yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
+    page = Path(corrections).with_suffix(".html")
+    yield f"    look at {printable(str(page))}"
+    yield f"    edit {printable(corrections)}, and train with it as --corrections"

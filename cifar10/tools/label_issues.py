@@ -7,13 +7,12 @@ checkpoint may have memorized the pictures, but earlier ones have not.
 import base64
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
 from cifar10.config import layout
 from cifar10.evaluation import eval_command
@@ -29,35 +28,27 @@ from cifar10.towers import devices
 # and nine of ten well-known data sets have less than 6 % wrong ones (arXiv:2103.14749).
 _SHARE = 0.05
 _MOST = 2500  # A page with more pictures opens slowly.
-_SIDE = 128  # Pixels of the longer side of a picture on the page, at most.
+_COLUMNS = ("picture", "class", "label", "probability")
 
 
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Writes CSV and HTML files that list the labels contradicted by a run.
 
-    If the run was trained on `dataset` with a CSV of corrections, they are applied
-    first. The new CSV repeats them, so that it can replace the old one. Both new files
-    are written to the run's directory. `RunOptions` documents `trust_model`.
+    Both files are written to the run's directory. `RunOptions` documents `trust_model`.
 
     Returns:
         JSON values: `agreement`, the fraction of labels that the newest checkpoint
-        predicts; `contradicted`, the number of contradicted labels; `issues`, the
-        listed labels, most suspicious first; `corrections`, the path of the CSV.
+        predicts; `issues`, the contradicted labels, most suspicious first;
+        `corrections`, the path of the CSV.
 
     Raises:
         UsageError: The run has other images or classes, or cannot be written to.
     """
-    import jinja2
-
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.check_same_kind(dataset, trained.settings, "The data")
-    classes, settings = dataset.class_names, trained.settings
-    file, earlier = settings.get("corrections"), []
-    if file and settings["data_dir"] == str(dataset.directory):
-        dataset, earlier = corrections.corrected(dataset, file), corrections.read(file)
     device = devices.place_evaluation("auto")
     part = eval_command.Options(eval_data="train_eval")
-    scored = ScoredSet(trained.model, settings, dataset, run, part)
+    scored = ScoredSet(trained.model, trained.settings, dataset, run, part)
     images, labels = dataset.read("train")
     logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)
@@ -65,9 +56,9 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         trained.restore(step)
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
     places, instead, own = find_issues(logits, labels)
-    contradicted = len(places)
     places = places[: min(_MOST, int(_SHARE * len(labels)))]
     pictures = corrections.names_of(dataset, "train", len(labels))
+    classes = dataset.class_names
     issues = [
         {
             "picture": pictures[place],
@@ -77,17 +68,34 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         }
         for place in places.tolist()
     ]
-    template = Path(__file__).with_name("corrections.html").read_text()
-    coded = [*map(_coded, images[places])]
-    page = jinja2.Template(template, autoescape=True)
     path = run / layout.CORRECTIONS
-    shown = page.render(run=run.name, file=path.name, issues=issues, coded=coded)
-    table = _table(issues, earlier)
-    for text, where in ((shown, path.with_suffix(".html")), (table, path)):
+    _write(path, issues, images[places])
+    return {
+        "agreement": float(np.mean(logits[-1].argmax(axis=1) == labels)),
+        "issues": issues,
+        "corrections": str(path),
+    }
+
+
+def _write(path: Path, issues: Sequence[Mapping[str, str]], images: np.ndarray) -> None:
+    """Writes issues as a CSV file, and a page of their images beside it."""
+    import jinja2
+
+    template = Path(__file__).with_name("corrections.html").read_text()
+    page = jinja2.Template(template, autoescape=True).render(
+        run=path.parent.name,
+        file=path.name,
+        issues=issues,
+        coded=[
+            base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images
+        ],
+    )
+    table = io.StringIO()
+    writer = csv.DictWriter(table, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(issues)
+    for text, where in ((page, path.with_suffix(".html")), (table.getvalue(), path)):
         files.write_output(where, "--train_dir", text.encode(errors="surrogateescape"))
-    agreement = float(np.mean(logits[-1].argmax(axis=1) == labels))
-    found = {"agreement": agreement, "contradicted": contradicted}
-    return {**found, "issues": issues, "corrections": str(path)}
 
 
 def find_issues(
@@ -111,27 +119,3 @@ def find_issues(
     places = np.flatnonzero(sure.max(axis=1) > own)
     places = places[np.argsort(own[places], kind="stable")]
     return places, sure.argmax(axis=1), own
-
-
-def _table(
-    issues: Sequence[dict[str, str]], earlier: Sequence[tuple[str, str, str]]
-) -> str:
-    """Returns a CSV of issues and of earlier corrections to pictures without issues."""
-    before = {path: rest for path, *rest in earlier}
-    rows: list[tuple[str, ...]] = [("picture", "class", "label", "probability")]
-    for issue in issues:
-        # The column `label` holds the data set's label, before earlier corrections.
-        _, label = before.pop(issue["picture"], ("", issue["label"]))
-        rows.append((issue["picture"], issue["class"], label, issue["probability"]))
-    rows += [(path, *rest) for path, rest in before.items()]
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(rows)
-    return table.getvalue()
-
-
-def _coded(image: np.ndarray) -> str:
-    """Encodes a picture as a PNG in base64, to embed it in a page."""
-    file, picture = io.BytesIO(), Image.fromarray(image)
-    picture.thumbnail((_SIDE, _SIDE))
-    picture.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

@@ -160,7 +160,7 @@ def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
         return
     import numpy as np
 
-    from cifar10.tools.data_contents import draw_grid
+    from cifar10.tools.picture_grid import draw_grid
 
     pictures = np.concatenate([images for images, _ in batches]).astype(np.float32)
     pictures -= pictures.min(axis=(1, 2, 3), keepdims=True)

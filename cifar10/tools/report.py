@@ -32,9 +32,8 @@ The page shows each run's settings and how they differ, curves of loss,
 accuracy, throughput and learning rate, the confusion matrix and the hardest
 images of a checkpoint (the newest, or --step), and all checkpoints. It is a
 single HTML file without scripts. The checkpoint is scored on the test set, as
-by eval.py. If a run lacks data for the page, the page says so. An earlier
-report is overwritten, any other file is not. Needs the packages of the extra
-`report`.
+by eval.py. An earlier report is overwritten, any other file is not. Needs the
+packages of the extra `report`.
 """
 
 # The first lines of a report, which distinguish it from other files.
@@ -47,9 +46,9 @@ _MAIN = (
     *("precision", "global_batch_size", *fields.LENGTHS, "optimizer", "learning_rate"),
     "seed",
 )
-# Settings that are shown elsewhere on the page.
+# Settings that are shown elsewhere on the page, or would fill it.
 _ELSEWHERE = (
-    *("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN, "metrics"),
+    *("train_dir", "versions", "class_names", "earlier_sessions", "metrics", IS_OWN),
 )
 
 
@@ -62,14 +61,12 @@ class Options(run_options.RunOptions):
         output: file of the page (default: report.html, in the run's directory if there
             is a single run)
         data_dir: directory of the data set (default: the run's)
-        device: device to use: auto, cpu, gpu or gpu:NUMBER
     """
 
     run_dirs: Sequence[str] = ()
     _: dataclasses.KW_ONLY
     output: str | None = None
     data_dir: str | None = None
-    device: str = "auto"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -98,7 +95,7 @@ def write_report(options: Options) -> None:
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
     files.check_replaceable(output, _FLAG, "report", MARK)
-    device = devices.place_evaluation(options.device)
+    device = devices.place_evaluation("auto")
     for run in runs:
         if run.saved:
             try:
@@ -114,7 +111,7 @@ def write_report(options: Options) -> None:
         if scores := run.scores:
             classes = len(scores.class_names)
             result = metrics.headline(run.tested, scores.sums.count, classes)
-            print(f"{run.name}, step {scores.step}: {result}")
+            print(f"{run.name}, step {run.tested['step']}: {result}")
     print(f"Open {output}")
 
 
@@ -130,8 +127,6 @@ def render(runs: Sequence[Run], now: float) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )
     environment.globals |= {"draw": draw, "interval": interval}
     environment.filters |= {
@@ -154,21 +149,17 @@ def render(runs: Sequence[Run], now: float) -> str:
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns a row per setting, with its value in each run as text."""
-    versions = {name for run in runs for name in run.settings.get("versions", {})}
     settings = [run.settings | run.settings.get("versions", {}) for run in runs]
     rows = []
     for name in dict.fromkeys([*_MAIN, *(name for each in settings for name in each)]):
-        if name not in _ELSEWHERE:
-            values = [each.get(name, "not recorded") for each in settings]
-            differs = any(value != values[0] for value in values)
-            in_use = any(each.get(name) is not None for each in settings)
-            row = {
-                "title": name.replace("_", " "),
-                "texts": [*map(_text, values)],
-                "differs": differs,
-                "is_main": differs or (name in _MAIN and in_use) or name in versions,
-            }
-            rows.append(row)
+        if name in _ELSEWHERE:
+            continue
+        values = [each.get(name) for each in settings]
+        differs = any(value != values[0] for value in values)
+        is_main = differs or (name in _MAIN and values[0] is not None)
+        title, texts = name.replace("_", " "), [*map(_text, values)]
+        row = {"title": title, "texts": texts, "differs": differs, "is_main": is_main}
+        rows.append(row)
     return rows
 
 

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import dataclasses
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,20 +33,9 @@ _HARDEST = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint of a run."""
-
-    step: int
-    written: float  # In seconds since 1970.
-    size: int  # In bytes.
-    damage: str  # Empty if it is intact.
-
-
-@dataclasses.dataclass(frozen=True)
 class Scores:
     """The scores of a checkpoint on the whole test set."""
 
-    step: int
     subject: str  # Which images and variables were scored, in words.
     class_names: tuple[str, ...]
     sums: Sums
@@ -62,43 +50,38 @@ class Run:
         self.path = path
         self.name = name  # Unique in the report.
         self.settings = run_config.read_run_config(path)
-        notes = self.notes = _notes_on(self.settings)  # What is missing or unusual.
-        self.logged = _lines(path / layout.METRICS, notes)
-        if not self.logged:
-            notes.append("The run has logged nothing yet, so there are no curves.")
+        self.logged = _lines(path / layout.METRICS)
         self.part = scores.deciding_part(path)  # `val` if the run has it, else `test`.
-        self.best_by = scores.deciding_score(path)
-        found = {}  # By part, evaluations of the same number of images.
-        for part in dict.fromkeys((self.part, "test")):
-            log = path / layout.evaluation_events(part) / layout.METRICS
-            found[part] = [*scores.comparable(_lines(log, notes)).values()]
-        self.scored = found[self.part]
-        self.saved = _checkpoints(path / layout.CHECKPOINTS, notes)
+        # Evaluations of the same number of images.
+        self.scored = _evaluations(path, self.part)
+        self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]
+        self.saved = _checkpoints(path / layout.CHECKPOINTS)
         times = timing.read_seconds(path / layout.METRICS)
         self.seconds = times[-1][1] if times else {}  # Seconds by activity.
         self.scores: Scores | None = None  # Set by `score`.
-        self.tested: dict[str, float] = (found["test"] or [{}])[-1]  # Set by `score`.
+        self.notes = self._notes()
+
+    def _notes(self) -> list[str]:
+        """Returns what is missing or unusual."""
+        notes = []
+        if self.settings["simulated"]:
+            notes.append(
+                "SIMULATED towers, several on one device; their speed says nothing "
+                "about several GPUs."
+            )
+        if not self.settings.get("data_is_real", True):
+            notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
+        if not self.saved:
+            notes.append("There is no checkpoint yet.")
+        damaged = (saved for saved in self.saved if "damage" in saved)
+        notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
+        return notes
 
     @property
     def step(self) -> int:
         """The last step with a log line or a checkpoint; 0 if there is none."""
-        logged = [int(line["step"]) for line in self.logged]
-        return max(logged + [saved.step for saved in self.saved], default=0)
-
-    @property
-    def best(self) -> dict[str, float]:
-        """The log line with the best score; empty if no line has a score."""
-        by = self.best_by
-        lines = {int(line["step"]): line for line in self.scored if by in line}
-        ranked = scores.ranked({step: lines[step][by] for step in lines}, by)
-        return lines[ranked[0]] if ranked else {}
-
-    @property
-    def rate(self) -> float | None:
-        """Median of the logged speeds, in images per second; None if none is logged."""
-        key = "examples_per_sec"
-        rates = [line[key] for line in self.logged if key in line]
-        return statistics.median(rates) if rates else None
+        lines = [*self.logged, *self.saved]
+        return max((int(line["step"]) for line in lines), default=0)
 
     def score(self, options: "Options", device: str) -> None:
         """Scores the checkpoint of `options.step`, or the newest intact one.
@@ -115,11 +98,49 @@ class Run:
         sums, scalars, outcomes, calibrated = scored.score(*values)
         hardest = _hardest(dataset, outcomes, trained, device)
         names = dataset.class_names
-        self.scores = Scores(step, scored.subject, names, sums, hardest, calibrated)
+        self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test" and datasets.is_of_run(dataset, self.settings):
             lines = [*self.scored, self.tested]
             self.scored = [*scores.comparable(lines, sums.count).values()]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Reads the runs in directories, each directory only once."""
+    distinct = list(dict.fromkeys(path.resolve() for path in paths))
+    common = os.path.commonpath([path.parent for path in distinct])
+    return [Run(path, str(path.relative_to(common))) for path in distinct]
+
+
+def _evaluations(run: Path, part: str) -> list[dict[str, float]]:
+    log = run / layout.evaluation_events(part) / layout.METRICS
+    return [*scores.comparable(_lines(log)).values()]
+
+
+def _lines(path: Path) -> list[dict[str, float]]:
+    """Returns the numbers in each line of a log that are small enough to plot."""
+    return [
+        {
+            name: value
+            for name, value in line.items()
+            if isinstance(value, int | float) and abs(value) <= _LARGEST
+        }
+        for line in logs.read_steps(path)
+    ]
+
+
+def _checkpoints(directory: Path) -> list[dict[str, Any]]:
+    """Returns the step of each checkpoint, with its time and size, or its damage."""
+    saved = []
+    for step in checkpoints.steps(directory):
+        with contextlib.suppress(FileNotFoundError):  # A training run may delete it.
+            try:
+                manifest = checkpoints.verify(directory, step).manifest
+                size = sum(each["bytes"] for each in manifest["files"].values())
+                saved.append({"step": step, "time": manifest["time"], "size": size})
+            except (checkpoints.DamagedError, UsageError) as error:
+                saved.append({"step": step, "damage": str(error)})
+    return saved
 
 
 def _hardest(
@@ -135,76 +156,10 @@ def _hardest(
         {
             "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
             "looks_at": base64.b64encode(heat).decode(),
-            "height": image.shape[0],
-            "width": image.shape[1],
             "name": names[number] if names else f"test image {number}",
             "true": dataset.class_names[outcomes.labels[number]],
             "predicted": dataset.class_names[outcomes.predictions[number]],
             "confidence": float(confidence[number]),
-            "cross_entropy": float(outcomes.cross_entropy[number]),
         }
         for number, image, heat in zip(numbers, images, drawn, strict=True)
     ]
-
-
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Reads the runs in directories, each directory only once."""
-    distinct = list(dict.fromkeys(path.resolve() for path in paths))
-    common = os.path.commonpath([path.parent for path in distinct])
-    return [Run(path, str(path.relative_to(common))) for path in distinct]
-
-
-def _notes_on(settings: dict[str, Any]) -> list[str]:
-    notes = []
-    if settings["simulated"]:
-        notes.append(
-            "SIMULATED towers, several on one device; their speed says nothing about "
-            "several GPUs."
-        )
-    if not settings.get("data_is_real", True):
-        notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
-    if sessions := settings.get("earlier_sessions"):
-        devices = sorted({str(session.get("devices")) for session in sessions})
-        notes.append(f"Resumed; earlier sessions ran on: {'; '.join(devices)}.")
-    return notes
-
-
-def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Returns the numbers in a log's intact lines; counts damaged lines in a note."""
-    entries = logs.read_lines(path)
-    intact = [entry for entry in map(_numbers, entries) if "step" in entry]
-    if damaged := len(entries) - len(intact):
-        log = f"{path.parent.name}/{path.name}"
-        notes.append(f"{damaged} of {len(entries)} lines of {log} cannot be read.")
-    return intact
-
-
-def _numbers(entry: Any) -> dict[str, float]:
-    """Returns a log line's numbers that are small enough to plot."""
-    return {
-        name: value
-        for name, value in (entry.items() if isinstance(entry, dict) else ())
-        if isinstance(value, int | float) and abs(value) <= _LARGEST
-    }
-
-
-def _checkpoints(directory: Path, notes: list[str]) -> list[SavedCheckpoint]:
-    saved = []
-    for step in checkpoints.steps(directory):
-        path, damage = checkpoints.folder(directory, step), ""
-        with contextlib.suppress(OSError):  # A training run may delete the checkpoint.
-            try:
-                checkpoints.verify(directory, step)
-            except (checkpoints.DamagedError, UsageError) as error:
-                damage = str(error)
-            parts = [file.stat() for file in path.iterdir()]
-            # Later marks change the time of the folder, but not of these files.
-            written = min(file.st_mtime for file in (path.stat(), *parts))
-            size = sum(file.st_size for file in parts)
-            saved.append(SavedCheckpoint(step, written, size, damage))
-    damaged = [str(checkpoint.step) for checkpoint in saved if checkpoint.damage]
-    if not saved:
-        notes.append("There is no checkpoint yet.")
-    if damaged:
-        notes.append(f"DAMAGED checkpoints: step {', '.join(damaged)}.")
-    return saved

@@ -33,19 +33,19 @@ FLAGS = {
     "cifar10/__main__.py train --help_all": TRAINING + OF_SEVERAL_TOWERS,
     "cifar10/__main__.py eval --help": EVALUATION,
     "cifar10/__main__.py data --help": """
-        contact_sheet data_dir image_size json max_bad_images train_dir trust_model
+        data_dir image_size json max_bad_images train_dir trust_model
         val_fraction
         validation_fraction
     """,
-    "cifar10/__main__.py doctor --help": "json train_dir",
+    "cifar10/__main__.py doctor --help": "",
     "cifar10/__main__.py export --help": """
         data_dir model_card output quantize step train_dir trust_model use_averages
         with_preprocessing
     """,
     "cifar10/__main__.py plan --help": """
         accumulate batch_size clip_norm data depth distortions
-        global_batch_size image_size json memory_limit
-        model momentum num_gpus optimizer precision recipe sections
+        global_batch_size image_size memory_limit
+        model momentum num_gpus optimizer precision recipe
         split_gpu variable_device width
     """,
     "cifar10/__main__.py predict --help": """
@@ -53,7 +53,7 @@ FLAGS = {
         use_averages
     """,
     "cifar10/__main__.py report --help": """
-        data_dir device output step train_dir trust_model
+        data_dir output step train_dir trust_model
     """,
     "cifar10/__main__.py runs --help": "json prune yes",
     "cifar10/__main__.py serve --help": """
