@@ -32,7 +32,7 @@ corrections.csv and corrections.html in the run's directory. Exit code 0: shown;
 
 # Flags that decide how a run splits its data.
 _DIVISION = ("image_size", "validation_fraction", "val_fraction")
-_PREPARATION = {*_DIVISION, "max_bad_images", "data_dir"}
+_PREPARATION = {*_DIVISION, "data_dir"}
 _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
 
 
@@ -89,10 +89,9 @@ def _look_at(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
     from cifar10.input import corrections, datasets
     from cifar10.tools.duplicates import find_duplicates
 
-    config = Config(**given)
     # Any number of bad pictures is accepted, since they are listed.
-    settings = {**config.values, "max_bad_images": 1.0}
-    dataset = datasets.find_for(settings, say_notes=False)
+    config = Config(**given, max_bad_images=1.0)
+    dataset = datasets.find_for(config.values, say_notes=False)
     parts = {part: dataset.read(part) for part in dataset.parts}
     classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
     pictures: list[str] = []
@@ -165,7 +164,7 @@ def _on_duplicates(
 def _on_labels(
     agreement: float, issues: Sequence[Any], corrections: str
 ) -> Iterator[str]:
-    yield f"Labels: the run agrees with {agreement:.1%} of the training pictures'"
+    yield f"Labels: the run agrees with {agreement:.1%} of the training split"
     yield f"    the {len(issues):,} most suspicious, many of which may be right:"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")

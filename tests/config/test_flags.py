@@ -33,8 +33,7 @@ FLAGS = {
     "cifar10/__main__.py train --help_all": TRAINING + OF_SEVERAL_TOWERS,
     "cifar10/__main__.py eval --help": EVALUATION,
     "cifar10/__main__.py data --help": """
-        data_dir image_size json max_bad_images train_dir trust_model
-        val_fraction
+        data_dir image_size json train_dir trust_model val_fraction
         validation_fraction
     """,
     "cifar10/__main__.py doctor --help": "",

@@ -114,7 +114,7 @@ def test_a_weak_run_lists_a_twentieth(shades, monkeypatch):
     monkeypatch.setattr(label_issues, "_SHARE", 0.025)
     said = " ".join(call(folder).stdout.split())
     file = folder / "run" / "corrections.csv"
-    assert "the run agrees with 95.0% of the training pictures' the 1 most" in said
+    assert "the run agrees with 95.0% of the training split the 1 most" in said
     assert len([*csv.DictReader(io.StringIO(file.read_text()))]) == 1
     file.unlink()
     monkeypatch.undo()
