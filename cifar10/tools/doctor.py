@@ -165,9 +165,10 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
         facts = json.loads(lines[0])
         parts += facts["devices"]
         yield Finding("TensorFlow", f"{facts['version']}, Keras {facts['keras']}")
-        yield from _judge_gpus(
-            len(facts["devices"]) - 1, count, facts["has_cuda"], child.stderr
-        )
+        found = len(facts["devices"]) - 1
+        if found < count:
+            text = f"finds {found} of {count} NVIDIA GPUs"
+            yield _explain(text, facts["has_cuda"], child.stderr)
     for device in lines[1:]:
         yield Finding(device, "computes correctly")
     if len(lines) < len(parts):
@@ -178,24 +179,25 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
         yield Finding(parts[len(lines)], text, PROBLEM, _FIX_COMPUTATION)
 
 
-def _judge_gpus(
-    found: int, count: int, has_cuda: bool, messages: str
-) -> Iterator[Finding]:
-    """Yields why TensorFlow finds fewer than `count` GPUs, if it does."""
-    if found >= count:
-        return
-    text, kind = f"finds {found} of {count} NVIDIA GPUs", PROBLEM
-    fix = f"Unset LD_LIBRARY_PATH if it is set, and {_INSTALL}."
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def _explain(text: str, has_cuda: bool, messages: str) -> Finding:
+    """Adds the reason to `text`, which says that TensorFlow lacks GPUs, and a fix.
+
+    `messages` are those of TensorFlow.
+    """
     if not has_cuda:
         text += ", because it was built without CUDA"
         fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."
-    elif libraries := dict.fromkeys(_NOT_LOADED.findall(messages)):
-        text += f", because it cannot load {', '.join(libraries)}"
-    elif visible is not None:
-        text, kind = f"{text}, with CUDA_VISIBLE_DEVICES={visible}", NOTE
+        return Finding("TensorFlow", text, PROBLEM, fix)
+    libraries = dict.fromkeys(_NOT_LOADED.findall(messages))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not libraries:
+        text += f", with CUDA_VISIBLE_DEVICES={visible}"
         fix = "Unset CUDA_VISIBLE_DEVICES to use all of them."
-    yield Finding("TensorFlow", text, kind, fix)
+        return Finding("TensorFlow", text, NOTE, fix)
+    if libraries:
+        text += f", because it cannot load {', '.join(libraries)}"
+    fix = f"Unset LD_LIBRARY_PATH if it is set, and {_INSTALL}."
+    return Finding("TensorFlow", text, PROBLEM, fix)
 
 
 def compute_in_child() -> None:
