@@ -19,7 +19,7 @@ HELP = "prepare a data set of your pictures, and show its contents"
 DESCRIPTION = """Prepares a data set as a training run would, and shows its contents.
 
     python -m cifar10 data photos
-    python -m cifar10 data photos --image_size 128
+    python -m cifar10 data photos --train_dir runs/photos
 
 Prints how many pictures each class has in each split, which pictures were left
 out and why, and which are equal or nearly equal: a held-out picture that is

@@ -40,7 +40,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     digests, hashes = [], []
     for images, _ in parts.values():
         for image in _one_by_one(images):
-            digests.append(hashlib.blake2b(image, digest_size=16).digest())
+            digests.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest())
             hashes.append(difference_hash(image))
     places = defaultdict(list)
     for place, digest in enumerate(digests):
@@ -70,7 +70,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 def _one_by_one(images: Images) -> Iterator[np.ndarray]:
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
     for start in range(0, len(images), step):
-        yield from np.ascontiguousarray(images[start : start + step])
+        yield from images[start : start + step]
 
 
 def difference_hash(image: np.ndarray) -> int:

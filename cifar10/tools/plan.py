@@ -95,7 +95,6 @@ def _print(training: "Training", plans: Sequence["Plan"]) -> None:
     network, planner = training.config.network, training.planner
     parameters = f"{planner.state.model.count_params():,} parameters"
     print(f"{network.model}, {parameters}, {network.precision}")
-    print(f"Batch size: {training.config.batch.batch_size:,}")
     print(f"Towers: {training.placement.description}")
     variables = _megabytes(planner.variable_bytes)
     print(f"Variables, averages and optimizer: {variables}\n")

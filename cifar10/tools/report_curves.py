@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.colors import TABLEAU_COLORS
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
 COLOURS = tuple(TABLEAU_COLORS.values())
 _MOST_MARKERS = 40  # A curve of more points is a line alone.
 _GREY = "#8a929b"  # Readable on white and on black.
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # Does not turn text into paths.
     "text.color": _GREY,
     "axes.labelcolor": _GREY,
@@ -25,8 +26,6 @@ _STYLE = {
 def draw(
     logs: Sequence[Sequence[Mapping[str, float]]],
     metric: str,
-    *,
-    logarithmic: bool = False,
     over: str = "step",
 ) -> str:
     """Draws a metric of several runs as the URL of an SVG picture.
@@ -35,7 +34,6 @@ def draw(
         logs: `logs[run][line]` maps names to values. The id of a run's curve in the
             picture is its number, from 1.
         metric: Name of the values on the vertical axis.
-        logarithmic: Whether the vertical axis is logarithmic.
         over: Name of the values on the horizontal axis.
 
     Returns:
@@ -55,8 +53,6 @@ def draw(
                 marker="." if len(lines) <= _MOST_MARKERS else None,
                 gid=f"curve-{number + 1}",
             )
-        if logarithmic:
-            axes.set_yscale("log")
         if over != "step":  # Both axes are fractions, which should be equal.
             axes.axline((0, 0), (1, 1), color=_GREY, linestyle=":")
         axes.set_xlabel(over)
