@@ -38,11 +38,10 @@ def find_npz(path: Path) -> Dataset:
         with files.opened(path, follow=True) as file:
             found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
-        why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
-            f"{where} cannot be read, or is damaged: {why}.\nAn .npz file of pictures "
-            f"holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, and must "
-            "fit in memory. A folder of pictures may be larger than memory."
+            f"{where} cannot be read, or is damaged: {reason(error)}.\nAn .npz file of "
+            f"pictures holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, "
+            "and must fit in memory. A folder of pictures may be larger than memory."
         ) from error
     return array_dataset(found, where, NPZ, path)
 
@@ -51,19 +50,14 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file; refuses pickles and extreme compression."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
-        has_val = "x_val.npy" in archive.namelist()
-        names = (*_ARRAYS, "x_val", "y_val") if has_val else _ARRAYS
-        entries = [archive.getinfo(f"{name}.npy") for name in names]
-        usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-        if not usual.issuperset(entry.compress_type for entry in entries):
-            raise ValueError("it is compressed in an unusual way")
-        unpacked = sum(entry.file_size for entry in entries)
+        unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > max(_MOST_BYTES, _LARGEST_RATIO * size):
             raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,} bytes")
+        has_val = "x_val.npy" in archive.namelist()
         found = {}
-        # Not `np.load`, which prefers an entry without .npy, whatever its size.
-        for name, entry in zip(names, entries, strict=True):
-            with archive.open(entry) as stream:
+        # Not `np.load`, which returns the bytes of an entry that is not an array.
+        for name in (*_ARRAYS, "x_val", "y_val") if has_val else _ARRAYS:
+            with archive.open(f"{name}.npy") as stream:
                 found[name] = np.lib.format.read_array(stream, allow_pickle=False)
         return found
 
@@ -163,11 +157,10 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
     """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
-        is_one_hot = array.ndim == 2 and array.shape[1] > 1
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}, but the labels of {count:,} "
-            f"images must be whole numbers, [{count}] or [{count}, 1]."
-            f"{' For one-hot labels, give y.argmax(1).' if is_one_hot else ''}"
+            f"images must be whole numbers, [{count}] or [{count}, 1], such as "
+            "y.argmax(1) of one-hot labels."
         )
     if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
         raise UsageError(

@@ -21,11 +21,8 @@ from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files
 
-# The names of shards, files of older versions, and new files that a kill left behind.
-_OURS = re.compile(
-    r"[0-9a-f]{64}\.[a-z]+|"
-    r"\.(new|(contact_sheet|labels|manifest|[0-9a-f]{64})\.[a-z]+)-[0-9a-f]+"
-)
+# The names of shards, and of new files that a kill left behind.
+_OURS = re.compile(r"[0-9a-f]{64}\.bin|\.([0-9a-f]{64}\.bin|manifest\.json)-[0-9]+")
 _WAITING = "Waiting for another process to prepare the pictures ..."
 # The largest manifest to read. A hundred million pictures would need another format.
 _DESCRIPTION_BYTES = 2**30

@@ -16,19 +16,17 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from cifar10.errors import UsageError, printable
+from cifar10.errors import UsageError, printable, say
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding
-from cifar10.input.pictures.decoding import PictureError, UnreadableError
+from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
-from cifar10.input.progress import progress
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
@@ -51,8 +49,7 @@ IN_MEMORY_BYTES = 2**30
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
-# A shard's SHA-256, and the reasons why pictures are left out, by path. The SHA-256 is
-# empty if a picture could not be read: the next start then decodes the shard again.
+# A shard's SHA-256, and the reasons why pictures are left out, by path.
 _Shard: TypeAlias = tuple[str, dict[str, str]]
 # The SHA-256 of each block of records, split by split.
 _Hashes: TypeAlias = list[list[str]]
@@ -100,26 +97,14 @@ class Shards:
             shards, hashes = self._read_manifest()
             if len(shards) < len(self._listed) or division not in hashes:
                 lock.enter_context(cache.locked(home))
-                # The previous holder of the lock may have done the work.
-                shards, hashes = self._read_manifest()
-            is_complete = len(shards) == len(self._listed) and division in hashes
-            if not is_complete:
-                shards = {
-                    file: (sha256, bad)
-                    for file, (sha256, bad) in shards.items()
-                    if files.sha256(home / file) == sha256
-                }
-                cache.remove_others(home, shards)
-            if len(shards) < len(self._listed):
-                hashes = {}
-                self._decode_shards(shards)
+                shards, hashes = self._prepare()
             bad = (shards[file][1] for file in self._listed)
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
             self.places: dict[Split, np.ndarray] = {
                 split: np.flatnonzero(is_good & (parts == split)) for split in splits
             }
-            if not is_complete:
+            if division not in hashes:
                 hashes[division] = [
                     _hashes_of(self._on_disk(split)) for split in splits
                 ]
@@ -164,56 +149,55 @@ class Shards:
         usable = {
             file: shards[file]
             for file, listed in self._listed.items()
-            if shards.get(file, [""])[0]
-            and sizes.get(file) == len(listed) * self._bytes
+            if file in shards and sizes.get(file) == len(listed) * self._bytes
         }
         return usable, hashes
 
-    def _decode_shards(self, shards: dict[str, _Shard]) -> None:
-        """Decodes the missing shards, and saves the manifest after each of them."""
-        total = sum(map(len, self._listed.values()))
-        done = sum(len(self._listed[file]) for file in shards)
-        # Pillow warns of unusual metadata, but does not name the file.
-        with (
-            warnings.catch_warnings(action="ignore"),
-            progress("Preparing", "pictures", total, done) as report,
-        ):
-            for file in [file for file in self._listed if file not in shards]:
-                shards[file] = self._write_shard(file, report, done)
-                cache.save(self._home / _MANIFEST, (shards, {}))
-                done += len(self._listed[file])
+    def _prepare(self) -> _Manifest:
+        """Verifies the shards in the manifest, and decodes all others.
 
-    def _write_shard(
-        self, file: str, report: Callable[[int], None], done: int
-    ) -> _Shard:
-        """Decodes the pictures of a shard and writes its file.
-
-        `done` is the number of pictures in earlier shards, for the progress report.
+        Saves the manifest after each shard.
         """
+        # Another process may have prepared pictures before this one got the lock.
+        shards, hashes = self._read_manifest()
+        shards = {
+            file: (sha256, bad)
+            for file, (sha256, bad) in shards.items()
+            if files.sha256(self._home / file) == sha256
+        }
+        cache.remove_others(self._home, shards)
+        total = sum(map(len, self._listed.values()))
+        # Pillow warns of unusual metadata, but does not name the file.
+        with warnings.catch_warnings(action="ignore"):
+            for file in [file for file in self._listed if file not in shards]:
+                done = sum(len(self._listed[file]) for file in shards)
+                say(f"Preparing pictures: {done:,} of {total:,} are done ...")
+                shards[file] = self._write_shard(file)
+                hashes = {}
+                cache.save(self._home / _MANIFEST, (shards, hashes))
+        return shards, hashes
+
+    def _write_shard(self, file: str) -> _Shard:
+        """Decodes the pictures of a shard and writes its file."""
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
-        bad: dict[str, str] = {}
-        may_change = False
 
-        def decode(place: int) -> PictureError | None:
+        def decode(place: int) -> str | None:
             name, _, _ = listed[place]
+            content = decoding.read(self._source / name)
             try:
-                content = decoding.read(self._source / name, name)
                 images[place] = decoding.decode(content, name, *self._shape[:2])
             except PictureError as error:
-                return error
+                return str(error)
             return None
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            errors = pool.map(decode, range(len(listed)))
-            for (name, size, _), error in zip(listed, errors, strict=True):
-                if error:
-                    bad[name] = str(error)
-                    # The list already has a negative size for a link or pipe.
-                    may_change |= isinstance(error, UnreadableError) and size >= 0
-                report(done := done + 1)
+            reasons = [*pool.map(decode, range(len(listed)))]
+        bad = {
+            name: why for (name, _, _), why in zip(listed, reasons, strict=True) if why
+        }
         files.write_atomically(self._home / file, images.tobytes())
-        return "" if may_change else hashlib.sha256(images.data).hexdigest(), bad
+        return hashlib.sha256(images.data).hexdigest(), bad
 
 
 def _digest(values: object) -> str:
