@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
+from cifar10.config.data_flag import FOLDER
 from cifar10.config.options import is_a, options
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
@@ -78,15 +79,15 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
             "wrong type. Restore the file, or give the directory of another run."
         )
     if "data_division" not in values:
-        # From an older version, which split pictures by `validation_fraction` alone.
-        if values.get("distortions") == "none":
+        # From an older version, which split pictures by `validation_fraction` alone,
+        # and cropped images with `--distortions none`.
+        if values.get("data") == FOLDER or values.get("distortions") == "none":
             raise UsageError(
-                f"{path}: this run was trained by an older version. That version "
-                "cropped images to 3/4 of\neach side with --distortions none; this one "
-                "does not. Use the older version, or train\nagain in another "
-                "--train_dir."
+                f"{path}: this run was trained by an older version, which prepared "
+                "these images in\nanother way. Use the older version, or train again "
+                "in another --train_dir."
             )
-        values["data_division"] = ""
+        values["data_division"] = None
     return values
 
 

@@ -8,6 +8,7 @@ import functools
 import os
 from pathlib import Path
 
+from cifar10.config import layout
 from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
 from cifar10.input.dataset_base import Dataset
@@ -19,7 +20,6 @@ FORMATS = {
     file_format.name: file_format
     for file_format in (records.CIFAR10, records.CIFAR100, SYNTHETIC)
 }
-ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 
 def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
@@ -37,90 +37,59 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
     """
     if data_url:
         download.check_url(data_url)
-    home = cache()
-    directory = _named_folder(data_dir) or home
+    named = data_dir or os.environ.get(DIRECTORY_VARIABLE)
+    directory = layout.absolute_path(named) if named else cache()
     with records.explained(directory):
         if data == "synthetic":
-            place = directory if data_dir else home
-            reason = "as --data synthetic requests"
-            return _stand_in(reason, place, named=bool(data_dir))
+            home = directory if data_dir else None
+            return _stand_in("as --data synthetic requests", home)
         name = "cifar10" if data == "auto" else data
-        title, archive = FORMATS[name].title, ARCHIVES[name]
-        is_ours = not data_dir and os.access(directory, os.W_OK)
-        folder = _local_copy(name, directory, directory if is_ours else home)
-        if folder is None and data_dir:
-            raise _nothing_in(data_dir, directory, name)
-        if folder is None:
-            try:
-                folder = download.fetch(archive, directory, data_url)
-            except UsageError as error:
-                problem = f"No {title} in {directory}: {error}"
-                if data == "auto":
-                    say(f"{problem}\nUsing the SYNTHETIC stand-in.")
-                    reason = f"none in {directory} and no download"
-                    return _stand_in(reason, home)
-                raise type(error)(
-                    f"{problem}\nPut {archive.name} or its folder {archive.folder} "
-                    "there, or name another folder with --data_dir. To train, you can "
-                    "also name a mirror with --data_url, or give --data synthetic."
-                ) from error
-        return _checked(name, folder, f"{title} in {folder}")
+        file_format = FORMATS[name]
+        files = file_format.train_files + file_format.test_files
+        if any((directory / file).exists() for file in files):
+            return _checked(name, directory)
+        if (directory / file_format.folder).exists():
+            return _checked(name, directory / file_format.folder)
+        packed = directory / file_format.archive
+        if packed.exists():
+            home = cache() if data_dir else directory
+            return _checked(name, download.fetch(file_format, home, packed=packed))
+        if data_dir:
+            raise UsageError(
+                f"--data_dir {data_dir} holds no {file_format.title}: neither "
+                f"{files[0]} nor {file_format.folder} nor {file_format.archive}.\n"
+                f"Correct --data_dir, or omit it to download {file_format.title}."
+            )
+        try:
+            folder = download.fetch(file_format, directory, data_url)
+        except UsageError as error:
+            problem = f"No {file_format.title} in {directory}: {error}"
+            if data == "auto":
+                say(f"{problem}\nUsing the SYNTHETIC stand-in.")
+                return _stand_in(f"none in {directory} and no download")
+            raise type(error)(
+                f"{problem}\nPut {packed.name} or its folder {file_format.folder} "
+                "there, or name another folder with --data_dir. To train, you can also "
+                "name a mirror with --data_url, or give --data synthetic."
+            ) from error
+        return _checked(name, folder)
 
 
 def cache() -> Path:
     """Returns ~/.cache/cifar10, the default folder for all data of the package."""
-    return _without_tilde("~/.cache/cifar10")
+    return layout.absolute_path("~/.cache/cifar10")
 
 
-def _named_folder(data_dir: str | None) -> Path | None:
-    """Returns the folder that `data_dir` or else CIFAR10_DATA_DIR names, if any."""
-    source, name = "--data_dir", data_dir
-    if not data_dir:
-        source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
-    if not name:
-        return None
-    directory = _without_tilde(name)
-    with records.explained(directory):
-        if directory.is_file():
-            problem = f"{source} {name} is a file. Give the folder of the file."
-            raise UsageError(problem)
-    return directory
+def _stand_in(reason: str, home: Path | None = None) -> Dataset:
+    """Returns the synthetic data in `home`, or by default in the cache.
 
-
-def _without_tilde(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:
-        raise UsageError(
-            f"There is no home folder: {error}\nSet HOME, or name the folder of the "
-            "data with --data_dir, without ~."
-        ) from error
-
-
-def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
-    """Returns the folder of a local copy of a data set; None if there is no copy.
-
-    An archive in `directory` is unpacked to `home`.
+    Generates missing data, but only in the cache.
     """
-    file_format, archive = FORMATS[name], ARCHIVES[name]
-    files = file_format.train_files + file_format.test_files
-    if any((directory / file).exists() for file in files):
-        return directory
-    folder = directory / file_format.folder
-    if folder.exists():
-        return folder
-    packed = directory / archive.name
-    if packed.exists():
-        return download.fetch(archive, home, packed=packed)
-    return None
-
-
-def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the synthetic data in `home`; generates missing data unless `named`."""
+    place = home or cache()
     # A user, or a run's `config.json`, may name the stand-in's own folder.
-    directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
+    directory = place if place.name == SYNTHETIC.folder else place / SYNTHETIC.folder
     if not directory.exists():
-        if named:
+        if home:
             raise UsageError(
                 f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect --data_dir, "
                 "or omit it to generate synthetic data in ~/.cache/cifar10."
@@ -130,30 +99,16 @@ def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
     return _checked(SYNTHETIC.name, directory, description)
 
 
-def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
-    """Returns the error to raise for a --data_dir without the data set."""
-    file_format, archive = FORMATS[name], ARCHIVES[name]
-    lacks = (
-        f"holds no {file_format.title}: neither {file_format.train_files[0]} nor "
-        f"{archive.folder} nor {archive.name}"
-        if directory.exists()
-        else "does not exist"
-    )
-    return UsageError(
-        f"--data_dir {data_dir} {lacks}.\nCorrect --data_dir, or omit it to "
-        f"download {file_format.title}."
-    )
-
-
-def _checked(name: str, directory: Path, description: str) -> Dataset:
+def _checked(name: str, directory: Path, description: str = "") -> Dataset:
     """Checks the files of a data set, and returns the data set."""
-    records.check_files(directory, FORMATS[name])
+    file_format = FORMATS[name]
+    records.check_files(directory, file_format)
     return Dataset(
         name=name,
         directory=directory,
         image_shape=records.IMAGE_SHAPE,
-        class_names=FORMATS[name].class_names,
-        description=description,
-        read=functools.partial(records.read_split, directory, FORMATS[name]),
+        class_names=file_format.class_names,
+        description=description or f"{file_format.title} in {directory}",
+        read=functools.partial(records.read_split, directory, file_format),
         is_real=name != SYNTHETIC.name,
     )

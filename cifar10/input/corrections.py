@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, did_you_mean, reason
+from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
 from cifar10.process import files
@@ -46,7 +46,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
         elif label and classes.get(label) != before[places[path]]:
             why = f"is not of class {label}. The file is for other data or splits."
         elif to and to not in classes:
-            why = f"is moved to an unknown class, {to}.{did_you_mean(to, classes)}"
+            why = f"is moved to an unknown class, {to}. Correct its line."
         else:
             labels[places[path]] = classes[to] if to else -1
             continue
@@ -82,12 +82,10 @@ def read(name: str) -> list[tuple[str, str, str]]:
     """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
-        # Paths need not be UTF-8. Spreadsheets add a byte order mark, and separate by
-        # semicolons in languages with a decimal comma.
+        # Paths need not be UTF-8. Spreadsheets add a byte order mark.
         text = content.decode("utf-8-sig", "surrogateescape")
-        separator = ";" if ";" in text.partition("\n")[0] else ","
         table = io.StringIO(text, newline="")
-        rows = csv.DictReader(table, delimiter=separator, restval="", strict=True)
+        rows = csv.DictReader(table, restval="", strict=True)
         # With the header as a row, so that a file without pictures needs its columns.
         lines = [dict.fromkeys(rows.fieldnames or (), ""), *rows]
         found = [(row["picture"], row["class"], row.get("label", "")) for row in lines]

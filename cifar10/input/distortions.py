@@ -78,7 +78,10 @@ def distort(
         return normalize(_take_pixels(images, rows, columns))
     flip = side[:, None] < 0.5
     if distortion == "random_resized_crop":
-        sizes = _crop_sizes(height, width, others)
+        least, most = RATIO_RANGE
+        # If no attempt fits, the crop is the largest one with an allowed ratio.
+        largest = min(height, round(width / least)), min(width, round(height * most))
+        sizes = random_sizes((height, width), others, AREA_RANGE, RATIO_RANGE, largest)
         return normalize(_resized_crops(images, sizes, top, left, flip))
     columns = _window(left, width)
     columns = tf.where(flip, columns[:, ::-1], columns)
@@ -184,18 +187,6 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
     first_pixel = tf.range(batch, dtype=tf.int64)[:, None, None] * (height * width)
     pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
-
-
-def _crop_sizes(
-    height: int, width: int, attempts: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the heights and widths of random crops.
-
-    If none of the `attempts` fits, the crop is the largest one with an allowed ratio.
-    """
-    least, most = RATIO_RANGE
-    largest = min(height, round(width / least)), min(width, round(height * most))
-    return random_sizes((height, width), attempts, AREA_RANGE, RATIO_RANGE, largest)
 
 
 def random_sizes(

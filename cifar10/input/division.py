@@ -7,7 +7,6 @@ division is the same on every machine, and adding images moves few of the others
 
 import dataclasses
 import hashlib
-import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,9 +15,6 @@ import numpy as np
 from cifar10.input.corrections import names_of
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
-
-# The recorded division of runs of older versions: one limit for all classes.
-BY_FRACTION = ""
 
 
 def divided(
@@ -39,19 +35,15 @@ def divided(
         classes: The number of classes.
         shares: The fraction of images for each split except the training split. New
             limits give each class a training image, and if possible one in each split.
-        division: The recorded division of a run, or `BY_FRACTION`. If it is None, or
-            was made for another number of classes, new limits are computed.
+        division: The recorded division of a run. If it is None, or was made for
+            another number of classes, new limits are computed.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split
         the limits of all classes, 16 hexadecimal digits each.
     """
     hashes = np.array([*map(_hash_of, names)], np.uint64)
-    if division == BY_FRACTION:
-        most = 2**64 - 1
-        limit = min(math.ceil(shares["test"] * 2**64), most)
-        limits = np.full((1, classes), limit, np.uint64)
-    elif division and len(division) == 16 * classes * len(shares):
+    if division and len(division) == 16 * classes * len(shares):
         limits = np.frombuffer(bytes.fromhex(division), ">u8").astype(np.uint64)
         limits = limits.reshape(len(shares), classes)
     else:
@@ -61,7 +53,7 @@ def divided(
         wanted = [*shares.values()]
         limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
     parts = np.full(len(hashes), "train")
-    for split, of_part in [*zip(shares, limits, strict=False)][::-1]:
+    for split, of_part in [*zip(shares, limits, strict=True)][::-1]:
         parts[hashes < of_part[labels]] = split
     return parts, limits.astype(">u8").tobytes().hex()
 

@@ -6,13 +6,11 @@ one page fault at a time, and count as the process's memory until they are unmap
 """
 
 import contextlib
-import errno
 import math
 import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -49,7 +47,12 @@ class ImagesOnDisk:
         self._places = places
         opened = contextlib.ExitStack()
         weakref.finalize(self, opened.close)
-        self._files = [opened.enter_context(_open(path, len(paths))) for path in paths]
+        self._files = [
+            opened.enter_context(files.opened(path, buffering=0)) for path in paths
+        ]
+        for file in self._files:
+            # Batches are random, so reading ahead would not help.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -67,36 +70,10 @@ class ImagesOnDisk:
         for file, start in wanted:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
-            _read(row.data, file, start)
+            if os.preadv(file.fileno(), [row.data], start) != size:
+                raise UsageError(
+                    f"{file.name} is damaged: an image at byte {start:,} could not be "
+                    f"read.\nRemove the folder {Path(file.name).parent}, and run again "
+                    "to create a new one."
+                )
         return images
-
-
-def _read(row: memoryview, file: BinaryIO, start: int) -> None:
-    """Fills `row` with an image that starts at byte `start` of a file."""
-    read = 0
-    while read < len(row):
-        count = os.preadv(file.fileno(), [row[read:]], start + read)
-        if not count:
-            path = Path(file.name)
-            raise UsageError(
-                f"{path} ends within an image, after {path.stat().st_size:,} bytes."
-                f"\nThe file is damaged. Remove the folder {path.parent}, and run "
-                "again to create a new one."
-            )
-        read += count
-
-
-def _open(path: Path, number: int) -> BinaryIO:
-    try:
-        file = files.opened(path, buffering=0)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        raise UsageError(
-            f"{path} cannot be opened: the data set has {number:,} files, "
-            "more than this process may open.\nRaise the limit, for example with "
-            "`ulimit -n 65536`."
-        ) from error
-    # Batches are random, so reading ahead would not help.
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-    return file

@@ -21,7 +21,8 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 WITHOUT_VAL: tuple[Split, ...] = ("train", "test")
 
-# Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
+# Height, width and channels of every image. Like the formats and MD5s below, they are
+# from https://www.cs.toronto.edu/~kriz/cifar.html.
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
 
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -44,7 +45,9 @@ class Format:
 
     name: str  # As in `--data`.
     title: str  # The name in messages.
-    folder: str  # The folder's name in the official archive.
+    folder: str  # The only folder in the official archive.
+    archive: str  # The file name of the official archive.
+    md5: str  # The archive's MD5, in hexadecimal digits.
     label_bytes: int  # Before each image; the last of these bytes is the label.
     class_names: tuple[str, ...]  # In the order of their labels.
     train_files: tuple[str, ...]
@@ -73,6 +76,8 @@ CIFAR10 = Format(
     name="cifar10",
     title="CIFAR-10",
     folder="cifar-10-batches-bin",
+    archive="cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
     label_bytes=1,
     class_names=tuple(_CIFAR10_CLASSES.split()),
     train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -85,6 +90,8 @@ CIFAR100 = Format(
     name="cifar100",
     title="CIFAR-100",
     folder="cifar-100-binary",
+    archive="cifar-100-binary.tar.gz",
+    md5="03b5dce01913d631647c71ecec9e9cb8",
     label_bytes=2,
     class_names=tuple(_CIFAR100_CLASSES.split()),
     train_files=("train.bin",),
