@@ -13,12 +13,9 @@ from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
 from cifar10.input.dataset_base import Dataset
 
-DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
-
-SYNTHETIC = synthetic.FORMAT
 FORMATS = {
     file_format.name: file_format
-    for file_format in (records.CIFAR10, records.CIFAR100, SYNTHETIC)
+    for file_format in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)
 }
 
 
@@ -35,9 +32,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             searched, and a missing data set is downloaded to it.
         data_url: URL of the archive, or of its folder with a slash at the end.
     """
-    if data_url:
-        download.check_url(data_url)
-    named = data_dir or os.environ.get(DIRECTORY_VARIABLE)
+    named = data_dir or os.environ.get("CIFAR10_DATA_DIR")
     directory = layout.absolute_path(named) if named else cache()
     with records.explained(directory):
         if data == "synthetic":
@@ -69,8 +64,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                 return _stand_in(f"none in {directory} and no download")
             raise type(error)(
                 f"{problem}\nPut {packed.name} or its folder {file_format.folder} "
-                "there, or name another folder with --data_dir. To train, you can also "
-                "name a mirror with --data_url, or give --data synthetic."
+                "there, or give --data_dir, --data_url or --data synthetic."
             ) from error
         return _checked(name, folder)
 
@@ -87,16 +81,16 @@ def _stand_in(reason: str, home: Path | None = None) -> Dataset:
     """
     place = home or cache()
     # A user, or a run's `config.json`, may name the stand-in's own folder.
-    directory = place if place.name == SYNTHETIC.folder else place / SYNTHETIC.folder
+    directory = place if place.name == synthetic.FOLDER else place / synthetic.FOLDER
     if not directory.exists():
         if home:
             raise UsageError(
-                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect --data_dir, "
+                f"--data_dir {home} holds no {synthetic.FOLDER}.\nCorrect --data_dir, "
                 "or omit it to generate synthetic data in ~/.cache/cifar10."
             )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
-    return _checked(SYNTHETIC.name, directory, description)
+    return _checked("synthetic", directory, description)
 
 
 def _checked(name: str, directory: Path, description: str = "") -> Dataset:
@@ -110,5 +104,5 @@ def _checked(name: str, directory: Path, description: str = "") -> Dataset:
         class_names=file_format.class_names,
         description=description or f"{file_format.title} in {directory}",
         read=functools.partial(records.read_split, directory, file_format),
-        is_real=name != SYNTHETIC.name,
+        is_real=name != "synthetic",
     )

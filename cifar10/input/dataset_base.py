@@ -57,9 +57,7 @@ class Dataset:
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     description: str
-    read: Callable[[Split], tuple[Images, np.ndarray]] = dataclasses.field(
-        compare=False
-    )
+    read: Callable[[Split], tuple[Images, np.ndarray]]
     parts: tuple[Split, ...] = WITHOUT_VAL
     fingerprint: str | None = None
     is_real: bool = True

@@ -4,15 +4,15 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError, say
-from cifar10.input import cifar, records
+from cifar10.input import cifar
 from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import with_val
@@ -33,26 +33,31 @@ def find(
     """Finds a data set; downloads, generates or prepares it if necessary.
 
     The named arguments are fields of `config.dataset`. `preparation` holds arguments of
-    `Preparation`, for a folder of pictures.
+    `find_folder`, for a folder of pictures.
     """
-    _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
         return cifar.find(data, data_dir, data_url)
+    if data not in FINDABLE:
+        raise UsageError(
+            f"The data of this run, {data}, came from a Python program's memory, or "
+            f"needs another version of this package.\n{IN_PYTHON}\nTo give a program's "
+            "arrays to a command, write them with np.savez(file, x_train=...) and so "
+            "on, and add\n--data_dir FILE.npz."
+        )
     if data_dir is None:
         raise UsageError(
-            f"The path of this run's data (kind: {data}) is not known.\n"
-            "Name the path with --data_dir."
+            f"The path of this run's {data} is not known. Name it with --data_dir."
         )
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
 
         return find_npz(Path(data_dir))
-    from cifar10.input.pictures.dataset import Preparation, find_folder
+    from cifar10.input.pictures.dataset import find_folder
 
     # Not in CIFAR10_DATA_DIR, because other users may read or write that folder.
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = home / "cifar10" if home.is_absolute() else cifar.cache()
-    return find_folder(Path(data_dir), Preparation(cache, **preparation))
+    return find_folder(Path(data_dir), cache, **preparation)
 
 
 def find_for(
@@ -63,18 +68,20 @@ def find_for(
     Uses the data set that a program has `given`, if any. Then adds a val split and
     corrections, as the settings require. Prints the data set's notes if `say_notes`.
     """
-    names = ("image_size", "validation_fraction", "max_bad_images")
-    # Runs of older versions recorded none of these, and need none.
-    preparation: dict[str, Any] = {name: settings.get(name) for name in names}
-    preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
-    preparation["val_fraction"] = settings.get("val_fraction", 0.0)
-    preparation["division"] = settings.get("data_division")
+    val_fraction = settings.get("val_fraction", 0.0)
     dataset = given or find(
-        settings["data"], settings["data_dir"], settings["data_url"], **preparation
+        settings["data"],
+        settings["data_dir"],
+        settings["data_url"],
+        image_size=settings.get("image_size") or DEFAULT_SIZE,
+        validation_fraction=settings.get("validation_fraction"),
+        max_bad_images=settings.get("max_bad_images"),
+        val_fraction=val_fraction,
+        division=settings.get("data_division"),
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
-    dataset = with_val(dataset, preparation["val_fraction"])
+    dataset = with_val(dataset, val_fraction)
     if corrections := settings.get("corrections"):
         return corrected(dataset, corrections)
     return dataset
@@ -86,37 +93,26 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
     """
     how = {**settings, "data_dir": data_dir, "corrections": None}
+    recorded, file = settings["data_dir"], settings.get("corrections")
+    # Not `Path.exists`, which raises an error without permission to look.
     if data_dir and settings["data"].startswith(PYTHON):
         how |= located({"data": data_dir})
-    _check_findable(how["data"])
-    recorded = settings["data_dir"]
-    # Not `Path.exists`, which raises an error without permission to look.
-    if data_dir is None and recorded is None:  # `config/run_config.py` set it to None.
-        say("You did not train this run here, so its data_dir is not used.")
-    elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
+    elif data_dir is None and recorded and os.path.exists(recorded):  # noqa: PTH110
         how["data_dir"] = recorded
-    elif data_dir is None:
-        say(f"The run's data is no longer in {recorded}; looking elsewhere.")
+    elif data_dir is None and settings["data"] in FINDABLE:
+        say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
     dataset = find_for(how)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) != recorded:
         return dataset
-    file = settings.get("corrections")
     # Without the corrections file the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
         dataset = corrected(dataset, file)
-    recorded_as = settings.get("data_description", dataset.description)
     trained_on = settings.get("data_fingerprint")
     if trained_on and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
-        say(
-            f"Note: the pictures{or_file} have changed since this run began.\n"
-            f"  now:   {dataset.description}\n"
-            f"  then:  {recorded_as}"
-        )
-        return dataset
-    # The recorded description says why the run has this data set.
-    return dataclasses.replace(dataset, description=recorded_as)
+        say(f"Note: the pictures{or_file} have changed since this run began.")
+    return dataset
 
 
 def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
@@ -146,8 +142,6 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
             f"{dataset.image_shape}, but the run was trained on {len(names)} classes "
             f"and images of the shape {shape}.\n{fix}"
         )
-    if dataset.name == settings["data"] and dataset.name in cifar.FORMATS:
-        return  # CIFAR's classes are fixed, whatever an older version called them.
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
         if there != here:
@@ -164,32 +158,11 @@ def describe(
 
     Refuses a `config.json` without them.
     """
-    data, names = settings["data"], settings.get("class_names")
-    shape: Any = settings.get("image_shape")
-    if file_format := cifar.FORMATS.get(data):
-        shape, names = records.IMAGE_SHAPE, names or file_format.class_names
-    elif not names or not _is_shape(shape):
+    names, shape = settings.get("class_names"), settings.get("image_shape")
+    is_shape = is_a(shape, tuple[int, int, int]) and shape[2] in (1, 3)
+    if not names or not is_shape or not 0 < min(shape) <= max(shape) <= _LARGEST_SIDE:
         raise UsageError(
             "config.json lacks class_names or a valid image_shape. Restore config.json."
         )
     height, width, channels = shape
     return (height, width, channels), tuple(names)
-
-
-def _check_findable(data: str) -> None:
-    if data not in FINDABLE:
-        raise UsageError(
-            f"The data of this run, {data}, came from a Python program's memory, or "
-            f"needs another version of this package.\n{IN_PYTHON}\nTo give a program's "
-            "arrays to a command, write them with np.savez(file, x_train=...) and so "
-            "on, and add\n--data_dir FILE.npz."
-        )
-
-
-def _is_shape(shape: Any) -> bool:
-    return (
-        isinstance(shape, list)
-        and len(shape) == 3
-        and all(0 < side <= _LARGEST_SIDE for side in shape[:2])
-        and shape[2] in (1, 3)
-    )

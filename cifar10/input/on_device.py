@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,17 +20,6 @@ from cifar10.input.pipeline import BatchMaker, BatchSlice, TowerBatch
 # A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
 # takes less than a third of it.
 MOST_BYTES = 2**30
-
-
-class StoredSet(NamedTuple):
-    """A training set in the memory of a device.
-
-    TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
-    to copy such data at every step, so images are float16 and labels are int64.
-    """
-
-    images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.
-    labels: tf.Tensor  # int64 [count].
 
 
 def stored_bytes(images: Images, labels: np.ndarray) -> int:
@@ -52,21 +40,28 @@ def check(input_device: str, images: Images) -> None:
     if input_device == "gpu" and not is_in_memory(images):
         raise UsageError(
             f"--input_device gpu: the {len(images):,} training images, "
-            f"{images.nbytes / 1e9:,.1f} GB, are read from disk batch by batch.\n"
-            "Only images in memory can be stored on a GPU. Give --input_device auto."
+            f"{images.nbytes / 1e9:,.1f} GB, are read from disk. Only images in memory "
+            "can be stored on a GPU.\nGive --input_device auto."
         )
 
 
 def store(
     images: Images, labels: np.ndarray, devices: Iterable[str]
-) -> dict[str, StoredSet]:
-    """Stores a training set, uint8 images and integer labels, once on each device."""
+) -> dict[str, list[tf.Tensor]]:
+    """Stores a training set, uint8 images and integer labels, once on each device.
+
+    TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
+    to copy such data at every step.
+
+    Returns:
+        The images, float16 (exact from 0 to 255), and the labels, int64, by device.
+    """
     with tf.device("/cpu:0"):
         converted = tf.cast(images, tf.float16), tf.cast(labels, tf.int64)
     stored = {}
     for device in set(devices):
         with tf.device(device):
-            stored[device] = StoredSet(*map(tf.identity, converted))
+            stored[device] = [tf.identity(part) for part in converted]
     return stored
 
 

@@ -72,8 +72,7 @@ class ImagesOnDisk:
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
             if os.preadv(file.fileno(), [row.data], start) != size:
                 raise UsageError(
-                    f"{file.name} is damaged: an image at byte {start:,} could not be "
-                    f"read.\nRemove the folder {Path(file.name).parent}, and run again "
-                    "to create a new one."
+                    f"{file.name} is damaged: the image at byte {start:,} cannot be "
+                    "read.\nRun again to prepare it anew."
                 )
         return images

@@ -14,9 +14,9 @@ on the towers' devices.
 """
 
 import dataclasses
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -218,29 +218,25 @@ class PrefetchQueues:
         devices: Sequence[str],
         capacity: int = QUEUE_CAPACITY,
     ) -> None:
+        self._batches = iter(batches)
         self._devices = tuple(devices)
-        self._queues: list[queue.Queue] = [queue.Queue(capacity) for _ in devices]
-        self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(batches,), name="prefetch", daemon=True
-        )
-        self._thread.start()
+        self._queues: list[deque[Future]] = [deque() for _ in devices]
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        for _ in range(capacity + 1):  # The last one is made while the others wait.
+            self._request()
 
     def get(self) -> Sequence[TowerBatch]:
         """Waits for the next (images, labels) of every tower, and returns them.
 
         If an exception stopped the filling thread, raises this exception.
         """
-        batches = [tower_queue.get() for tower_queue in self._queues]
-        for batch in batches:
-            if isinstance(batch, BaseException):
-                raise batch
+        batches = [requested.popleft().result() for requested in self._queues]
+        self._request()
         return batches
 
     def close(self) -> None:
         """Stops the filling thread and waits for its end."""
-        self._closed.set()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
@@ -248,24 +244,13 @@ class PrefetchQueues:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
-    def _fill(self, batches: Iterable[Sequence[TowerBatch]]) -> None:
-        try:
-            for tower_batches in batches:
-                for tower, batch in enumerate(tower_batches):
-                    with tf.device(self._devices[tower]):
-                        on_device = tuple(tf.identity(tensor) for tensor in batch)
-                    self._put(tower, on_device)
-                if self._closed.is_set():
-                    return
-        except Exception as error:  # noqa: BLE001 - raised again in get().
-            for tower in range(len(self._queues)):
-                self._put(tower, error)
+    def _request(self) -> None:
+        """Requests one more batch for every tower, after those requested before."""
+        made = self._thread.submit(next, self._batches)
+        for tower, requested in enumerate(self._queues):
+            requested.append(self._thread.submit(self._copy, made, tower))
 
-    def _put(self, tower: int, item: object) -> None:
-        """Queues an item for a tower once there is room; drops it after `close`."""
-        while not self._closed.is_set():
-            try:
-                self._queues[tower].put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
+    def _copy(self, made: Future, tower: int) -> TowerBatch:
+        with tf.device(self._devices[tower]):
+            images, labels = made.result()[tower]
+            return tf.identity(images), tf.identity(labels)

@@ -119,16 +119,6 @@ def _move(
     return tf.reshape(moved, [-1, height, width, channels])
 
 
-def _translate_x(images: tf.Tensor, strength: float) -> tf.Tensor:
-    across = int(_TRANSLATION * images.shape[2] * strength)
-    return _move(images, 1.0, 0.0, across, 0.0, 1.0, 0.0)
-
-
-def _translate_y(images: tf.Tensor, strength: float) -> tf.Tensor:
-    down = int(_TRANSLATION * images.shape[1] * strength)
-    return _move(images, 1.0, 0.0, 0.0, 0.0, 1.0, down)
-
-
 def _rotate(images: tf.Tensor, strength: float) -> tf.Tensor:
     """Rotates counter-clockwise about the centre."""
     angle = -math.radians(_DEGREES * strength)
@@ -229,8 +219,12 @@ _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "shear_y": lambda images, strength: _move(
         images, 1.0, 0.0, 0.0, _SHEAR * strength, 1.0, 0.0
     ),
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
+    "translate_x": lambda images, strength: _move(
+        images, 1.0, 0.0, int(_TRANSLATION * images.shape[2] * strength), 0.0, 1.0, 0.0
+    ),
+    "translate_y": lambda images, strength: _move(
+        images, 1.0, 0.0, 0.0, 0.0, 1.0, int(_TRANSLATION * images.shape[1] * strength)
+    ),
     "rotate": _rotate,
     # The `lesser` forms are Pillow's: black, grey, uniform grey, and a smooth image.
     "brightness": lambda images, strength: _enhance(images, 0.0, strength),

@@ -123,11 +123,9 @@ def read_split(
         file_labels = records[:, file_format.label_bytes - 1]
         wrong = np.flatnonzero(file_labels >= file_format.classes)
         if wrong.size:
-            offset = wrong[0] * file_format.record_bytes + file_format.label_bytes - 1
             problem = (
-                f"{path}, record {wrong[0]}, byte {offset}: the label is "
-                f"{file_labels[wrong[0]]}, but labels of {file_format.title} are 0 to "
-                f"{file_format.classes - 1}."
+                f"{path}, record {wrong[0]}: the label is {file_labels[wrong[0]]}, but "
+                f"labels of {file_format.title} are 0 to {file_format.classes - 1}."
             )
             raise _damaged(directory, problem)
         rows = slice(first, first + count)
@@ -152,12 +150,11 @@ def check_files(
         if missing:
             raise _damaged(directory, f"{directory} lacks {', '.join(missing)}.")
         for name, expected in files.items():
-            count, rest = divmod((directory / name).stat().st_size, length)
-            if (count, rest) != (expected, 0):
+            size = (directory / name).stat().st_size
+            if size != expected * length:
                 problem = (
-                    f"{directory / name} has {count} records and {rest} bytes, but "
-                    f"this file of {file_format.title} must have {expected} records "
-                    f"of {length} bytes."
+                    f"{directory / name} has {size:,} bytes, but this file of "
+                    f"{file_format.title} must have {expected * length:,}."
                 )
                 raise _damaged(directory, problem)
 

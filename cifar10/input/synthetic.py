@@ -78,28 +78,27 @@ def generate(directory: Path) -> None:
     Missing parent folders are created. If two processes write the same data set at the
     same time, one of the two equal folders is kept.
     """
-    with records.explained(directory):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{directory.name}.", dir=directory.parent
-        ) as scratch:
-            # A folder in the scratch folder, which only its owner may read.
-            unpublished = Path(scratch) / directory.name
-            unpublished.mkdir()
-            train_files = FORMAT.files("train")
-            files = train_files | FORMAT.files("test")
-            for seed, (name, count) in enumerate(files.items()):
-                mislabelled = count * MISLABELLED // 100 if name in train_files else 0
-                content = _records(count, mislabelled, seed).tobytes()
-                # Not ndarray.tofile(), which does not report a full disk.
-                (unpublished / name).write_bytes(content)
-            names = "".join(f"{name}\n" for name in CLASS_NAMES)
-            (unpublished / "batches.meta.txt").write_text(names, encoding="utf-8")
-            try:
-                unpublished.rename(directory)
-            except OSError:
-                if not directory.is_dir():
-                    raise
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{directory.name}.", dir=directory.parent
+    ) as scratch:
+        # A folder in the scratch folder, which only its owner may read.
+        unpublished = Path(scratch) / directory.name
+        unpublished.mkdir()
+        train_files = FORMAT.files("train")
+        files = train_files | FORMAT.files("test")
+        for seed, (name, count) in enumerate(files.items()):
+            mislabelled = count * MISLABELLED // 100 if name in train_files else 0
+            content = _records(count, mislabelled, seed).tobytes()
+            # Not ndarray.tofile(), which does not report a full disk.
+            (unpublished / name).write_bytes(content)
+        names = "".join(f"{name}\n" for name in CLASS_NAMES)
+        (unpublished / "batches.meta.txt").write_text(names, encoding="utf-8")
+        try:
+            unpublished.rename(directory)
+        except OSError:
+            if not directory.is_dir():
+                raise
 
 
 def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:

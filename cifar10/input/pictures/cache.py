@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config.options import is_a
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
 # The names of shards, and of new files that a kill left behind.
 _OURS = re.compile(r"[0-9a-f]{64}\.bin|\.([0-9a-f]{64}\.bin|manifest\.json)-[0-9]+")
-_WAITING = "Waiting for another process to prepare the pictures ..."
 # The largest manifest to read. A hundred million pictures would need another format.
 _DESCRIPTION_BYTES = 2**30
 
@@ -51,11 +50,10 @@ def opened(home: Path) -> Iterator[None]:
             _make_own(folder)
         yield
     except OSError as error:
-        name = Path(str(error.filename or home)).name
         raise UsageError(
-            f"The prepared pictures in {printable(str(home))} cannot be read or "
-            f"written: {printable(name)}: {reason(error)}.\nFix the error and start "
-            "again, or set XDG_CACHE_HOME to another folder of yours."
+            f"The prepared pictures in {home} cannot be read or written: "
+            f"{error.filename}: {reason(error)}.\nFix the error and start again, or "
+            "set XDG_CACHE_HOME to another folder of yours."
         ) from error
 
 
@@ -64,17 +62,10 @@ def _make_own(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     about = path.lstat()
-    if not stat.S_ISDIR(about.st_mode):
-        said = "it is a link or a file where a folder is needed"
-        raise NotADirectoryError(errno.ENOTDIR, said, str(path))
-    if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        said = "it belongs to another user, or others may write to it"
+    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    if not is_own or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        said = "it is a link or a file, or others own it or may write to it"
         raise PermissionError(errno.EPERM, said, str(path))
-
-
-def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps other processes from preparing pictures in a folder."""
-    return files.locked(folder / ".lock", _WAITING)
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:

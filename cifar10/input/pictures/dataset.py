@@ -77,10 +77,10 @@ def find_folder(
     labels = {split: labels_of[places] for split, places in shards.places.items()}
     for split in {**labels, **shares}:
         if not len(labels.get(split, ())):
-            fraction = "val_fraction" if split == "val" else "validation_fraction"
             raise UsageError(
                 f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} split. Add pictures, or change --{fraction}."
+                f"{split} split. Add pictures, or change --validation_fraction or "
+                "--val_fraction."
             )
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(

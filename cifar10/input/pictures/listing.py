@@ -35,7 +35,7 @@ TESTS = ("test", "val", "validation")
 _SHOWN = 5  # Names in a message.
 _LAYOUTS = (
     "A folder of pictures has one subfolder for each class (cat/1.jpg, dog/2.jpg), or "
-    "train/ and test/ with such subfolders."
+    "train/ and test/ with such subfolders. Links to folders are not followed."
 )
 
 # A picture's path within the folder, with /; its size in bytes; its modification time
@@ -51,37 +51,33 @@ class Listing:
     files: list[File]
     labels: list[int]
     parts: list[str]
-    notes: list[str] = dataclasses.field(default_factory=list)  # For the user.
+    notes: list[str]  # For the user.
 
 
 def list_folder(directory: Path) -> Listing:
     """Lists the pictures in a folder, in an order that depends on their names alone.
 
     Raises:
-        UsageError: Something cannot be read or is a link to a folder, or there are too
-            few or too many classes.
+        UsageError: Something cannot be read, or there are too few or too many classes.
     """
-    try:
-        return _list(directory)
-    except OSError as error:
-        raise UsageError(
-            f"{printable(str(error.filename))} cannot be read: {reason(error)}.\n"
-            f"Correct its name, or make it readable for this user. {_LAYOUTS}"
-        ) from error
-
-
-def _list(directory: Path) -> Listing:
     where = printable(str(directory))
-    _, folders = _entries(directory)
+    *_, folders = _entries(directory, "")
     tops = _folders_of_splits(folders)
-    left_out: list[str] = []
+    left_out = sorted({*folders} - {*tops.values()}) if len(tops) > 1 else []
     parts = {split: _by_class(directory, top, left_out) for split, top in tops.items()}
-    classes = [name for name, files in parts["train"].items() if files]
+    classes = [*parts["train"]]
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise UsageError(
             f"{where} has pictures in {counted(len(classes), 'class', 'classes')}. Two "
             f"to {MAX_CLASSES:,} classes are needed.\n{_LAYOUTS}"
         )
+    for split, part in parts.items():
+        if unknown := sorted({*part} - {*classes}):
+            raise UsageError(
+                f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
+                f"{_some(unknown)}.\nNo model can learn these classes. Move their "
+                "folders away, or add training pictures."
+            )
     files: list[File] = []
     labels: list[int] = []
     parts_of: list[str] = []
@@ -91,26 +87,9 @@ def _list(directory: Path) -> Listing:
             files += of_class
             labels += [label] * len(of_class)
             parts_of += [split] * len(of_class)
-    empty: list[str] = []
-    for split, part in parts.items():
-        empty += [tops[split] + name for name, some in part.items() if not some]
-        unknown = {name for name, some in part.items() if some} - {*classes}
-        if unknown:
-            raise UsageError(
-                f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
-                f"{_some(sorted(unknown))}.\nNo model can learn these classes. Move "
-                "their folders away, or add training pictures."
-            )
     notes = []
-    unused = {f"{name}/" for name in folders} - {*tops.values()}
-    if len(tops) > 1 and unused:
-        used = _some([*tops.values()])
-        notes.append(f"only {used} are used, not {_some(sorted(unused))}")
-    if empty:
-        lack = counted(len(empty), "folder has", "folders have")
-        notes.append(f"{lack} no pictures: {_some(empty)}")
     if left_out:
-        total = counted(len(left_out), "file is", "files are")
+        total = counted(len(left_out), "file or folder is", "files or folders are")
         notes.append(f"{total} left out: {_some(left_out)}")
     return Listing([*map(printable, classes)], files, labels, parts_of, notes)
 
@@ -120,7 +99,7 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
 
     Without folders for splits, all classes are training classes, in the folder "".
     """
-    named = {name.casefold(): f"{name}/" for name in folders}
+    named = {name.removesuffix("/").casefold(): name for name in folders}
     tests = [named[part] for part in TESTS if part in named]
     if TRAIN not in named or not tests:
         return {"train": ""}
@@ -130,57 +109,59 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
     return used
 
 
-def _by_class(
-    directory: Path, prefix: str, left_out: list[str]
-) -> dict[str, list[File]]:
-    """Lists the pictures of each class, a subfolder of the folder `prefix`.
+def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[File]]:
+    """Lists the pictures of each class, a subfolder of the folder `top`.
 
-    Adds the names of all other files to `left_out`.
+    Adds all other files, and folders without pictures, to `left_out`.
     """
-    files, folders = _entries(directory / prefix)
-    left_out += [prefix + entry.name for entry in files]
-    return {
-        name: _pictures(directory, f"{prefix}{name}/", left_out) for name in folders
-    }
-
-
-def _pictures(directory: Path, prefix: str, left_out: list[str]) -> list[File]:
-    """Lists the pictures in the folder `prefix`, and then those in its subfolders."""
-    files, folders = _entries(directory / prefix)
-    found: list[File] = []
-    for entry in files:
-        name = prefix + entry.name
-        if entry.name.rpartition(".")[2].lower() in _ENDS:
-            about = entry.stat()
-            found.append((name, about.st_size, about.st_mtime_ns))
-        else:
-            left_out.append(name)
+    pictures, others, folders = _entries(directory, top)
+    left_out += [name for name, _, _ in pictures] + others
+    found: dict[str, list[File]] = {}
     for folder in folders:
-        found += _pictures(directory, f"{prefix}{folder}/", left_out)
+        if of_class := _pictures(directory, folder, left_out):
+            found[folder.removeprefix(top).removesuffix("/")] = of_class
+        else:
+            left_out.append(folder)
     return found
 
 
-def _entries(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
-    """Returns the files in a folder and the names of its subfolders, without hidden.
+def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
+    """Lists the pictures in a folder, and then those in its subfolders."""
+    found, others, folders = _entries(directory, folder)
+    left_out += others
+    for subfolder in folders:
+        found += _pictures(directory, subfolder, left_out)
+    return found
 
-    Refuses links to folders: through one, a picture could also get another class.
+
+def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[str]]:
+    """Returns the pictures, the other files and the subfolders of a folder.
+
+    All are paths within `directory`, in the order of their names; folders end in a
+    slash. Hidden files and folders are left out. Links to folders are not followed, and
+    count as other files: through one, a picture could also get another class.
     """
-    files, folders = [], []
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=operator.attrgetter("name")):
+    pictures, others, folders = [], [], []
+    try:
+        with os.scandir(directory / folder) as found:
+            entries = sorted(found, key=operator.attrgetter("name"))
+        for entry in entries:
+            name = folder + entry.name
             if entry.name.startswith("."):
                 continue
-            if not entry.is_dir():
-                files.append(entry)
-            elif not entry.is_symlink():
-                folders.append(entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(f"{name}/")
+            elif entry.name.rpartition(".")[2].lower() in _ENDS:
+                about = entry.stat()
+                pictures.append((name, about.st_size, about.st_mtime_ns))
             else:
-                raise UsageError(
-                    f"{printable(entry.path)} is a link to a folder, and such links "
-                    "are not followed.\nReplace the link with a folder, which may "
-                    "contain links to pictures, or remove it."
-                )
-    return files, folders
+                others.append(name)
+    except OSError as error:
+        raise UsageError(
+            f"{printable(str(error.filename))} cannot be read: {reason(error)}.\n"
+            f"Make it readable for this user, or remove it. {_LAYOUTS}"
+        ) from error
+    return pictures, others, folders
 
 
 def _some(names: Sequence[str]) -> str:

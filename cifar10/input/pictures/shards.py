@@ -7,13 +7,14 @@ written atomically, and then entered in the manifest. If the process is killed o
 list changes, the next process keeps the shards that the manifest lists. A lock lets one
 process at a time prepare pictures; other processes wait and use the result.
 
-Files that differ from the manifest are ignored, and so is a damaged manifest or one of
-another version. The pictures are then prepared again.
+Every start compares all shards with the manifest. Files that differ are ignored, and so
+is a damaged manifest or one of another version. The pictures are then prepared again.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cifar10.errors import UsageError, printable, say
+from cifar10.errors import say
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
@@ -49,12 +50,9 @@ IN_MEMORY_BYTES = 2**30
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
-# A shard's SHA-256, and the reasons why pictures are left out, by path.
-_Shard: TypeAlias = tuple[str, dict[str, str]]
-# The SHA-256 of each block of records, split by split.
-_Hashes: TypeAlias = list[list[str]]
-# The shards by file name, and the hashes by the division of the list into splits.
-_Manifest: TypeAlias = tuple[dict[str, _Shard], dict[str, _Hashes]]
+# The SHA-256 of each shard, by file name, and the reasons why pictures in the shard are
+# left out, by path.
+_Manifest: TypeAlias = dict[str, tuple[str, dict[str, str]]]
 
 
 class Shards:
@@ -84,87 +82,54 @@ class Shards:
         self._home = home
         self._source = source
         self._shape = (image_size, image_size, 3)
-        self._bytes = image_size**2 * 3
-        self._per_shard = max(1, min(SHARD_PICTURES, _SHARD_BYTES // self._bytes))
+        fitting = _SHARD_BYTES // math.prod(self._shape)
+        self._per_shard = max(1, min(SHARD_PICTURES, fitting))
         starts = range(0, len(listed), self._per_shard)
         of_shards = [listed[start : start + self._per_shard] for start in starts]
         # The pictures of each shard, by file name.
         self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
         splits = SPLITS if "val" in parts else WITHOUT_VAL
-        members = [np.packbits(parts == split).tobytes().hex() for split in splits]
-        division = _digest([[*self._listed], *members[1:]])
-        with cache.opened(home), contextlib.ExitStack() as lock:
-            shards, hashes = self._read_manifest()
-            if len(shards) < len(self._listed) or division not in hashes:
-                lock.enter_context(cache.locked(home))
-                shards, hashes = self._prepare()
+        with cache.opened(home):
+            shards = self._intact_shards()
+            if len(shards) < len(self._listed):
+                waiting = "Waiting for another process to prepare the pictures ..."
+                with files.locked(home / ".lock", waiting):
+                    shards = self._prepare()
             bad = (shards[file][1] for file in self._listed)
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
             self.places: dict[Split, np.ndarray] = {
                 split: np.flatnonzero(is_good & (parts == split)) for split in splits
             }
-            if division not in hashes:
-                hashes[division] = [
-                    _hashes_of(self._on_disk(split)) for split in splits
-                ]
-                cache.save(home / _MANIFEST, (shards, hashes))
-            self.hashes = dict(zip(splits, hashes[division], strict=True))
+            self.hashes = {split: _hashes_of(self._on_disk(split)) for split in splits}
 
     def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
-        """Returns the images of a split, in memory or on disk.
-
-        Images in memory are verified by their hashes.
-        """
+        """Returns the images of a split, in memory or on disk."""
         with cache.opened(self._home):
             on_disk = self._on_disk(split)
-            if on_disk.nbytes > IN_MEMORY_BYTES:
-                return on_disk
-            images = on_disk[:]
-            if _hashes_of(images) != self.hashes[split]:
-                with cache.locked(self._home):
-                    (self._home / _MANIFEST).unlink(missing_ok=True)
-                raise UsageError(
-                    f"The prepared pictures in {printable(str(self._home))} were "
-                    "damaged: their hashes do not match.\nRestart the program, which "
-                    "will prepare new ones."
-                )
-        return images
+            return on_disk if on_disk.nbytes > IN_MEMORY_BYTES else on_disk[:]
 
     def _on_disk(self, split: Split) -> ImagesOnDisk:
         paths = [self._home / file for file in self._listed]
         return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
 
-    def _read_manifest(self) -> _Manifest:
-        """Reads the manifest; drops shards whose file is absent or has a wrong size."""
-        empty: _Manifest = ({}, {})
-        shards, hashes = cache.load(self._home / _MANIFEST, _Manifest) or empty
-        if not {*map(len, hashes.values())} <= {2, 3}:  # Splits.
-            shards, hashes = empty
-        sizes = {
-            path.name: path.stat().st_size
-            for path in self._home.glob("*.bin")
-            if path.is_file() and not path.is_symlink()
-        }
-        usable = {
-            file: shards[file]
-            for file, listed in self._listed.items()
-            if file in shards and sizes.get(file) == len(listed) * self._bytes
-        }
-        return usable, hashes
+    def _intact_shards(self) -> _Manifest:
+        """Reads the manifest; drops shards that are missing or differ from it."""
+        shards = cache.load(self._home / _MANIFEST, _Manifest) or {}
+        intact = {}
+        for file in self._listed:
+            with contextlib.suppress(KeyError, OSError):
+                if shards[file][0] == files.sha256(self._home / file):
+                    intact[file] = shards[file]
+        return intact
 
     def _prepare(self) -> _Manifest:
-        """Verifies the shards in the manifest, and decodes all others.
+        """Decodes all pictures without an intact shard.
 
         Saves the manifest after each shard.
         """
         # Another process may have prepared pictures before this one got the lock.
-        shards, hashes = self._read_manifest()
-        shards = {
-            file: (sha256, bad)
-            for file, (sha256, bad) in shards.items()
-            if files.sha256(self._home / file) == sha256
-        }
+        shards = self._intact_shards()
         cache.remove_others(self._home, shards)
         total = sum(map(len, self._listed.values()))
         # Pillow warns of unusual metadata, but does not name the file.
@@ -173,12 +138,14 @@ class Shards:
                 done = sum(len(self._listed[file]) for file in shards)
                 say(f"Preparing pictures: {done:,} of {total:,} are done ...")
                 shards[file] = self._write_shard(file)
-                hashes = {}
-                cache.save(self._home / _MANIFEST, (shards, hashes))
-        return shards, hashes
+                cache.save(self._home / _MANIFEST, shards)
+        return shards
 
-    def _write_shard(self, file: str) -> _Shard:
-        """Decodes the pictures of a shard and writes its file."""
+    def _write_shard(self, file: str) -> tuple[str, dict[str, str]]:
+        """Decodes the pictures of a shard and writes its file.
+
+        Returns the shard's entry in the manifest.
+        """
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
 
@@ -204,9 +171,9 @@ def _digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def _hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
+def _hashes_of(images: ImagesOnDisk) -> list[str]:
     """Returns the SHA-256 of each block of images; reads one block at a time."""
-    block = max(1, HASHED_BYTES // int(np.prod(images.shape[1:])))
+    block = max(1, HASHED_BYTES // math.prod(images.shape[1:]))
     return [
         hashlib.sha256(images[first : first + block].data).hexdigest()
         for first in range(0, len(images), block)
