@@ -25,10 +25,10 @@ DESCRIPTION = """Names the likeliest classes of images, with their probabilities
     python -m cifar10 predict cat.png --explain maps
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
-Reads PNG, JPEG, WebP, BMP, GIF and TIFF files of up to 50 megapixels and 50 MB,
-and prepares them as evaluation does. With --follow it predicts again with each
-new checkpoint, until training has finished. Exit code 0: all were classified;
-1: those named on stderr were skipped; 2: a mistake that you can fix.
+Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
+prepares them as evaluation does. With --follow it predicts again with each new
+checkpoint, until training has finished. Exit code 0: all were classified; 1:
+those named on stderr were skipped; 2: a mistake that you can fix.
 """
 
 # Images per batch. The batch size changes memory, not the result.

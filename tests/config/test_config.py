@@ -139,14 +139,14 @@ def test_record_of_an_earlier_version_is_read(path):
     """With flags that are gone, and without those that were not there yet."""
     later = ("clip_norm", "accumulate", "keep_best", "data_division")
     written = write(path, later, use_fp16=True, verbose=False)
-    # How its pictures were divided is noted as what that version did.
-    added = {"data_division": "", "is_own": False}
+    added = {"data_division": None, "is_own": False}
     assert run_config.read_run_config(path.parent) == {**written, **added}
 
 
-def test_a_run_whose_images_an_older_version_cropped_is_refused(path):
-    """They were 24 x 24 with --distortions none, which are 32 x 32 now."""
-    write(path, ["data_division"], distortions="none")
+@pytest.mark.parametrize("changes", [{"distortions": "none"}, {"data": "folder"}])
+def test_a_run_whose_images_an_older_version_prepared_is_refused(path, changes):
+    """It cropped images with --distortions none, and divided pictures otherwise."""
+    write(path, ["data_division"], **changes)
     with pytest.raises(UsageError, match="older version"):
         run_config.read_run_config(path.parent)
     write(path, distortions="none")

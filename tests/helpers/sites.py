@@ -1,6 +1,7 @@
 """Helpers: servers on this machine, good, bad, slow and lying, and what they serve."""
 
 import contextlib
+import dataclasses
 import hashlib
 import http.server
 import io
@@ -11,7 +12,7 @@ import time
 
 import numpy as np
 
-from cifar10.input import download
+from cifar10.input import records
 
 # Random bytes, which gzip cannot make smaller.
 PAYLOAD = np.random.RandomState(1).bytes(400_000)
@@ -31,9 +32,14 @@ def packed(members):
 CONTENT = packed({"images-bin/a.bin": PAYLOAD, "images-bin/b.bin": b"b"})
 
 
-def archive_of(content, url="http://127.0.0.1:1/"):
-    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    return download.Archive("images.tar.gz", "images-bin", len(content), md5, url)
+def archive_of(content):
+    """Returns the format of a data set whose archive has this content."""
+    return dataclasses.replace(
+        records.CIFAR10,
+        archive="images.tar.gz",
+        folder="images-bin",
+        md5=hashlib.md5(content, usedforsecurity=False).hexdigest(),
+    )
 
 
 ARCHIVE = archive_of(CONTENT)
@@ -44,29 +50,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         site = self.server
-        asked = self.headers.get("Range")
-        site.asked.append(asked)
-        if site.statuses:
-            status = site.statuses.pop(0)
-            if status != 200:
-                self.send_error(status)
-                return
+        site.asked += 1
+        if site.status != 200:
+            self.send_error(site.status)
+            return
         if site.raw:
             self.wfile.write(site.raw)
             time.sleep(site.delay)
             return
-        start = int(asked[len("bytes=") : -1]) if asked and site.ranges else 0
-        body = site.content[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            total = len(site.content)
-            self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-        if site.claim != "none":
-            self.send_header("Content-Length", site.claim or len(body))
+        self.send_response(200)
+        self.send_header("Content-Length", len(site.content))
         self.end_headers()
-        cut = site.cuts.pop(0) if site.cuts else site.cut_always
-        for place in range(0, len(body[:cut]), site.piece):
-            self.wfile.write(body[:cut][place : place + site.piece])
+        body = site.content[: site.cut]
+        for place in range(0, len(body), site.piece):
+            self.wfile.write(body[place : place + site.piece])
             time.sleep(site.delay)
 
     def log_message(self, *_):
@@ -81,15 +78,12 @@ class Site(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = CONTENT
-        self.ranges = True
-        self.statuses = []  # Of the first answers, in order.
-        self.cuts = []  # Bytes after which the first connections end, in order.
-        self.cut_always = None
-        self.claim = None
+        self.status = 200
+        self.cut = None  # Bytes after which a connection ends.
         self.delay = 0.0  # Seconds after each piece of so many bytes.
         self.piece = 16384
         self.raw = b""  # The whole answer, status and headers included.
-        self.asked = []  # The Range header of each request.
+        self.asked = 0  # Requests.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"
 
     def handle_error(self, *_):

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from cifar10.input.pictures.dataset import Preparation, find_folder
+from cifar10.input.pictures.dataset import find_folder
 
 SIZE = 8
 
@@ -45,7 +45,7 @@ def find(directory, cache, **values):
         "max_bad_images": 0.0,
         **values,
     }
-    return find_folder(directory, Preparation(cache, **values))
+    return find_folder(directory, cache, **values)
 
 
 def everything(dataset):

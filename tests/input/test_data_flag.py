@@ -102,10 +102,7 @@ def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
     (photos / "cat/9.png").unlink()
     now = datasets.find_again(settings).description
     assert now.startswith("19 pictures")
-    said = capsys.readouterr().err
-    assert "the pictures have changed" in said
-    assert now in said
-    assert then.description in said
+    assert "the pictures have changed" in capsys.readouterr().err
 
 
 def test_of_cifar_the_recorded_place_is_the_runs_until_it_is_gone(

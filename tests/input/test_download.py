@@ -25,11 +25,10 @@ from sites import (
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(download, "PAUSE", 0.01)
 
 
-def fetch(directory, url=None, archive=ARCHIVE):
-    return download.fetch(archive, directory, url)
+def fetch(directory, url=None, archive=ARCHIVE, source=None):
+    return download.fetch(archive, directory, url, source)
 
 
 def assert_good(directory):
@@ -37,51 +36,81 @@ def assert_good(directory):
     assert (target / "a.bin").read_bytes() == PAYLOAD
     assert (target / "b.bin").read_bytes() == b"b"
     names = {path.name for path in directory.iterdir()}
-    assert names == {"images-bin", "images.tar.gz", ".images.tar.gz.lock"}
+    assert names == {"images-bin", ".images.tar.gz.lock"}
 
 
 def fails(directory, url):
-    """Returns the message of a download that fails and publishes nothing."""
+    """Returns the error of a download that fails and leaves nothing."""
     with pytest.raises(UsageError) as caught:
         fetch(directory, url)
-    assert not (directory / "images-bin").exists()
-    assert not (directory / "images.tar.gz").exists()
-    return str(caught.value)
+    assert [path.name for path in directory.iterdir()] == [".images.tar.gz.lock"]
+    return caught.value
 
 
-def test_published_urls_folders_and_files_are_taken_and_asked_once(tmp_path):
+def test_published_urls_folders_and_files_are_taken_and_asked_once(
+    tmp_path, monkeypatch
+):
     source = tmp_path / "source.tar.gz"
     source.write_bytes(CONTENT)
     with serving() as site:
-        own = dataclasses.replace(ARCHIVE, url=site.url)
-        download.fetch(own, tmp_path / "1")
+        of_folder = site.url.removesuffix("images.tar.gz")
+        monkeypatch.setattr(download, "URL", of_folder)
+        fetch(tmp_path / "1")
         for _ in range(2):
-            fetch(tmp_path / "new" / "2", site.url.removesuffix("images.tar.gz"))
-    assert site.asked == [None, None]
+            fetch(tmp_path / "new" / "2", of_folder)
+    assert site.asked == 2
     fetch(tmp_path / "3", source.as_uri())
     for name in ("1", "new/2", "3"):
         assert_good(tmp_path / name)
 
 
-def test_corrupt_bytes_are_not_kept(tmp_path):
-    corrupt = bytes(1) + CONTENT[1:]
-    with serving(content=corrupt) as bad, serving() as good:
-        assert ARCHIVE.md5 in fails(tmp_path, bad.url)
-        assert not (tmp_path / "images.tar.gz.part").exists()
-        # And another URL starts afresh.
+@pytest.mark.parametrize(
+    "attributes",
+    [{"content": bytes(1) + CONTENT[1:]}, {"cut": 150_000}],
+    ids=["corrupt", "cut"],
+)
+def test_corrupt_bytes_are_not_kept(tmp_path, attributes):
+    with serving(**attributes) as bad, serving() as good:
+        assert ARCHIVE.md5 in str(fails(tmp_path, bad.url))
         fetch(tmp_path, good.url)
-    assert good.asked == [None]
     assert_good(tmp_path)
 
 
-def test_a_scheduler_tries_again_where_a_server_is_down(tmp_path):
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "code"),
+    [
+        ({"status": 404}, 2),
+        ({"status": 503}, 75),
+        ({"raw": OK, "delay": 0.6}, 75),
+        ({"raw": CHUNKED + b"-5\r\n" + bytes(500)}, 2),
+        ({"raw": CHUNKED + b"\xff\r\n" + bytes(500)}, 2),
+    ],
+    ids=["missing", "down", "silent", "negative", "no number"],
+)
+def test_a_scheduler_tries_again_where_a_server_is_down(
+    tmp_path, attributes, code, monkeypatch
+):
     """A missing archive is the user's to correct; a server that is down is not."""
-    with serving(statuses=[404] * 9) as missing:
-        for code, url in ((75, refused_url()), (2, missing.url)):
-            with pytest.raises(UsageError) as caught:
-                fetch(tmp_path, url)
-            assert caught.value.exit_code == code
-    assert len(missing.asked) == 1
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    with serving(**attributes) as site:
+        assert fails(tmp_path, site.url).exit_code == code
+    assert site.asked == 1
+
+
+def test_urls_that_lead_nowhere_are_refused(tmp_path):
+    for url, code in (
+        (refused_url(), 75),
+        ("http://[", 2),
+        ("images.tar.gz", 2),
+        ("nfs://server/images.tar.gz", 2),
+    ):
+        error = fails(tmp_path, url)
+        assert error.exit_code == code
+        assert url in str(error)
 
 
 def test_an_archive_that_reaches_outside_is_refused(tmp_path):
@@ -96,22 +125,23 @@ def test_an_archive_that_reaches_outside_is_refused(tmp_path):
 
 
 def test_an_archive_of_the_users_own_is_unpacked_or_left_alone(tmp_path):
-    source = tmp_path / "images.tar.gz"
+    source, home = tmp_path / "images.tar.gz", tmp_path / "home"
     for content in (CONTENT[:-1], bytes(1) + CONTENT[1:]):
         source.write_bytes(content)
         with pytest.raises(UsageError, match=source.name):
-            fetch(tmp_path)
+            fetch(home, source=source)
         assert source.read_bytes() == content
-        assert not (tmp_path / "images-bin").exists()
+        assert not (home / "images-bin").exists()
     source.write_bytes(CONTENT)
-    assert fetch(tmp_path) == tmp_path / "images-bin"
-    assert_good(tmp_path)
+    assert fetch(home, source=source) == home / "images-bin"
+    assert_good(home)
+    assert source.read_bytes() == CONTENT
 
 
 PROGRAM = """
 import json, os, resource, signal, sys, tarfile
 from pathlib import Path
-from cifar10.input import download
+from cifar10.input import download, records
 from cifar10.errors import UsageError
 archive, directory, url, trouble = json.loads(sys.argv[1])
 if trouble == "full":
@@ -122,7 +152,7 @@ if trouble == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     tarfile.TarFile.extractall = extractall
 try:
-    download.fetch(download.Archive(**archive), Path(directory), url)
+    download.fetch(records.Format(**archive), Path(directory), url)
 except UsageError as error:
     sys.exit(str(error))
 """
@@ -138,37 +168,25 @@ def test_two_at_once_download_once(tmp_path, capsys):
     with serving(delay=0.01) as site, ThreadPoolExecutor(2) as threads:
         found = [threads.submit(fetch, tmp_path, site.url) for _ in range(2)]
         assert {each.result() for each in found} == {tmp_path / "images-bin"}
-    assert len(site.asked) == 1
+    assert site.asked == 1
     assert "Waiting" in capsys.readouterr().err
     assert_good(tmp_path)
 
 
-def test_a_killed_download_is_continued(tmp_path):
-    part = tmp_path / "images.tar.gz.part"
+def test_a_download_and_an_unpacking_that_were_killed_are_repeated(tmp_path):
+    part = tmp_path / ".images-bin.unpacking" / "images.tar.gz"
     with serving(delay=0.05) as site:
         with start(tmp_path, site.url) as process:
             while not part.exists() or part.stat().st_size < 100_000:
                 assert process.poll() is None
                 time.sleep(0.01)
             process.kill()
-        kept = part.stat().st_size
-        assert 100_000 <= kept < len(CONTENT)
-        assert not (tmp_path / "images-bin").exists()
         site.delay = 0.0
-        fetch(tmp_path, site.url)
-    assert site.asked == [None, f"bytes={kept}-"]
-    assert_good(tmp_path)
-
-
-def test_an_unpacking_that_was_killed_is_repeated(tmp_path):
-    with serving() as site:
         with start(tmp_path, site.url, "killed") as process:
             assert process.wait(timeout=60) == -signal.SIGKILL
+        assert part.exists()
         assert not (tmp_path / "images-bin").exists()
-        assert (tmp_path / ".images-bin.unpacking").exists()
         fetch(tmp_path, site.url)
-    # The verified archive was there, so nothing is downloaded again.
-    assert site.asked == [None]
     assert_good(tmp_path)
 
 
@@ -187,5 +205,5 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path):
 def test_a_servers_answer_commands_no_terminal(tmp_path):
     answer = b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n"
     with serving(raw=answer) as site:
-        message = fails(tmp_path, site.url)
+        message = str(fails(tmp_path, site.url))
     assert r"404 \x1b]0;owned\x07" in message

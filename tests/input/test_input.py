@@ -287,6 +287,6 @@ def test_the_size_of_a_stored_data_set_is_known_before(four_cpus):
     stored = on_device.store(IMAGES, NUMBERS, [*four_cpus[:2], four_cpus[0]])
     assert len(stored) == 2
     for device, tensors in stored.items():
-        assert tensors.images.device.lower().endswith(device.removeprefix("/"))
+        assert tensors[0].device.lower().endswith(device.removeprefix("/"))
         held = sum(tensor.numpy().nbytes for tensor in tensors)
         assert held == on_device.stored_bytes(IMAGES, NUMBERS)

@@ -1,8 +1,6 @@
 """Images that are read from their files batch by batch."""
 
 import os
-import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,39 +66,9 @@ def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeyp
     np.testing.assert_array_equal(labels, same_labels)
 
 
-def test_a_read_that_stops_short_goes_on(monkeypatch, images, paths):
-    """A signal may end one early."""
-    read = os.preadv
-
-    def little(file, buffers, start):
-        return read(file, [memoryview(buffers[0])[:50]], start)
-
-    on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
-    monkeypatch.setattr(os, "preadv", little)
-    np.testing.assert_array_equal(on_disk[:], images)
-    chosen = np.array([0, 1, 9, 7])
-    np.testing.assert_array_equal(on_disk[chosen], images[chosen])
-
-
 def test_a_file_that_has_lost_its_end_is_named(paths):
     os.truncate(paths[-1], 200)
     on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
     assert on_disk[np.array([0, 21])].any()
     with pytest.raises(UsageError, match=str(paths[-1])):
         on_disk[np.array([22])]
-
-
-def open_files():
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
-def test_more_files_than_may_be_open_are_refused(tmp_path):
-    path = tmp_path / "0.bin"
-    path.touch()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 10, hard))
-    try:
-        with pytest.raises(UsageError, match="ulimit"):
-            ImagesOnDisk([path] * 100, (1, 1, 3), 1, np.arange(100))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

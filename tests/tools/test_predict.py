@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 def folder(tmp_path_factory):
     """Seven images of the data set's size, named in their order."""
     folder = tmp_path_factory.mktemp("images")
-    forms = ("PNG", "WEBP", "BMP", "TIFF", "PNG", "PNG", "PNG")
+    forms = ("PNG", "WEBP", "BMP", "PNG", "PNG", "PNG", "PNG")
     for number, (image, form) in enumerate(zip(IMAGES, forms, strict=True)):
         content = packed(image, form, lossless=True)
         (folder / f"{number}.{form.lower()}").write_bytes(content)

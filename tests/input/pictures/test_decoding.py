@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
-from PIL.TiffImagePlugin import TiffImageFile
 
 from cifar10.input.pictures import decoding
 from cifar10.tools.predict import find_images
@@ -22,7 +21,7 @@ from small_pictures import (
     with_segments,
 )
 
-KINDS = ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"]
+KINDS = ["PNG", "JPEG", "WEBP", "BMP", "GIF"]
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
@@ -43,7 +42,7 @@ def test_the_shorter_side_is_resized_and_the_centre_cut(form):
     assert np.ptp(decode(packed(board, form), 32)) <= 30
 
 
-@pytest.mark.parametrize("form", ["PNG", "BMP", "WEBP", "TIFF"])
+@pytest.mark.parametrize("form", ["PNG", "BMP", "WEBP"])
 def test_a_picture_of_the_right_size_is_itself_bit_for_bit(form):
     options = {"lossless": True} if form == "WEBP" else {}
     content = packed(pixels(1, 33), form, **options)
@@ -63,7 +62,7 @@ def test_a_jpeg_file_is_decoded_small_without_loss_of_quality():
 
 def test_an_animation_is_its_first_frame():
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, BLUE, BLUE)]
-    for form in ("GIF", "WEBP", "PNG", "TIFF"):
+    for form in ("GIF", "WEBP", "PNG"):
         content = packed(frames[0], form, save_all=True, append_images=frames[1:])
         assert np.abs(decode(content).astype(int) - RED).max() < 20
 
@@ -94,19 +93,12 @@ def test_every_orientation_is_undone(orientation):
     tall = np.random.default_rng(orientation).integers(0, 256, (90, 60, 3), np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    for form in ("PNG", "JPEG", "WEBP", "TIFF"):
+    for form in ("PNG", "JPEG", "WEBP"):
         content = packed(tall, form, exif=exif)
         upright = packed(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
         made = decoding.decode(content, "it", 20, 32).astype(int)
         expected = decoding.decode(upright, "it", 20, 32)
         assert np.abs(made - expected).max() <= 1
-
-
-def test_only_heic_and_avif_images_are_to_be_converted():
-    for content, is_heic in ((b"notes", False), (bytes(4) + b"ftypheic", True)):
-        with pytest.raises(decoding.PictureError) as caught:
-            decode(content)
-        assert ("heif-convert" in str(caught.value)) == is_heic
 
 
 @pytest.mark.parametrize(
@@ -115,9 +107,9 @@ def test_only_heic_and_avif_images_are_to_be_converted():
         (b"", "empty"),
         (b"no picture", "neither"),
         (packed(PIXELS)[:-200], "damaged"),
-        (b"MM\0*" + bytes(2), "damaged"),
+        (bytes(4) + b"ftypheic", "neither"),
+        (packed(PIXELS, "TIFF"), "neither"),
         (bomb(0, 10), "damaged"),
-        (packed(Image.new("F", (9, 9)), "TIFF"), "32 bits"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),
     ],
 )
@@ -181,39 +173,7 @@ def test_a_picture_that_takes_too_long_is_given_up(content, monkeypatch):
         decode(content)
 
 
-def tiff(*entries, more=b""):
-    """Returns a TIFF file of entries: tag, type, count and value or place."""
-    size = [(256, 3, 1, 4000), (257, 3, 1, 4000), (258, 3, 1, 8), (262, 3, 1, 1)]
-    rows = b"".join(struct.pack("<HHLL", *entry) for entry in (*size, *entries))
-    head = struct.pack("<2sHLH", b"II", 42, 8, len(size) + len(entries))
-    return head + rows + bytes(4) + more
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        # A strip for each byte.
-        tiff((273, 4, 500_000, 200), (279, 4, 500_000, 200), more=bytes(4_000_200)),
-        # Tiles of which next to nothing is within the image.
-        tiff((322, 3, 1, 16), (323, 4, 1, 2**24), (324, 4, 999, 9), more=bytes(4_000)),
-    ],
-    ids=["strips", "tiles"],
-)
-def test_a_tiff_file_of_very_many_parts_is_refused_before_it_is_read(
-    content, monkeypatch
-):
-    monkeypatch.setattr(TiffImageFile, "__init__", None)
-    with pytest.raises(decoding.PictureError, match="parts"):
-        decode(content)
-
-
 # ---- files
-
-
-def test_a_file_that_is_longer_than_its_file_system_says_is_read():
-    path = Path("/proc/cpuinfo")
-    assert path.stat().st_size == 0
-    assert decoding.read(path)[:100] == path.read_bytes()[:100]
 
 
 def test_files_alone_are_read(tmp_path):
@@ -223,7 +183,7 @@ def test_files_alone_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     devices = [tmp_path / "pipe", Path("/dev/zero")]
     for path in (*devices, tmp_path / "none.png", tmp_path, tmp_path / "a\0b"):
-        with pytest.raises(decoding.UnreadableError):
+        with pytest.raises(decoding.PictureError, match="cannot be read"):
             decoding.read(path)
 
 
