@@ -16,6 +16,7 @@ from cifar10.input import cifar
 from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.division import with_val
+from cifar10.input.records import IMAGE_SHAPE
 from cifar10.models.registry import IN_PYTHON
 
 # Side of the images made from pictures without `--image_size`.
@@ -158,7 +159,10 @@ def describe(
 
     Refuses a `config.json` without them.
     """
-    names, shape = settings.get("class_names"), settings.get("image_shape")
+    names: Any = settings.get("class_names")
+    shape: Any = settings.get("image_shape")
+    if file_format := cifar.FORMATS.get(settings["data"]):
+        names, shape = names or file_format.class_names, [*IMAGE_SHAPE]
     is_shape = is_a(shape, tuple[int, int, int]) and shape[2] in (1, 3)
     if not names or not is_shape or not 0 < min(shape) <= max(shape) <= _LARGEST_SIDE:
         raise UsageError(

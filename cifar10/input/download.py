@@ -49,8 +49,9 @@ def fetch(
     with explained(directory), lock:
         if folder.exists():
             return folder
-        shutil.rmtree(scratch, ignore_errors=True)  # A killed process may have left it.
-        scratch.mkdir(0o700)  # Fails if a link has this name.
+        if scratch.is_dir():  # A killed process has left it.
+            shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(0o700)  # Fails if a link or a pipe has this name.
         try:
             source = str(packed or url or URL)
             if packed is None:
@@ -87,20 +88,15 @@ def _download(url: str, path: Path) -> None:
         response = url_request.urlopen(url, timeout=TIMEOUT)  # noqa: S310
         with response, path.open("xb") as file:
             shutil.copyfileobj(response, file)
-    except url_error.HTTPError as error:
-        error.close()
-        is_away = error.code >= http.client.INTERNAL_SERVER_ERROR
-        raise _failure(url, error, is_away=is_away) from error
     except (
         *(url_error.URLError, ConnectionError, TimeoutError),
         *(http.client.HTTPException, ValueError),
     ) as error:
         # The reason of a wrong URL is a string.
         is_away = isinstance(getattr(error, "reason", error), OSError)
-        raise _failure(url, error, is_away=is_away) from error
-
-
-def _failure(url: str, error: Exception, *, is_away: bool) -> UsageError:
-    # The server chose some of the words.
-    problem = printable(f"{url} could not be downloaded: {error}.")
-    return UnavailableError(problem) if is_away else UsageError(problem)
+        if isinstance(error, url_error.HTTPError):
+            error.close()
+            is_away = error.code >= http.client.INTERNAL_SERVER_ERROR
+        # The server chose some of the words.
+        problem = printable(f"{url} could not be downloaded: {error}.")
+        raise (UnavailableError if is_away else UsageError)(problem) from error

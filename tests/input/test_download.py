@@ -206,4 +206,4 @@ def test_a_servers_answer_commands_no_terminal(tmp_path):
     answer = b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n"
     with serving(raw=answer) as site:
         message = str(fails(tmp_path, site.url))
-    assert r"404 \x1b]0;owned\x07" in message
+    assert r"404: \x1b]0;owned\x07" in message

@@ -84,10 +84,12 @@ class Shards:
         self._shape = (image_size, image_size, 3)
         fitting = _SHARD_BYTES // math.prod(self._shape)
         self._per_shard = max(1, min(SHARD_PICTURES, fitting))
-        starts = range(0, len(listed), self._per_shard)
-        of_shards = [listed[start : start + self._per_shard] for start in starts]
         # The pictures of each shard, by file name.
-        self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
+        self._listed: dict[str, list[File]] = {}
+        for start in range(0, len(listed), self._per_shard):
+            some = listed[start : start + self._per_shard]
+            digest = hashlib.sha256(json.dumps([PIXELS, some]).encode())
+            self._listed[f"{digest.hexdigest()}.bin"] = some
         splits = SPLITS if "val" in parts else WITHOUT_VAL
         with cache.opened(home):
             shards = self._intact_shards()
@@ -165,10 +167,6 @@ class Shards:
         }
         files.write_atomically(self._home / file, images.tobytes())
         return hashlib.sha256(images.data).hexdigest(), bad
-
-
-def _digest(values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _hashes_of(images: ImagesOnDisk) -> list[str]:

@@ -40,7 +40,7 @@ def decode(*arguments, **options):
     time.sleep(0.03)
     return fast(*arguments, **options)
 decoding.decode = decode
-how = {"image_size": 8, "validation_fraction": 0.3, "max_bad_images": 0.1}
+how = dict(image_size=8, validation_fraction=0.3, max_bad_images=0.1)
 dataset.find_folder(Path(sys.argv[1]), Path(sys.argv[2]), **how)
 """
 
