@@ -90,7 +90,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns the `numbers` that process 0 passes. Every process must call this."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
-    def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:  # noqa: ARG002
+    def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, all-reduce and updates."""
         averages: dict[int, Averages] = {}
 

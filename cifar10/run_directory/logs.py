@@ -151,13 +151,17 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
 
 def drop_later_lines(log: Path, resumed_step: int) -> None:
     """Removes lines of steps after `resumed_step`, and damaged lines, from a log."""
+    kept = lines_up_to(log, resumed_step)
+    if log.exists() and kept != files.read(log, LARGEST_LOG):
+        files.write_atomically(log, kept)
+
+
+def lines_up_to(log: Path, step: int) -> bytes:
+    """Returns the intact lines of a log up to a step; none if there is no log."""
     if not log.exists():
-        return
-    before = files.read(log, LARGEST_LOG)
-    lines = before.splitlines(keepends=True)
-    after = b"".join(line for line in lines if _is_kept(line, resumed_step))
-    if after != before:
-        files.write_atomically(log, after)
+        return b""
+    lines = files.read(log, LARGEST_LOG).splitlines(keepends=True)
+    return b"".join(line for line in lines if _is_kept(line, step))
 
 
 def _is_kept(line: bytes, resumed_step: int) -> bool:

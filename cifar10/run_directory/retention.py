@@ -1,7 +1,7 @@
 """Deletes old checkpoints.
 
 Keeps the newest checkpoints, those with the best scores, and those in whose folder the
-user has created an empty file `keep`.
+user or a rollback has created an empty file `keep`.
 """
 
 from pathlib import Path

@@ -33,7 +33,7 @@ def trace_steps(builder: "TowerBuilder", stacked: "list[Batch]") -> "StepResult"
 
     outputs = builder.trace(batches_of(0)).structured_outputs
     return tf.map_fn(
-        lambda step: builder.trace_step(batches_of(step), False),
+        lambda step: builder.trace_step(batches_of(step)),
         tf.range(stacked[0][0].shape[0]),
         parallel_iterations=1,  # Each step reads what the step before has written.
         fn_output_signature=tf.nest.map_structure(

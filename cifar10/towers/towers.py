@@ -57,7 +57,6 @@ class StepResult(NamedTuple):
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.
-    results: Sequence[TowerResult] = ()  # Of each tower, if requested.
 
 
 class Tower:
@@ -173,11 +172,9 @@ class TowerBuilder:
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
 
-    def step(
-        self, batches: Sequence[Batch], *, with_results: bool = False
-    ) -> StepResult:
+    def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""
-        return self.result(self._step(list(batches), with_results))
+        return self.result(self._step(list(batches)))
 
     def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
         """Runs several steps without returning to Python in between.
@@ -230,15 +227,12 @@ class TowerBuilder:
 
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
         """Returns the traced step, whose graph TensorBoard shows."""
-        return self._step.get_concrete_function(list(batches), False)
+        return self._step.get_concrete_function(list(batches))
 
-    def trace_step(self, batches: list[Batch], with_results: bool) -> StepResult:
+    def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
-        state, devices = self.state, self.devices
-        results = self._trace_towers(state, devices, batches)
-        averages = self._trace_averages(state, devices, batches, results=results)
-        result = self._trace_update(state, averages)
-        return result._replace(results=results) if with_results else result
+        averages = self._trace_averages(self.state, self.devices, batches)
+        return self._trace_update(self.state, averages)
 
     def _trace_results(
         self, batches: list[Batch], devices: Sequence[str]
@@ -289,9 +283,8 @@ class TowerBuilder:
         devices: Sequence[str],
         batches: list[Batch],
         first_tower: int = 0,
-        results: list[TowerResult] | None = None,
     ) -> Averages:
-        results = results or self._trace_towers(state, devices, batches, first_tower)
+        results = self._trace_towers(state, devices, batches, first_tower)
         gradients = sum_on_devices(devices, [result.gradients for result in results])
         metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.

@@ -38,7 +38,7 @@ from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
-from cifar10.towers.verification import BOUNDS, verify_step
+from cifar10.towers.verification import verify
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
@@ -105,12 +105,12 @@ class Training:
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
-        """Runs step `step`, and verifies it if `verify_steps` divides `step`."""
+        """Runs step `step`; first verifies it if `verify_steps` divides `step`."""
         config = self.config
-        if step % (config.checkpoints.verify_steps or math.inf):
-            return self.towers.step(batches)
-        bound = 0.0 if config.speed.deterministic else BOUNDS[config.network.precision]
-        return verify_step(self.towers, batches, step, bound)
+        if step % (config.checkpoints.verify_steps or math.inf) == 0:
+            deterministic = config.speed.deterministic
+            verify(self.towers, batches, step, deterministic=deterministic)
+        return self.towers.step(batches)
 
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -119,10 +119,6 @@ class Training:
         entries = {**self.settings, "stateful_model": is_stateful}
         names = [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
         return {name: self.settings[name] for name in names}
-
-    def origin(self) -> dict[str, Any]:
-        """Returns `determining()` and the versions, which each checkpoint records."""
-        return {**self.determining(), "versions": self.settings["versions"]}
 
 
 def assemble(

@@ -36,6 +36,7 @@ class Loop:
 
     def __init__(self, training: Training, stop: StopSignals, goodput: Goodput) -> None:
         config, towers = training.config, training.towers
+        versions = training.settings["versions"]
         self.training = training
         self.progress = Progress(
             training.train_dir,
@@ -44,7 +45,7 @@ class Loop:
             len(training.images),
             goodput,
             writes=training.workers.is_chief,
-            origin=training.origin(),
+            settings={**training.determining(), "versions": versions},
         )
         skips = config.checkpoints.on_nan == "skip"
         self.results = Results(self.progress, towers.tower_names, self.say, skips=skips)

@@ -172,10 +172,8 @@ class Validation:
         return result.scalars
 
 
-def scored_set(
-    training: Training, part: Literal["val", "test"], count: int | None = None
-) -> ScoredSet:
-    """Returns the `ScoredSet` of a split, or of `count` images of the split."""
+def scored_set(training: Training, part: Literal["val", "test"]) -> ScoredSet:
+    """Returns the `ScoredSet` of a split."""
     events = training.train_dir / layout.evaluation_events(part)
     layout.refuse_link(events)
     return ScoredSet(
@@ -186,7 +184,6 @@ def scored_set(
         Options(
             batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
             eval_data=part,
-            num_examples=count,
         ),
         own_metrics=training.config.loss.metrics,
     )

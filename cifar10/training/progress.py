@@ -9,7 +9,7 @@ from typing import Any
 from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
-from cifar10.process import invocation
+from cifar10.process import files, invocation
 from cifar10.run_directory import chain, checkpoints, logs, restoring, retention
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.run_directory.lock import DirectoryGuard
@@ -42,10 +42,10 @@ class Progress:
         goodput: Goodput,
         *,
         writes: bool = True,
-        origin: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._writes = writes
-        self._origin = origin or {}
+        self._settings = settings or {}
         self._goodput = goodput
         self.step = 0
         self.left_out = 0
@@ -98,7 +98,7 @@ class Progress:
             return []
         self._check_directory()
         self._state.halted.assign(False)
-        messages, run = [], self._directory.parent
+        messages = []
         if deleted := checkpoints.delete_incomplete(self._directory):
             messages.append(
                 f"Deleted {len(deleted)} half-written checkpoint(s) of killed runs."
@@ -127,8 +127,7 @@ class Progress:
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
             )
-        logs.LogWriter(run).attempt(lambda: chain.go_back(run, newest))
-        self._goodput.go_back(run / layout.METRICS, self.step)
+        self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
         return messages
 
     def first_line(self) -> str:
@@ -163,16 +162,15 @@ class Progress:
         self._check_directory()
         with contextlib.suppress(DiskError):
             self._delete_old()  # Makes room if checkpoints have accumulated.
-        path, run = None, self._directory.parent
+        path = None
         try:
-            link = chain.make_link(run, self._origin)
+            link = chain.make_link(self._directory.parent, self.step, self._settings)
             path = checkpoints.save(
                 self._directory,
                 self._state.trackables(),
                 step=self.step,
-                facts={**self._facts(), **link},
+                facts={**self._facts(), chain.LINK: link},
             )
-            logs.LogWriter(run).attempt(lambda: chain.append(run, self.step))
             self._delete_old()
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":
@@ -180,6 +178,13 @@ class Progress:
             retry = "Training continues, and saves again at the next checkpoint."
             say(f"{error.what} {retry}")
         return path
+
+    def keep(self) -> None:
+        """Never deletes the checkpoint of this step, from which replays begin."""
+        path = checkpoints.folder(self._directory, self.step) / retention.KEEP
+        if self._writes:
+            log = logs.LogWriter(self._directory.parent)
+            log.attempt(lambda: files.opened(path, "ab").close())
 
     def _delete_old(self) -> None:
         run = self._directory.parent

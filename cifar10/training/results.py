@@ -210,6 +210,7 @@ class NotFinitePolicy:
         without = ""
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step
+            self._progress.keep()
             steps = (
                 f"steps {step + 1} to {failed}"
                 if failed > step + 1

@@ -153,13 +153,11 @@ def progress(train_dir, step, **options):
     return found
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "chain.jsonl"])
-def test_a_log_that_cannot_be_read_costs_no_checkpoint(tmp_path, capsys, name):
+def test_a_log_that_cannot_be_read_costs_no_checkpoint(tmp_path):
     training = progress(tmp_path, 2)
-    (tmp_path / name).mkdir()
+    (tmp_path / "metrics.jsonl").mkdir()
     training.save(last=True)
     assert kept(tmp_path) == published(2)
-    assert ("cannot be" in capsys.readouterr().err) is (name == "chain.jsonl")
     assert progress(tmp_path, 2).is_saved()
 
 
