@@ -274,7 +274,9 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     images = random.integers(0, 200, (64, 32, 32, 3), np.uint8)
     images[[7, 30]] = 255
     labels = np.arange(64) % 2
-    np.savez(tmp_path / "set.npz", x_train=images, y_train=labels)
+    arrays = {"x_train": images, "y_train": labels}
+    arrays |= {"x_test": images[:4], "y_test": labels[:4]}
+    np.savez(tmp_path / "set.npz", **arrays)
     values = {"data": str(tmp_path / "set.npz"), "batch_size": 4, "num_gpus": 1}
     values |= {"distortions": "none", "max_steps": 14, "checkpoint_steps": 2}
     values |= {"on_nan": "rollback", "keep_checkpoints": 1, "log_frequency": 1}
@@ -368,7 +370,7 @@ def leave_out_batches(run):
 def insert(run):
     """Adds a checkpoint of step 7 that is the one of step 5."""
     shutil.copytree(folder_of(run, 5), folder_of(run, 7))
-    change_manifest(run, 7, step=7)
+    write_manifest(run, 7, manifest_of(run, 7) | {"step": 7})
 
 
 def another_seed(run):
