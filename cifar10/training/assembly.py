@@ -106,10 +106,9 @@ class Training:
 
     def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
         """Runs step `step`; first verifies it if `verify_steps` divides `step`."""
-        config = self.config
-        if step % (config.checkpoints.verify_steps or math.inf) == 0:
-            deterministic = config.speed.deterministic
-            verify(self.towers, batches, step, deterministic=deterministic)
+        if step % (self.config.checkpoints.verify_steps or math.inf) == 0:
+            is_exact = self.config.speed.deterministic
+            verify(self.towers, batches, step, deterministic=is_exact)
         return self.towers.step(batches)
 
     def determining(self) -> dict[str, Any]:
