@@ -1,6 +1,8 @@
 """`python -m cifar10 replay`: recomputes a run's steps and compares the results."""
 
 import argparse
+import base64
+import html
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +30,9 @@ run. Exit code 1: something differs.
 """
 
 _MOST = 4  # Images that --find names.
-_COLUMNS, _LETTERS = 3, 22  # Columns of a sheet, and letters of an image's name.
+_PAGE = """<!doctype html><meta charset="utf-8"><title>Images of a step</title>
+<style>p { display: inline-block; margin: 8px } img { height: 96px }</style>
+"""
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -37,7 +41,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument(
         "--find", action="store_true", help="name the images of the largest gradient"
     )
-    parser.add_argument("--images", help="folder for pictures of each step's images")
+    parser.add_argument("--images", help="folder for pages of each step's images")
     replay, given = open_run(parser, words)
     found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", given["steps"])
     first, last = map(int, found.groups()) if found else (0, 0)
@@ -114,12 +118,15 @@ def _find(replay: "Replay", first: int, last: int, folder: str | None) -> int:
 
 
 def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
-    """Writes a picture of the images of the next step, with their names and losses."""
+    """Writes a page of the images of the next step, with their names and losses."""
     if folder is None:
         return
-    from cifar10.tools.picture_grid import draw_grid
+    import tensorflow as tf
 
-    images, step = replay.images(batches), replay.step + 1
-    cells = [(f"{name[-_LETTERS:]}: {loss:.3g}", one) for _, loss, name, one in images]
-    sheet = draw_grid(f"Step {step:,}", cells, _COLUMNS)
-    files.write_output(Path(folder, f"step-{step:08d}.png"), "--images", sheet)
+    page = _PAGE
+    for _, loss, name, image in replay.images(batches):
+        coded = base64.b64encode(tf.io.encode_png(image).numpy()).decode()
+        page += f'<p><img src="data:image/png;base64,{coded}">'
+        page += f"<br>{html.escape(name)}: {loss:.3g}\n"
+    path = Path(folder, f"step-{replay.step + 1:08d}.html")
+    files.write_output(path, "--images", page.encode(errors="surrogateescape"))

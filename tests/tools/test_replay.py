@@ -164,7 +164,7 @@ def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
     first, second, *_ = said.splitlines()
     assert second.startswith("  train picture 40: norm ")
     step = int(re.match(r"Step (\d+):", first)[1])
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:08d}.png"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:08d}.html"]
 
 
 def test_a_gradient_that_is_not_finite_is_the_largest(tmp_path, capsys):
@@ -193,11 +193,13 @@ def test_a_run_on_pictures_is_replayed_on_another_number_of_towers(
     code, _ = called(replay, capsys, *words)
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"step-{step:08d}.png" for step in range(7, 11)
+        f"step-{step:08d}.html" for step in range(7, 11)
     }
     replayed = Replay(on_pictures, 2)
     names = {name for *_, name, _ in replayed.images(next(replayed.steps(7, 7)))}
     assert len(names) == 8
+    page = (tmp_path / "step-00000007.html").read_text()
+    assert page.count("<img src=") == sum(f"{name}: " in page for name in names) == 8
     assert all(re.fullmatch(r"(cat|dog)/\d+.png", name) for name in names)
 
 
