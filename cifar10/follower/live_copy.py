@@ -97,10 +97,6 @@ class Follower(FollowedRun):
 
     Attributes:
         closed: Set by `close()`.
-        swaps: Number of times that the weights were replaced.
-        swap_seconds: Seconds that the last swap took, from the first read until the new
-            weights were in use; None before the first swap. Predictions continue
-            meanwhile.
     """
 
     def __init__(
@@ -115,18 +111,10 @@ class Follower(FollowedRun):
         directory = layout.locate_run(str(train_dir))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
         super().__init__(directory, device, wanted=step, **reading)
-        self.swaps = 0
-        self.swap_seconds: float | None = None
         self._snapshot: Snapshot | None = None  # Another thread may replace it.
-        self._began = 0.0
         self._looking = threading.Lock()
         self.closed = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def refused(self) -> int:
-        """Number of checkpoints or runs that were refused; see `refusals`."""
-        return len(self.refusals)
 
     @property
     def names(self) -> dict[str, Any]:
@@ -214,7 +202,6 @@ class Follower(FollowedRun):
         An unusable directory or checkpoint raises no error; `refusals` says why.
         """
         with self._looking:
-            self._began = time.perf_counter()
             try:
                 return super().look()
             except UsageError:
@@ -234,7 +221,6 @@ class Follower(FollowedRun):
         self._logits = traced_logits(
             model.model, model.picture_shape, distortion, self._device
         )
-        self._began = time.perf_counter()  # A swap starts after the model is built.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         # Files of a copied run are new; earlier versions recorded no time.
@@ -246,14 +232,11 @@ class Follower(FollowedRun):
                 [tf.identity(variable) for variable in variables]
                 for variables in (model.trainable, model.non_trainable)
             )
-        trainable[-1].numpy()  # Waits for a pending copy to the GPU.
         weights = trainable, non_trainable, written, model.temperature
         self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
-        self.swap_seconds = time.perf_counter() - self._began
-        self.swaps += 1
 
     def _require_snapshot(self) -> Snapshot:
         snapshot = self._snapshot
         if snapshot is None:
-            raise UsageError(self.why_no_weights())
+            raise UsageError(self.why_no_weights)
         return snapshot

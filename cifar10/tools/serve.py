@@ -88,8 +88,8 @@ def serve_model(options: Options) -> None:
         listen(options.host, options.port) as listener,
         follower.start(options.interval_secs),
     ):
-        if follower.weights_step is None and follower.refused:
-            raise UsageError(follower.why_no_weights())
+        if follower.weights_step is None and follower.refusals:
+            raise UsageError(follower.why_no_weights)
         said = (follower, options.interval_secs)
         threading.Thread(target=_announce_weights, args=said, daemon=True).start()
         _announce(options, *listener.getsockname()[:2])
@@ -125,7 +125,7 @@ def _announce_weights(follower: "Follower", interval: float) -> None:
     while not is_closed:
         news = f"Serving step {follower.weights_step}."
         if follower.weights_step is None:
-            news = f"{follower.why_no_weights()}\nChecking every {interval:g} s."
+            news = f"{follower.why_no_weights}\nChecking every {interval:g} s."
         follower.say_news(news)
         is_closed = follower.closed.wait(interval)
 

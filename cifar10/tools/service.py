@@ -79,8 +79,6 @@ GET /metrics: the same for Prometheus, and counts of the answers.
 _STATE_HELP = {
     "weights_step": "Training step of the weights in use.",
     "age_seconds": "Seconds since the training saved these weights.",
-    "swap_seconds": "Seconds that the last change of weights took.",
-    "swaps_total": "Changes of weights.",
     "refused_total": "Refused checkpoints.",
     "waiting": "Prediction requests that are in progress or waiting.",
 }
@@ -253,9 +251,7 @@ class Service(Collector):
         return {
             "weights_step": self._model.weights_step,
             "age_seconds": self._model.age_seconds,
-            "swap_seconds": self._model.swap_seconds,
-            "swaps_total": self._model.swaps,
-            "refused_total": self._model.refused,
+            "refused_total": len(self._model.refusals),
             "waiting": self._waiting,
         }
 

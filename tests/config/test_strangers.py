@@ -297,7 +297,7 @@ def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
 def look(run_dir):
     follower = Follower(run_dir)
     assert not follower.look()
-    return follower.why_no_weights()
+    return follower.why_no_weights
 
 
 READERS = {

@@ -32,7 +32,7 @@ def test_a_follower_in_another_process_learns_what_the_training_learns(
                 answer = follower.predict(images)
                 logits[answer.step] = answer.logits
         training.communicate()
-        assert (training.returncode, follower.refused) == (0, 0)
+        assert (training.returncode, follower.refusals) == (0, [])
     assert len(logits) > 1
     assert [*logits] == sorted(logits)
     correct = [np.sum(each.argmax(axis=1) == labels) for each in logits.values()]

@@ -107,7 +107,7 @@ def client(follower):
 class Busy:
     """A copy whose predictions take until they are let go."""
 
-    weights_step, age_seconds, swaps, swap_seconds, refused = 1, 0.0, 1, 0.1, 0
+    weights_step, age_seconds, refusals = 1, 0.0, ()
     image_shape = (32, 32, 3)
     names = {"model": "busy", "class_names": ("a", "b", "c")}  # noqa: RUF012
 
@@ -143,10 +143,11 @@ def test_health_and_metrics_tell_of_the_weights(client, follower):
     assert health.json()["class_names"] == list(NAMES)
     assert str(Path.cwd()) not in health.text, "paths are not for clients"
     metrics = client.get("/metrics")
-    assert f"\ncifar10_swaps_total {float(follower.swaps)}\n" in metrics.text
+    refused = float(len(follower.refusals))
+    assert f"\ncifar10_refused_total {refused}\n" in metrics.text
     assert re.search(r'cifar10_answers_total{status="200"} [1-9]', metrics.text)
     kinds = dict(re.findall(r"# TYPE cifar10_(\w+) (\w+)", metrics.text))
-    assert kinds["swaps_total"] == kinds["refused_total"] == "counter"
+    assert kinds["refused_total"] == "counter"
     assert kinds["weights_step"] == kinds["waiting"] == "gauge"
 
 
