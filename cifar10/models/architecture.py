@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cifar10.errors import UsageError
@@ -70,13 +69,3 @@ def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]
 def model_error(name: str, problem: str) -> UsageError:
     """Returns an error about a problem with the model that `--model` names."""
     return UsageError(f"--model {name}: {problem}")
-
-
-def no_module_error(name: str) -> UsageError:
-    """Returns an error about a model whose module does not exist."""
-    module = name.partition(":")[0]
-    return model_error(
-        name,
-        f"there is no module {module} in {Path.cwd()} or among installed packages.\n"
-        "Run the command in the module's folder, or add that folder to PYTHONPATH.",
-    )

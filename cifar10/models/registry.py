@@ -1,8 +1,8 @@
 """Checks the names that `--model` takes, and builds the models of these names.
 
 A name is a key of `ARCHITECTURES`, `applications:NAME` for a network of Keras, or
-`module:function` for a user's function. The function takes (image_shape, classes) and
-returns a Keras model, or a list of models, which are chained as sections of one model.
+`module:function` for a user's function, which takes (image_shape, classes) and returns
+a Keras model.
 
 TensorFlow is imported only to build a model, so the command line checks names fast.
 """
@@ -20,7 +20,6 @@ from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
     Architecture,
     model_error,
-    no_module_error,
 )
 
 if TYPE_CHECKING:
@@ -85,12 +84,14 @@ def check_name(name: str) -> None:
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    if module.endswith(".py"):
-        meant = f"{module.removesuffix('.py')}:{function}"
-        raise model_error(name, f"leave out .py. Give --model {meant}.")
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise no_module_error(name)
+        raise model_error(
+            name,
+            f"there is no module {module} in {Path.cwd()} or among installed packages."
+            "\nRun the command in the module's folder, or add that folder to "
+            "PYTHONPATH. Leave out the .py of a file.",
+        )
 
 
 def take_for(name: str, function: str) -> None:
@@ -198,8 +199,6 @@ def build_model(
             words = ", ".join(f"{key}={value}" for key, value in called.items())
             with custom.explained(name, f"the function failed with\n{words}"):
                 model = builder(image_shape, classes, **given)
-                if isinstance(model, list):
-                    model = custom.chained(name, image_shape, model)
             custom.check(name, model, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)

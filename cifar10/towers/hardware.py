@@ -25,7 +25,7 @@ def bfloat16_features() -> list[str]:
 def available_memory() -> int | None:
     """Returns how many bytes this process can still allocate; None if unknown.
 
-    Takes the limits of a container into account.
+    Takes the limits of a container into account, if it has control groups of version 2.
     """
     found = re.search(r"MemAvailable: +(\d+) kB", _text(ROOT / "proc/meminfo"))
     if not found:
@@ -35,25 +35,15 @@ def available_memory() -> int | None:
 
 def _left_by_control_groups() -> Iterator[int]:
     """Yields the free bytes in this process's control group and each parent group."""
-    for line in _text(ROOT / "proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        # Version 1 has a tree for each controller; version 2 has a single tree.
-        tree = ROOT / "sys/fs/cgroup" / ("memory" if controllers else "")
-        inner = tree / path.strip("/")
-        for group in (inner, *inner.parents):
-            limit, usage = (
-                _text(group / f"memory.{new}")
-                or _text(group / f"memory.{old}_in_bytes")
-                for new, old in (("max", "limit"), ("current", "usage"))
-            )
-            if not (limit.isdecimal() and usage.isdecimal()):
-                continue
+    found = re.search(r"^0::(.*)", _text(ROOT / "proc/self/cgroup"), re.MULTILINE)
+    inner = ROOT / "sys/fs/cgroup" / (found[1].strip("/") if found else "")
+    for group in (inner, *inner.parents):
+        limit, usage = _text(group / "memory.max"), _text(group / "memory.current")
+        if limit.isdecimal() and usage.isdecimal():
             # Cached file contents count as used, but can be dropped.
             statistics = _text(group / "memory.stat")
-            cached = re.findall(r"inactive_file (\d+)", statistics)
-            yield max(0, int(limit) - int(usage) + max(map(int, cached), default=0))
+            cached = re.search(r"^inactive_file (\d+)", statistics, re.MULTILINE)
+            yield max(0, int(limit) - int(usage) + int(cached[1] if cached else 0))
 
 
 def _text(path: Path) -> str:
@@ -84,7 +74,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
     """Returns whether all devices multiply bfloat16 natively."""
     import tensorflow as tf
 
-    if _on_gpus(devices):
+    if any("gpu" in device.lower() for device in devices):
         capabilities = [
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
@@ -96,21 +86,3 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         return False  # Without oneDNN, these instructions are unused.
     return bool(bfloat16_features())
-
-
-def emulation_warning(precision: str, devices: Sequence[str]) -> str:
-    """Returns a warning if the devices emulate the precision; else an empty string."""
-    if precision == "bfloat16":
-        native = has_bfloat16(devices)
-    else:
-        native = precision != "float16" or _on_gpus(devices)
-    if native:
-        return ""
-    return (
-        f"WARNING: these devices usually emulate --precision {precision}, which is\n"
-        "then slower than float32. --precision auto chooses the fastest precision."
-    )
-
-
-def _on_gpus(devices: Sequence[str]) -> bool:
-    return any("gpu" in device.lower() for device in devices)

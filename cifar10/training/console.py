@@ -18,7 +18,6 @@ from cifar10.config.config import read_recipe
 from cifar10.config.options import Scope, defaults, names
 from cifar10.config.python_objects import METRICS
 from cifar10.errors import UsageError, first_few
-from cifar10.models import custom
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.towers import hardware
@@ -120,7 +119,7 @@ def forecast_line(steps: int, seconds: float) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run, and notes on possible surprises."""
-    model, config = training.towers.state.model, training.config
+    model = training.towers.state.model
     compiled = ""
     if model.compiled:
         compiled = (
@@ -130,12 +129,8 @@ def first_lines(training: Training) -> list[str]:
     return [
         wrap(_parts(training.settings, len(training.images))),
         compiled,
-        wrap(custom.flattening(model)),
         wrap(_unseen(training.labels, training.dataset.class_names)),
         wrap(training.sections or ""),
-        hardware.emulation_warning(
-            config.network.precision, training.placement.devices
-        ),
     ]
 
 

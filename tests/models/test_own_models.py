@@ -170,8 +170,7 @@ def refused(own_models, built="Own()", called="logits"):
     [
         ("keras.Model(images, [logits, logits])", "list"),
         ("keras.Model(images, layers.Dense(classes + 1)(logits))", "(2, 11)"),
-        ("keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten()])", "Resizing(8"),
-        ("keras.Sequential([keras.Input((32, 32, 3)), layers.Flatten()])", "whole"),
+        ("keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten()])", "Resizing"),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
         ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
     ],
@@ -192,27 +191,22 @@ def test_a_model_that_towers_cannot_train_is_refused(own_models, called, named):
 
 
 @pytest.mark.parametrize(
-    ("built", "error", "hint"),
+    ("built", "error"),
     [
-        ("misspelt(logits)", "NameError", ""),
+        ("misspelt(logits)", "NameError"),
         (
             "keras.applications.MobileNet(weights=None, input_shape=image_shape)",
             "ValueError",
-            "flip_translate",
         ),
-        ("keras.utils.get_file('a', 'http://127.0.0.1:9/a')", "URL", "~/.keras"),
     ],
 )
-def test_failures_in_the_users_code_are_shown_with_its_line(
-    own_models, built, error, hint
-):
+def test_failures_in_the_users_code_are_shown_with_its_line(own_models, built, error):
     _, said, *shown = refused(own_models, built).splitlines()[1:]
     assert error in said
     # No line of Keras, TensorFlow or Python.
     assert [line for line in shown if line.startswith("  File")] == shown[:1]
     assert "own_models.py" in shown[0]
-    assert shown[1].strip() == f"return {built}"
-    assert hint in "\n".join(shown[2:])
+    assert shown[1:] == [f"    return {built}"]
 
 
 def dense(image_shape, classes, **options):

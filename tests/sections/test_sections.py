@@ -295,18 +295,6 @@ def test_planned_memory_of_towers_and_replicas_adds_up():
     assert mirrored.bytes_so_far == 2 * one.bytes_so_far == 2 * variables
 
 
-def parts(image_shape, classes):
-    return [
-        keras.Sequential([keras.Input(image_shape), keras.layers.Conv2D(4, 3)]),
-        keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)]),
-    ]
-
-
-def unlike_parts(image_shape, classes):
-    first = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten()])
-    return [first, parts(image_shape, classes)[0]]
-
-
 def test_a_model_says_where_its_sections_begin():
     images = keras.Input((8, 8, 3))
     net = keras.layers.Conv2D(4, 3)(images)
@@ -317,11 +305,6 @@ def test_a_model_says_where_its_sections_begin():
     assert chosen(model, None).cuts == ("second", "third")
     assert chosen(model, "1").cuts == ()
     assert chosen(small(), None).cuts == ()
-    # So does one that is a list of models.
-    model = build_model(f"{__name__}:parts", (8, 8, 3), CLASSES)
-    assert len(chosen(model, None).cuts) == 1
-    with pytest.raises(UsageError, match="model 2"):
-        build_model(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
 
 
 def test_auto_takes_the_fewest_that_fit():

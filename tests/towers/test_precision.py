@@ -1,4 +1,4 @@
-"""Precision: chosen by what the devices have, warned of when it is emulated."""
+"""Precision: chosen by what the devices have."""
 
 import pytest
 import tensorflow as tf
@@ -34,10 +34,6 @@ def test_auto_follows_the_processor(processor, flags, chosen):
     assert hardware.resolve_precision("auto", CPU) == chosen
     for asked in ("float32", "bfloat16", "float16", "float64"):
         assert hardware.resolve_precision(asked, CPU) == asked
-    emulated = {"float16"} | ({"bfloat16"} if chosen == "float32" else set())
-    for name in ("float32", "bfloat16", "float16", "float64"):
-        assert bool(hardware.emulation_warning(name, CPU)) == (name in emulated)
-    assert hardware.emulation_warning("float16", ["/gpu:0"]) == ""
 
 
 def test_auto_is_float32_where_bfloat16_is_unknown_or_emulated(
