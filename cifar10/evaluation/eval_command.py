@@ -3,10 +3,10 @@
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.options import Count, Form
+from cifar10.config.options import Count
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
@@ -23,14 +23,6 @@ scores each new checkpoint and prints one line for it. --keep_best keeps the
 checkpoints with the best scores. The run's directory names the model and the
 data set; your own model is imported from the current folder.
 """
-
-_Counts = Annotated[
-    str,
-    Form(
-        r"[1-9]\d{0,11}(,[1-9]\d{0,11})*",
-        "a whole number from 1 on, or several such as 3,10",
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,8 +43,6 @@ class Options(run_options.RunOptions):
             shifted by a pixel
         calibrate: score one checkpoint, fit a temperature on the val split, and exit;
             predict, serve and export use the temperature to compute probabilities
-        top_k: numbers K besides 1 and 5, such as 3,10: report the fraction of images
-            whose class has one of the K largest logits (default: none)
         device: device to use: auto, cpu, gpu or gpu:NUMBER
         json: print JSON, one object per checkpoint
     """
@@ -67,7 +57,6 @@ class Options(run_options.RunOptions):
     use_averages: bool = True
     test_time_augmentation: bool = False
     calibrate: bool = False
-    top_k: _Counts | None = None
     device: str = "auto"
     json: bool = False
 
@@ -80,11 +69,6 @@ class Options(run_options.RunOptions):
     def split(self) -> Literal["test", "val", "train"]:
         """The split of the data set to score."""
         return "train" if self.eval_data == "train_eval" else self.eval_data
-
-    @property
-    def ks(self) -> list[int]:
-        """The numbers K of `--top_k`."""
-        return [int(name) for name in self.top_k.split(",")] if self.top_k else []
 
     @property
     def curve(self) -> str:

@@ -73,7 +73,6 @@ class _Evaluator(FollowedRun):
             plain: Any = {"num_examples": None, "test_time_augmentation": False}
             on_val = dataclasses.replace(options, eval_data="val", **plain)
             self._val = ScoredSet(*scored, on_val)
-        self._scored.open()
         before, self._subject = self._subject, self._scored.subject
         if self._subject != before and not (options.once or options.json):
             print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
@@ -94,7 +93,7 @@ class _Evaluator(FollowedRun):
                 found = self._val.score(trained.trainable, device).outcomes
                 trained.calibrate(temperature.fit(found.logits, found.labels))
             result = self._scored.score(trained.trainable, device, trained.temperature)
-            line = self._scored.record(step, result)
+            self._scored.record(step, result)
         sums, scalars = result[:2]
         if options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
@@ -105,7 +104,7 @@ class _Evaluator(FollowedRun):
         self.report = metrics.report(title, self._subject, sums, scalars, names)
         if not options.once:
             self.report = "\n" + self.report
-            print(line, flush=True)
+            print(self._scored.line(step, result), flush=True)
 
     def _as_json(
         self, step: int, sums: metrics.Sums, scalars: dict[str, float]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.run_directory import scores
 
-# With more classes, a table of the most frequent mistakes replaces the matrix.
+# With more classes, only the page of `report` shows mistakes: the most frequent ones.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
 # Wraps lines for a terminal, with an indent of four; does not break long paths.
@@ -94,19 +94,14 @@ class Sums:
         """Number of images that were classified correctly."""
         return int(np.trace(self.confusion))
 
-    def scalars(
-        self, weight_decay: float, top_k: Iterable[int] = ()
-    ) -> dict[str, float]:
+    def scalars(self, weight_decay: float) -> dict[str, float]:
         """Returns the metrics under the names that training uses.
 
         `macro F1` and `balanced accuracy` average F1 and recall over the classes that
-        have images. `precision @ 1` comes with its 95 % interval; `precision @ K` is
-        given for 5 and each K in `top_k`.
+        have images. `precision @ 1` comes with its 95 % interval.
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        # Ties at rank k all count, as in `tf.math.in_top_k`.
-        at_k = {k: self.ranks[:k].sum() / self.count for k in sorted({5, *top_k} - {1})}
         rows = [
             row for row in self.per_class(range(len(self.confusion))) if row["images"]
         ]
@@ -114,7 +109,8 @@ class Sums:
             "precision @ 1": self.correct / self.count,
             "low of precision @ 1": interval[0],
             "high of precision @ 1": interval[1],
-            **{f"precision @ {k}": float(part) for k, part in at_k.items()},
+            # Ties at rank 5 all count, as in `tf.math.in_top_k`.
+            "precision @ 5": float(self.ranks[:5].sum() / self.count),
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
             "total_loss": cross_entropy + weight_decay,
@@ -179,39 +175,26 @@ def report(
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
     figures = LINES.fill(", ".join(shown))
-    return (
+    text = (
         f"{title}: {headline(scalars, sums.count, len(class_names))}\n"
         f"{textwrap.indent(right, '    ')}\n"
         f"{textwrap.indent(figures, '    ')}\n\n"
-        f"{class_table(sums, class_names)}\n\n"
-        f"{confusion_table(sums, class_names)}\n"
+        f"{class_table(sums, class_names)}\n"
     )
+    if len(class_names) <= LARGEST_MATRIX:
+        text += f"\n{confusion_table(sums, class_names)}\n"
+    return text
 
 
 def headline(
-    scalars: Mapping[str, float],
-    count: int,
-    classes: int,
-    earlier: Mapping[int, float] | None = None,
-    best_by: str = PRECISION,
+    scalars: Mapping[str, float], count: int, classes: int, best_by: str = PRECISION
 ) -> str:
-    """Formats precision@1, scored on `count` images, beside earlier scores.
-
-    `earlier` maps steps to their `best_by` scores. If there are none, the text
-    compares with chance instead.
-    """
+    """Formats precision@1, scored on `count` images, beside chance and `best_by`."""
     text = scores.shown(PRECISION, scalars[PRECISION], count)
-    if not earlier:
-        return f"{text} (chance: {1 / classes:.3f})"
+    text += f" (chance: {1 / classes:.3f})"
     if best_by != PRECISION:
         text += f", {best_by} = {scalars[best_by]:.3f}"
-    last, score = max(earlier), scalars[best_by]
-    best = scores.ranked({**earlier, last + 1: score}, best_by)[0]
-    rank = ", the best so far"
-    if best in earlier:
-        rank = f"; best {earlier[best]:.3f} at step {best}"
-    change = round(score, 3) - round(earlier[last], 3)  # Of the rounded values.
-    return f"{text} ({change:+.3f}{rank})"
+    return text
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:
@@ -227,13 +210,7 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
 
 
 def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
-    """Formats the confusion matrix, or for many classes the commonest mistakes."""
-    if len(class_names) > LARGEST_MATRIX:
-        lines = ["commonest mistakes (images: true class, predicted class)"]
-        for mistake in sums.commonest_mistakes(class_names):
-            true, predicted = mistake["true"], mistake["predicted"]
-            lines.append(f"{mistake['images']:6}: {true}, {predicted}")
-        return "\n".join(lines)
+    """Formats the confusion matrix as a table."""
     width = max(len(name) for name in class_names)
     cell = max(6, len(str(int(sums.confusion.max()))) + 1)
     header = "".join(f"{name[: cell - 1]:>{cell}}" for name in class_names)

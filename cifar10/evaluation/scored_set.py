@@ -2,10 +2,8 @@
 
 import contextvars
 import functools
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +23,6 @@ from cifar10.input.evaluation_batches import evaluation_batches
 from cifar10.layers import fuses_activations
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
-from cifar10.towers import devices
 from cifar10.towers.graphs import traced
 
 if TYPE_CHECKING:
@@ -57,22 +54,13 @@ class Scorer:
         that the masks in `batches` select, in order, and the weight decay.
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
-
-        def score(batch: tuple[tf.Tensor, ...]) -> tuple[list[np.ndarray], tf.Tensor]:
-            images, labels, mask = batch
+        found = []
+        for images, labels, mask in batches:
             with tf.device(device):
                 each, weight_decay = self._score(values, images, labels)
-            columns = [tensor.numpy()[mask.numpy()] for tensor in (labels, *each)]
-            return columns, weight_decay
-
-        found: list[tuple] = []
-        at_once, left = devices.parts_of_cpu(), iter(batches)
-        with ThreadPoolExecutor(at_once) as executor:
-            while several := [*itertools.islice(left, at_once)]:
-                found += executor.map(score, several)
-        of_batches, penalties = zip(*found, strict=True)
-        columns = map(np.concatenate, zip(*of_batches, strict=True))
-        return Outcomes(*columns), float(penalties[-1])
+            found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
+        columns = map(np.concatenate, zip(*found, strict=True))
+        return Outcomes(*columns), float(weight_decay)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
@@ -166,12 +154,6 @@ class ScoredSet:
         self._scorer = Scorer(
             model, test_time_augmentation=options.test_time_augmentation
         )
-        self._top_k = options.ks
-        if (most := max(self._top_k, default=1)) > dataset.classes:
-            raise UsageError(
-                f"--top_k {most}: the data has {dataset.classes} classes. Give at most "
-                f"{dataset.classes}."
-            )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
                 f"--eval_data val or --calibrate: {dataset.description} has no val "
@@ -216,7 +198,7 @@ class ScoredSet:
         """
         outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
-        scalars = sums.scalars(weight_decay, self._top_k)
+        scalars = sums.scalars(weight_decay)
         if self._has_own_loss:
             del scalars["total_loss"]
         if self._own_metrics:
@@ -230,18 +212,17 @@ class ScoredSet:
             scalars[metrics.CALIBRATED] = calibrated.calibration_error
         return Result(sums, scalars, outcomes, calibrated)
 
-    def open(self) -> None:
-        """Opens an event file; raises a `DiskError` if that fails."""
-        with writing(self.events, _FIX):
-            self.events.mkdir(parents=True, exist_ok=True)
-            self._writer = tf.summary.create_file_writer(str(self.events))
-
     def close(self) -> None:
         """Closes the event file; the next result goes to a new one."""
         self._writer = None
 
-    def record(self, step: int, result: Result) -> str:
-        """Writes a result to the event file and the log; returns a line to print.
+    def _open(self) -> tf.summary.SummaryWriter:
+        with writing(self.events, _FIX):
+            self.events.mkdir(parents=True, exist_ok=True)
+            return tf.summary.create_file_writer(str(self.events))
+
+    def record(self, step: int, result: Result) -> None:
+        """Writes a result to the event file and the log.
 
         If a later step has been recorded, the result is written to the log only. In
         the event file it would make TensorBoard hide the later results.
@@ -249,39 +230,22 @@ class ScoredSet:
         Raises:
             DiskError: A write failed. The next call opens a new event file.
         """
-        if self._writer is None:
-            self.open()
-        writer, self._writer = self._writer, None
-        found = scores.read(self.events, result.sums.count, self._best_by)
-        newest = max({**scores.read(self.events), **found}, default=0)
+        writer, self._writer = self._writer or self._open(), None
         with writing(self.events, _FIX):
+            newest = max(scores.read(self.events, result.sums.count), default=0)
             if step >= newest:
-                self._write_events(writer, step, result)
+                with writer.as_default(step=step):
+                    for name, value in result.scalars.items():
+                        tf.summary.scalar(name, value)
+                    writer.flush()
             entry = {**result.scalars, "part": self.part}
             scores.append(self.events, step, entry, result.sums.count)
         self._writer = writer
-        return self.line(step, result, {at: found[at] for at in found if at < step})
 
-    def line(self, step: int, result: Result, earlier: Mapping[int, float]) -> str:
-        """Returns a line that compares a result with scores of earlier steps."""
+    def line(self, step: int, result: Result) -> str:
+        """Returns a line on a result, with the time of day."""
         classes = len(self.dataset.class_names)
         scored = result.scalars, result.sums.count
-        compared = metrics.headline(*scored, classes, earlier, self._best_by)
+        score = metrics.headline(*scored, classes, self._best_by)
         on = f" on {self.part}" if "val" in self.dataset.parts else ""
-        return f"{datetime.now().astimezone():%H:%M:%S} step {step}{on}: {compared}"
-
-    def _write_events(
-        self, writer: tf.summary.SummaryWriter, step: int, result: Result
-    ) -> None:
-        confusion, names = result.sums.confusion, self.dataset.class_names
-        share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        # Dark means many images. Small matrices are enlarged.
-        scale = max(1, 320 // len(share))
-        picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
-        notes = f"{self.subject} Rows true, columns predicted: {names}."
-        with writer.as_default(step=step):
-            for name, value in result.scalars.items():
-                tf.summary.scalar(name, value)
-            tf.summary.image("confusion_matrix", picture)
-            tf.summary.text("evaluation", notes)
-            writer.flush()
+        return f"{datetime.now().astimezone():%H:%M:%S} step {step}{on}: {score}"

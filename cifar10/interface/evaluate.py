@@ -1,6 +1,5 @@
 """Scores a run from a Python program, like `eval.py` but without writing files."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def evaluate(
     num_examples: int | None = None,
     use_averages: bool = True,
     test_time_augmentation: bool = False,
-    top_k: Sequence[int] = (),
     batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
     """Scores a checkpoint of a run on every image of a split, exactly once.
@@ -43,8 +41,6 @@ def evaluate(
         use_averages: Whether to score the moving averages of the variables instead of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
-        top_k: Numbers k, besides 1 and 5, for which to report the fraction of images
-            whose class has one of the k largest logits.
         batch_size: The number of images per batch; it does not affect the result.
 
     Returns:
@@ -62,7 +58,6 @@ def evaluate(
         batch_size=batch_size,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,
-        top_k=",".join(map(str, top_k)) or None,
     )
     entry_point.import_tensorflow(stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.

@@ -271,9 +271,3 @@ def divide_cores(towers: int) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // towers)
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(threads)
-
-
-def parts_of_cpu() -> int:
-    """Returns the number of shares into which the CPU's cores are divided."""
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    return max(1, len(os.sched_getaffinity(0)) // threads) if threads else 1

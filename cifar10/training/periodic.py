@@ -161,14 +161,13 @@ class Validation:
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
-        lines = [scored.line(step, result, {})]
-        self._logs.attempt(lambda: lines.append(scored.record(step, result)))
+        self._logs.attempt(lambda: scored.record(step, result))
         if scored is self._scored:
             best = progress.early_stopping
             progress.early_stopping = best.updated(
                 step, result.scalars[best.best_by], result.sums.count
             )
-        self._loop.say(lines[-1])
+        self._loop.say(scored.line(step, result))
         return result.scalars
 
 

@@ -23,7 +23,7 @@ TRAINING = """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """
     batch_size calibrate data_dir device eval_data eval_dir eval_interval_secs json
-    num_examples run_once step test_time_augmentation top_k train_dir trust_model
+    num_examples run_once step test_time_augmentation train_dir trust_model
     use_averages
 """
 FLAGS = {

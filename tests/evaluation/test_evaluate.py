@@ -10,7 +10,6 @@ from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input.evaluation_batches import evaluation_batches
-from cifar10.towers import devices
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)
@@ -90,11 +89,7 @@ def test_every_image_counts_once(four_cpus, batch_size):
         assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_given_values_are_scored_and_each_image_is_told_in_order(
-    four_cpus, monkeypatch, at_once
-):
-    monkeypatch.setattr(devices, "parts_of_cpu", lambda: at_once)
+def test_given_values_are_scored_and_each_image_is_told_in_order(four_cpus):
     model, averaged = make_model(), make_model()
     own = [variable.numpy() for variable in model.variables]
     random = np.random.default_rng(4)
@@ -175,12 +170,7 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
 
 
 def test_options_that_make_no_sense_are_named():
-    for field, value in (
-        ("num_examples", 0),
-        ("step", "15.5"),
-        ("top_k", "3, 5"),
-    ):
+    for field, value in (("num_examples", 0), ("step", "15.5")):
         with pytest.raises(UsageError, match=f"--{field} {value}"):
             eval_command.Options(**{field: value})
-    options = eval_command.Options(batch_size=1, num_examples=1, top_k="3,10")
-    assert options.ks == [3, 10]
+    eval_command.Options(batch_size=1, num_examples=1)

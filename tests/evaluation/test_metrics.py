@@ -64,18 +64,6 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     assert f"{sums.correct} right of subject" in said
 
 
-def test_ranks_are_summed_to_the_precision_at_any_k():
-    ranks, confusion = np.array([3, 2, 0, 1, 1, 1, 0]), np.diag([3, 5, 0, 0, 0, 0, 2])
-    found = Sums(0.0, ranks, confusion, NO_BINS).scalars(0.0, [3, 1, 6])
-    at_k = {name: found[name] for name in found if name.startswith("precision")}
-    assert [*at_k.items()] == [
-        ("precision @ 1", 1.0),  # By the predictions, which a tie may decide.
-        ("precision @ 3", 0.5),
-        ("precision @ 5", 0.7),
-        ("precision @ 6", 0.8),
-    ]
-
-
 def test_confusion_table_has_a_row_for_each_true_class():
     _, header, *rows = metrics.confusion_table(SUMS, NAMES).splitlines()
     assert header.split() == list(NAMES)

@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, scored_set
 from cifar10.evaluation.eval_command import Options
 from cifar10.follower import followed_run
-from cifar10.run_directory import checkpoints, logs, retention, scores
+from cifar10.run_directory import checkpoints, retention, scores
 
 
 @pytest.fixture
@@ -105,12 +105,12 @@ def correct(count):
     return scored_runs.outcomes(count, 10)
 
 
-def score(run_dir, precisions, num_examples=10):
+def score(run_dir, precisions):
     """Notes scores by step."""
     (run_dir / "eval").mkdir(exist_ok=True)
     for step, precision in precisions.items():
         scalars = {"precision @ 1": precision}
-        scores.append(run_dir / "eval", step, scalars, num_examples)
+        scores.append(run_dir / "eval", step, scalars, 10)
 
 
 def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(
@@ -195,9 +195,6 @@ def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow):
 
 
 def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, capsys):
-    # Scores of other numbers of images or of later steps do not compare.
-    score(run_dir, {5: 0.9}, num_examples=1000)
-    score(run_dir, {40: 0.9})
     save(run_dir, 10)
     follow(
         while_waiting=[lambda: save(run_dir, 20), lambda: save(run_dir, 30)],
@@ -207,18 +204,14 @@ def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, cap
     _, *lines, empty, title = written.splitlines()[:6]
     assert [line.partition(" ")[2] for line in lines] == [
         "step 10: precision @ 1 = 0.300 [0.108, 0.603] (chance: 0.100)",
-        "step 20: precision @ 1 = 0.500 [0.237, 0.763] (+0.200, the best so far)",
-        "step 30: precision @ 1 = 0.400 [0.168, 0.687] (-0.100; best 0.500 at step 20)",
+        "step 20: precision @ 1 = 0.500 [0.237, 0.763] (chance: 0.100)",
+        "step 30: precision @ 1 = 0.400 [0.168, 0.687] (chance: 0.100)",
     ]
     assert not empty
     assert title.endswith(
         "step 30: precision @ 1 = 0.400 [0.168, 0.687] (chance: 0.100)"
     )
     assert written.count("confusion matrix") == 1
-
-    # Scored again, it is compared with the others and not with itself.
-    follow(while_scoring=[lambda: correct(4)])
-    assert "(-0.100; best 0.500 at step 20)" in capsys.readouterr().out
 
 
 def test_one_step_or_the_best_that_is_left_is_scored_once(run_dir, follow, capsys):
@@ -258,16 +251,6 @@ def test_a_score_of_an_earlier_step_leaves_the_curve_as_it_is(run_dir, follow):
     assert curve == [10, 20, 30]
     lines = runs.logged(run_dir / "eval")
     assert [line["step"] for line in lines] == [10, 20, 30, 10]
-
-
-def test_precisions_at_numbers_of_ones_own(run_dir, follow, capsys):
-    save(run_dir, 30)
-    follow(run_once=True, top_k="3,10")
-    assert "precision @ 3 = 1.0000, precision @ 5 = 1.0000" in capsys.readouterr().out
-    (line,) = logs.read_lines(run_dir / "eval" / "metrics.jsonl")
-    assert line["precision @ 10"] == 1.0
-    with pytest.raises(UsageError, match="--top_k 11"):
-        follow(run_once=True, top_k="11")
 
 
 def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path):

@@ -14,7 +14,6 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.models.registry import build_model
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder

@@ -67,11 +67,11 @@ def parts():
 
 
 @pytest.mark.parametrize(
-    ("towers", "given", "threads", "parts"),
-    [(3, None, 2, 4), (20, None, 1, 8), (3, "8", 0, 1)],
+    ("towers", "given", "threads"),
+    [(3, None, 2), (20, None, 1), (3, "8", 0)],
 )
 def test_simulated_towers_divide_the_cores(
-    pretend_gpus, monkeypatch, towers, given, threads, parts
+    pretend_gpus, monkeypatch, towers, given, threads
 ):
     """As many operations at once use them all; a user's number of threads stays."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -81,7 +81,6 @@ def test_simulated_towers_divide_the_cores(
     pretend_gpus(0)
     devices.divide_cores(towers)
     assert tf.config.threading.get_intra_op_parallelism_threads() == threads
-    assert devices.parts_of_cpu() == parts
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, 3), (2, 2)])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import keras
 import pytest
@@ -103,7 +102,6 @@ def test_scores_are_those_of_eval(tmp_path, scored_run):
     assert theirs == own[-1]
     assert theirs["num_examples"] == IMAGES
     assert curves == {tag: [6, *steps] for tag, steps in tags(eval_dir).items()}
-    assert "confusion_matrix" in curves
 
 
 def test_the_steps_are_those_of_a_training_without_scores(
@@ -221,7 +219,6 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     train(run, stand_in_dir, **options, keep_best=1)
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
-    assert re.findall(r"step (\d+): .*the best so far", said) == ["6", "15"]
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     train(run, stand_in_dir, **options, keep_best=1)
     repeated = capsys.readouterr().out
