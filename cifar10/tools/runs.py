@@ -1,21 +1,24 @@
 """`python -m cifar10 runs`: lists the runs below a directory, and removes some."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import flags, layout, run_config
-from cifar10.errors import UsageError, counted, printable, reason, say
+from cifar10.errors import UsageError, counted, did_you_mean, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 
-HELP = "list runs with their state, step and score; remove some"
+HELP = "list runs with their state, step, score, size and age; remove some"
 DESCRIPTION = """Lists the runs in and below a directory.
 
     python -m cifar10 runs
@@ -25,8 +28,11 @@ The state of a run is `training` while a process trains it; `finished` at the
 last step, or if training ended because the score no longer rose; `stopped` if
 training ended earlier, with a checkpoint of its last step; `failed` if the last
 checkpoint is older than the last step; `damaged` if files cannot be read. The
-best score is the one on the split val, or on test if the run has no val.
+best score is the one on the split val, or on test if the run has no val. The
+age of a run is that of its newest checkpoint or log line.
 """
+# Files whose newest change dates a run. Any command may write other files.
+_OF_A_TRAINING = (layout.METRICS, checkpoints.MANIFEST)
 _PRUNE = "list the runs to remove; with --yes, remove them"
 
 
@@ -63,9 +69,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     """Finds the runs in and below a directory; maps relative paths to JSON values.
 
-    Each run has `path` and `state`. A damaged run has a `problem`. Other runs
-    have `step`, `best`, and `max_steps`, which is null if --max_hours ends the run.
-    Symbolic links are not followed.
+    Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
+    checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other
+    runs have `step`, `best`, and `max_steps`, which is null if --max_hours ends the
+    run. Symbolic links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -79,13 +86,25 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns the run in a directory, or None if another program made `config.json`."""
+    size, changed = 0, 0.0
+    for folder, inner, names in os.walk(path):
+        if layout.CONFIG in names and folder != str(path):
+            inner.clear()  # Another run, which has its own entry.
+            continue
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # Deleted by a training run.
+                file = Path(folder, name).lstat()
+                size += file.st_size
+                if name in _OF_A_TRAINING:
+                    changed = max(changed, file.st_mtime)
+    changed = changed or (path / layout.CONFIG).lstat().st_mtime
     try:
         progress = _progress(path, run_config.read_run_config(path))
     except (UsageError, checkpoints.DamagedError, FileNotFoundError) as error:
         if not any(path.glob(f"{layout.CHECKPOINTS}/step-*")):
             return None
         progress = {"state": "damaged", "problem": " ".join(str(error).split())}
-    return {"path": str(path), **progress}
+    return {"path": str(path), "bytes": size, "changed": changed, **progress}
 
 
 def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,14 +135,18 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
             said += f" of {run['max_steps']:,}"
         if best := run.get("best"):
             said += ", best {by} {score:.3f} on {part} at step {step:,}".format(**best)
-        print(f"{printable(name):{width}}  {run['state']:8}  {printable(said)}")
-    print(f"{counted(len(runs), 'run')} in {printable(str(directory))}")
+        size = f"{run['bytes'] / 1e6:,.1f} MB"
+        age = f"{timedelta(seconds=int(max(0.0, time.time() - run['changed'])))} ago"
+        start = f"{printable(name):{width}}  {run['state']:8}  {size:>10}  {age:>15}"
+        print(f"{start}  {printable(said)}")
+    size = f"{sum(run['bytes'] for run in runs.values()) / 1e6:,.1f} MB"
+    print(f"{counted(len(runs), 'run')} in {printable(str(directory))}, {size}")
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns the run `name`; refuses a run in use, or one that contains other runs."""
     if name not in runs:
-        why = "there is no run of this name. Give a name from the list."
+        why = f"there is no run of this name.{did_you_mean(name, runs)}"
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
     elif any(Path(name) in Path(other).parents for other in runs):

@@ -1,6 +1,7 @@
 """`python -m cifar10 runs`: the state of each run, and what --prune removes."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -99,14 +100,28 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
         "score": 0.5,
         "step": 10,
     }
+    files = [path for path in (folder / "lost").rglob("*") if path.is_file()]
+    assert found["lost"]["bytes"] >= sum(path.stat().st_size for path in files)
+    newest = max(path.stat().st_mtime for path in files)
+    assert found["lost"]["changed"] == pytest.approx(newest, abs=1)
+    # A training that is refused touches the lock, and a report is no news either.
+    for path in files:
+        is_log = path.name == "metrics.jsonl"
+        os.utime(path, (2e9, 1e9 + 1 if is_log else 1e9))
+    with RunLock(folder / "lost"):
+        (folder / "lost/report.html").touch()
+    assert listed(folder)["lost"]["changed"] == 1e9 + 1
     lines = call(folder).stdout.splitlines()
     assert len(lines) == len(found) + 1
     assert listed(folder / "stopped").keys() == {"."}
 
 
-def test_a_run_within_another_is_listed(folder):
+def test_a_run_within_another_counts_once(folder):
+    alone = listed(folder)["stopped"]["bytes"]
     shutil.copytree(folder / "lost", folder / "stopped/within")
-    assert listed(folder)["stopped/within"]["step"] == 20
+    found = listed(folder)
+    assert found["stopped"]["bytes"] == alone
+    assert found["stopped/within"]["bytes"] == found["lost"]["bytes"]
 
 
 def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
