@@ -216,11 +216,13 @@ def compute_in_child() -> None:
         "devices": devices,
     }
     print(json.dumps(facts), flush=True)
+    exponential = tf.function(tf.exp, jit_compile=True)
     for device in devices:
         with tf.device(device):
-            # The exponential is TensorFlow's kernel, the others cuDNN's and cuBLAS's.
-            images, filters = tf.exp(tf.zeros((8, 26, 26, 3))), tf.ones((3, 3, 3, 16))
-            convolved = tf.nn.conv2d(images, filters, 1, "VALID")
+            # The exponential is XLA's, for which a GPU needs NVIDIA's file libdevice.
+            # The others are cuDNN's and cuBLAS's.
+            images = exponential(tf.zeros((8, 26, 26, 3)))
+            convolved = tf.nn.conv2d(images, tf.ones((3, 3, 3, 16)), 1, "VALID")
             result = (tf.reshape(convolved, (-1, 16)) @ tf.ones((16, 64))).numpy()
         # Sums of small integers are exact, even in TF32.
         if (result != 3 * 3 * 3 * 16).any():
