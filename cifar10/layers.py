@@ -172,10 +172,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
         Training mode uses the batch's statistics and updates the moving statistics.
         """
-        if self.variable_dtype == "float64":  # There is no float64 kernel.
+        is_frozen = training and not self.trainable
+        # The operation has no float64 kernel.
+        if is_frozen or self.variable_dtype == "float64":
             return super().call(inputs, training=training)
-        if training and not self.trainable:
-            return self.call_frozen(inputs)
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
             *self._scale_and_offset(inputs),
@@ -191,29 +191,12 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def call_frozen(self, inputs: tf.Tensor, **_: object) -> tf.Tensor:
-        """Normalizes by the moving statistics, with a deterministic gradient.
+        """Normalizes by the moving statistics, as Keras's layer does.
 
         On GPUs the fused operation's gradient is not deterministic when statistics are
-        given. The gradient computed here is deterministic, and otherwise the same.
+        given.
         """
-        if self.variable_dtype == "float64":
-            return super().call(inputs, training=False)
-        scale, offset = self._scale_and_offset(inputs)
-        mean, variance = self._moving()
-
-        @tf.custom_gradient
-        def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
-            outputs, *_ = tf.compat.v1.nn.fused_batch_norm(
-                x, scale, offset, mean, variance, self.epsilon, is_training=False
-            )
-
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                slope = scale * tf.math.rsqrt(variance + self.epsilon)
-                return tf.cast(tf.cast(upstream, tf.float32) * slope, x.dtype)
-
-            return outputs, gradient
-
-        return normalize(inputs)
+        return super().call(inputs, training=False)
 
     def _scale_and_offset(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         shape = [inputs.shape[-1]]

@@ -298,7 +298,7 @@ class Update(
             object.__setattr__(self, "optimizer", self.optimizer.lower())
         super().__post_init__()
         optimizers.check_optimizer(
-            self.optimizer, self.learning_rate, self.momentum, self.optimizer_arguments
+            self.optimizer, self.momentum, self.optimizer_arguments
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(

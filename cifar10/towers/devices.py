@@ -3,14 +3,13 @@
 import contextlib
 import ctypes
 import dataclasses
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
-from cifar10.errors import MissingGpuError, UsageError
+from cifar10.errors import MissingGpuError, UsageError, counted
 from cifar10.process import invocation
 
 # One of these files exists where an NVIDIA driver is installed, on Linux and on WSL,
@@ -20,6 +19,9 @@ _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 # Fraction of a split GPU's free memory for towers. The rest is for CUDA's libraries,
 # which do not use TensorFlow's allocator, and for an evaluation during the training.
 _PART_FOR_TOWERS = 0.8
+
+# Said of simulated towers.
+_FOR_TRYING = "right for trying things out; more towers are not faster"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,35 +53,21 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     if not gpus and split_gpu == 1:
         return _place_on_cpu(num_gpus)
     count = num_gpus or max(len(gpus), 1) * split_gpu
-    if not gpus:
+    used, rest = divmod(count, split_gpu)
+    if rest or used > len(gpus):
         raise MissingGpuError(
-            f"--split_gpu {split_gpu}: TensorFlow finds no GPU to split.\nGive "
-            f"--split_gpu 1 --num_gpus {count} to simulate the towers on the CPU."
-        )
-    if count % split_gpu:
-        raise UsageError(
-            f"--num_gpus {count}: the number of towers has to be a multiple of "
-            f"--split_gpu {split_gpu}, the towers per GPU.\nGive a multiple of "
-            f"{split_gpu}, or leave out one of the two flags."
+            f"--num_gpus {count} --split_gpu {split_gpu}: the number of towers has to "
+            f"be a multiple of {split_gpu}, and at most {len(gpus) * split_gpu}: this "
+            f"machine has {len(gpus)} GPUs.\nGive a larger --split_gpu to simulate "
+            "the towers on fewer GPUs, or leave it out and put "
+            "CUDA_VISIBLE_DEVICES=-1\nbefore the command to simulate them on the CPU."
         )
     describe = tf.config.experimental.get_device_details
-    names = [describe(gpu).get("device_name", gpu.name) for gpu in gpus]
-    used = count // split_gpu
-    if used > len(gpus):
-        split = f" --split_gpu {split_gpu}" if split_gpu > 1 else ""
-        raise MissingGpuError(
-            f"--num_gpus {count}{split}: this machine has too few GPUs: {len(gpus)} "
-            f"({', '.join(names)}).\nGive --num_gpus {len(gpus) * split_gpu}{split}, "
-            f"or --split_gpu {count} to simulate the towers on one GPU,\nor put "
-            "CUDA_VISIBLE_DEVICES=-1 before the command to simulate them on the CPU."
-        )
-    names = sorted(set(names[:used]))
-    description = f"{count} {'tower' if count == 1 else 'towers'} on {', '.join(names)}"
+    names = {describe(gpu).get("device_name", gpu.name) for gpu in gpus[:used]}
+    kind = "SIMULATED " if split_gpu > 1 else ""
+    description = f"{counted(count, f'{kind}tower')} on {', '.join(sorted(names))}"
     if split_gpu > 1:
-        description = (
-            f"{count} SIMULATED towers, {split_gpu} on each GPU ({', '.join(names)}; "
-            "right for trying things out; more towers are not faster)"
-        )
+        description += f", {split_gpu} on each GPU ({_FOR_TRYING})"
     return Placement(
         _take(f"--num_gpus {count}", gpus[:used], split_gpu),
         simulated=split_gpu > 1,
@@ -156,25 +144,19 @@ def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
 def _take(
     flag: str, gpus: Sequence[tf.config.PhysicalDevice], parts: int = 1
 ) -> tuple[str, ...]:
-    """Leaves only `gpus` visible, each split into `parts`; returns device names.
-
-    If TensorFlow has already started, other GPUs may remain visible.
-    """
-    with contextlib.suppress(RuntimeError):
+    """Leaves only `gpus` visible, each split into `parts`; returns device names."""
+    try:
         tf.config.set_visible_devices(gpus, "GPU")
         if parts > 1:
             _split_gpus(gpus, parts)
+    except RuntimeError as error:
+        raise _too_late(flag) from error
+    for gpu in gpus:
+        if len(tf.config.get_logical_device_configuration(gpu) or [None]) != parts:
+            raise _too_late(flag)
     if parts == 1:
         let_memory_grow(gpus)
-    visible = tf.config.get_visible_devices("GPU")
-    names, number = {}, itertools.count()
-    for gpu in tf.config.list_physical_devices("GPU"):
-        if gpu in visible:
-            own = tf.config.get_logical_device_configuration(gpu) or [None]
-            names[gpu] = [f"/gpu:{next(number)}" for _ in own]
-    if any(len(names.get(gpu, ())) != parts for gpu in gpus):
-        raise _too_late(flag, f"{next(number)} devices on GPUs")
-    return tuple(name for gpu in gpus for name in names[gpu])
+    return tuple(f"/gpu:{number}" for number in range(len(gpus) * parts))
 
 
 def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
@@ -211,11 +193,11 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
     return free.value
 
 
-def _too_late(flag: str, counted: str) -> UsageError:
+def _too_late(flag: str) -> UsageError:
     return UsageError(
-        f"{flag}: TensorFlow has already started in this program with {counted}, and "
-        "cannot change them.\nRestart the program (in a notebook, the kernel). Before "
-        "any other use of TensorFlow, train with the largest number of towers you need."
+        f"{flag}: TensorFlow has already started in this program with other devices, "
+        "and cannot change them.\nRestart the program (in a notebook, the kernel), and "
+        "name all devices before any other use of TensorFlow."
     )
 
 
@@ -241,7 +223,7 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
         tuple(f"/cpu:{number}" for number in range(count)),
         simulated=True,
         description=f"{count} SIMULATED towers on the CPU, because no GPU was found "
-        "(right for trying things out; more towers are not faster)",
+        f"({_FOR_TRYING})",
     )
 
 
@@ -256,8 +238,7 @@ def _split_cpu(count: int) -> None:
         # the CPU into enough devices.
         found = len(tf.config.list_logical_devices("CPU"))
         if found < count:
-            counted = f"{found} devices on the CPU"
-            raise _too_late(f"--num_gpus {count}", counted) from error
+            raise _too_late(f"--num_gpus {count}") from error
 
 
 def divide_cores(towers: int) -> None:

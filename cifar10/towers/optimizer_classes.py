@@ -34,30 +34,6 @@ class SGD(keras.optimizers.SGD):
         self.assign(variable, tf.convert_to_tensor(variable) - value)
 
 
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's LossScaleOptimizer without branches, which make a GPU wait for the host.
-
-    Every update is computed. The device then selects the new or the old values.
-    """
-
-    def apply(
-        self, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
-    ) -> None:
-        """Applies an update; if it overflows, lowers the loss scale instead."""
-        finite = self.check_finite(grads)
-        scale, steps = self.dynamic_scale.value, self.step_counter.value
-        written = [*trainable_variables, *self.inner_optimizer.variables]
-        before = [variable.value.read_value() for variable in written]
-        unscaled = [keras.ops.divide(gradient, scale) for gradient in grads]
-        self.inner_optimizer.apply(unscaled, trainable_variables)
-        for variable, value in zip(written, before, strict=True):
-            variable.assign(tf.where(finite, variable.value, value))
-        grows = finite & (steps == self.dynamic_growth_steps - 1)
-        factor = tf.where(grows, 2.0, tf.where(finite, 1.0, 0.5))
-        self.dynamic_scale.assign(scale * factor)
-        self.step_counter.assign(tf.where(finite & ~grows, steps + 1, 0))
-
-
 class ScaledUpdates:
     """Mixin that makes an optimizer multiply each variable's updates by a factor.
 

@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
-from cifar10.towers.several_steps import stack, trace_steps
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -168,7 +167,7 @@ class TowerBuilder:
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
-        self._steps = traced(lambda stacked: trace_steps(self, stacked))
+        self._steps = traced(self._trace_steps)
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
 
@@ -181,7 +180,13 @@ class TowerBuilder:
 
         All batches, `batches[step][tower]`, have the same shape.
         """
-        return self.result(self._steps(stack(self.devices, batches)))
+        stacked = []
+        of_towers = zip(*batches, strict=True)
+        for device, of_tower in zip(self.devices, of_towers, strict=True):
+            with tf.device(device):
+                inputs, labels = zip(*of_tower, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
+        return self.result(self._steps(stacked))
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result. A subclass may first remove metrics it has added."""
@@ -233,6 +238,26 @@ class TowerBuilder:
         """Builds the operations of a step: towers, averages, update."""
         averages = self._trace_averages(self.state, self.devices, batches)
         return self._trace_update(self.state, averages)
+
+    def _trace_steps(self, stacked: list[Batch]) -> StepResult:
+        """Builds a loop over steps; `stacked` has the batches of all steps by tower."""
+
+        def batches_of(step: tf.Tensor | int) -> list[Batch]:
+            batches = []
+            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
+                with tf.device(device):
+                    batches.append((inputs[step], labels[step]))
+            return batches
+
+        outputs = self.trace(batches_of(0)).structured_outputs
+        return tf.map_fn(
+            lambda step: self.trace_step(batches_of(step)),
+            tf.range(stacked[0][0].shape[0]),
+            parallel_iterations=1,  # Each step reads what the step before has written.
+            fn_output_signature=tf.nest.map_structure(
+                lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
+            ),
+        )
 
     def _trace_results(
         self, batches: list[Batch], devices: Sequence[str]
@@ -289,7 +314,7 @@ class TowerBuilder:
         metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
-            means = average_gradients(gradients, self._names, len(results))
+            means = average_gradients(gradients, len(results))
             self._warn_of_missing(means)
             return Averages(
                 means,
@@ -338,9 +363,7 @@ def sum_on_devices(
 
 
 def average_gradients(
-    tower_gradients: Sequence[Sequence[Gradient]],
-    names: Sequence[str],
-    count: int | None = None,
+    tower_gradients: Sequence[Sequence[Gradient]], count: int | None = None
 ) -> list[Gradient]:
     """Averages each variable's gradient over all towers.
 
@@ -356,30 +379,12 @@ def average_gradients(
 
     Args:
         tower_gradients: `[tower][variable]`, or sums over towers, `[device][variable]`.
-        names: The variables' names, for messages.
         count: Number of towers; needed only if `tower_gradients` holds sums.
 
     Returns:
         One gradient per variable; None if no tower has a gradient.
-
-    Raises:
-        ValueError: A variable has a gradient on some towers only.
     """
-    averaged: list[Gradient] = []
-    for name, gradients in zip(names, zip(*tower_gradients, strict=True), strict=True):
-        without = [
-            tower for tower, gradient in enumerate(gradients) if gradient is None
-        ]
-        if len(without) == len(gradients):
-            averaged.append(None)
-            continue
-        if without:
-            raise ValueError(
-                f"Variable {name} has a gradient on some towers but none on towers "
-                f"{without}. All towers must compute the same function."
-            )
-        averaged.append(_mean(gradients, count))
-    return averaged
+    return [_mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 
 
 def average_statistics(
@@ -399,18 +404,17 @@ def average_statistics(
     ]
 
 
-def _mean(values: Sequence[tf.Tensor], count: int | None = None) -> tf.Tensor:
+def _mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
     count = count or len(values)
     summed = _sum(values)
-    return summed if count == 1 else tf.divide(summed, count)
+    return summed if summed is None or count == 1 else tf.divide(summed, count)
 
 
-def _sum(gradients: Sequence[Gradient]) -> Gradient:
-    """Adds up the gradients that are not None; returns None if all are None."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    return tf.add_n(present)
+def _sum(values: Sequence[Gradient]) -> Gradient:
+    """Adds up values; returns None if all are None."""
+    if all(value is None for value in values):
+        return None
+    return values[0] if len(values) == 1 else tf.add_n(values)
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:

@@ -151,31 +151,6 @@ def test_fused_batch_normalization_is_kerass(training):
         np.testing.assert_allclose(layers[0].moving_variance, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_frozen_batch_normalization_rounds_as_the_fused_operation(policy):
-    """Runs with frozen layers that began with that one resume bit for bit."""
-    random = np.random.default_rng(0)
-    layer = FusedBatchNormalization(dtype=policy, epsilon=1e-12)
-    layer.build((None, None, None, 37))
-    mean, scale, offset = (random.normal(size=37).astype("f") for _ in range(3))
-    variance = random.uniform(0.1, 3.0, 37).astype("f")
-    layer.set_weights([scale, offset, mean, variance])
-    inputs, upstream = (
-        tf.cast(random.normal(size=(4, 5, 6, 37)), layer.compute_dtype)
-        for _ in range(2)
-    )
-
-    def fused(inputs):
-        return tf.compat.v1.nn.fused_batch_norm(
-            inputs, scale, offset, mean, variance, 1e-12, is_training=False
-        )[0]
-
-    expected = differentiated(fused, inputs, upstream=upstream)
-    actual = differentiated(layer.call_frozen, inputs, upstream=upstream)
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
 def test_fused_batch_normalization_in_other_types(policy):
     layer = FusedBatchNormalization(dtype=policy)

@@ -53,22 +53,3 @@ def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
         before = bias.numpy()
         optimizer.apply([tf.constant([1e-4])])
         assert (bias.numpy() != before).any() == moves, part
-
-
-def test_the_loss_scale_without_branches_computes_what_kerass_does():
-    finals = []
-    for loss_scale, sgd in [
-        (optimizer_classes.LossScaleOptimizer, optimizer_classes.SGD),
-        (keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD),
-    ]:
-        weights = [variable(tf.ones([2, 3]), "kernel"), variable(tf.ones([3]), "bias")]
-        optimizer = loss_scale(sgd(0.1, 0.9), initial_scale=8.0, dynamic_growth_steps=2)
-        optimizer.build(weights)
-        states = []
-        for gradient in [3.0, np.inf, 1.0, 2.0, 5.0, np.nan, 4.0]:
-            gradients = [tf.fill(weight.shape, gradient) for weight in weights]
-            optimizer.apply(gradients, weights)
-            states += [v.numpy() for v in [*weights, *optimizer.variables]]
-        finals.append(states)
-    for one, other in zip(*finals, strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -122,7 +122,7 @@ def test_gradients_are_clipped_together_by_their_norm(four_cpus, clip_norm):
 
 
 def test_float16_clips_without_its_scale_and_passes_over_an_overflow(four_cpus):
-    optimizer = optimizer_classes.LossScaleOptimizer(
+    optimizer = keras.optimizers.LossScaleOptimizer(
         optimizer_classes.SGD(0.1), initial_scale=2.0**10
     )
     builder = make_towers(
@@ -218,12 +218,12 @@ def test_averages_of_gradients_by_hand():
     a0, a1 = tf.constant([1.0, 2.0]), tf.constant([3.0, 6.0])
     b0, b1 = tf.constant(10.0), tf.constant(20.0)
     gradients = [[a0, b0, None], [a1, b1, None]]
-    a, b, absent = towers.average_gradients(gradients, ["a", "b", "c"])
+    a, b, absent = towers.average_gradients(gradients)
     assert a.numpy().tolist() == [2.0, 4.0]
     assert float(b) == 15.0
     assert absent is None
-    with pytest.raises(ValueError, match=r"conv/kernel .*\[1\]"):
-        towers.average_gradients([[b0], [None], [b0]], ["conv/kernel"])
+    with pytest.raises(ValueError, match="None"):
+        towers.average_gradients([[b0], [None], [b0]])
 
 
 def test_variables_without_gradient_are_skipped_with_a_single_warning(

@@ -14,16 +14,16 @@ BATCH = tf.TensorSpec([8, 6, 6, 3]), tf.TensorSpec([8], tf.int32)
 
 
 @functools.cache
-def step(name, scale_loss):
+def step(name):
     """The graph of a tower with filters, biases and batch norm."""
     layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
     layers += [keras.layers.Flatten(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
-    optimizer = build_optimizer(name, 0.1, 0.9, scale_loss=scale_loss)
+    optimizer = build_optimizer(name, 0.1, 0.9)
     return make_towers(model, ["/cpu:0"], optimizer=optimizer).trace([BATCH]).graph
 
 
-KINDS = [("sgd", False), ("muon", True), ("adamw", True)]
+KINDS = ["sgd", "muon", "adamw"]
 
 
 def users(op):
@@ -31,17 +31,10 @@ def users(op):
     return {*reading, *op._control_outputs}
 
 
-@pytest.mark.parametrize(
-    ("name", "scale_loss"), [("sgd", False), ("muon", True), ("adamw", True)]
-)
-def test_only_assignments_wait_for_the_host(name, scale_loss):
+@pytest.mark.parametrize("name", KINDS)
+def test_only_assignments_wait_for_the_host(name):
     """A branch is chosen by the host, which waits for the device until it can."""
-    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
-    layers += [keras.layers.Flatten(), keras.layers.Dense(3)]
-    model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
-    optimizer = build_optimizer(name, 0.1, 0.9, scale_loss=scale_loss)
-    batch = tf.TensorSpec([8, 6, 6, 3]), tf.TensorSpec([8], tf.int32)
-    graph = make_towers(model, ["/cpu:0"], optimizer=optimizer).trace([batch]).graph
+    graph = step(name)
     operations = graph.get_operations()
     [branch] = [op for op in operations if op.type in ("If", "StatelessIf", "While")]
     for attribute in ("then_branch", "else_branch"):
@@ -55,11 +48,11 @@ def test_only_assignments_wait_for_the_host(name, scale_loss):
     assert {op.type for op in found} <= {"Identity", "NoOp"}
 
 
-@pytest.mark.parametrize(("name", "scale_loss"), KINDS)
-def test_no_number_of_a_step_visits_the_host(name, scale_loss):
+@pytest.mark.parametrize("name", KINDS)
+def test_no_number_of_a_step_visits_the_host(name):
     """Some kernels for GPUs, as of `Equal` for int32, compute in the host's memory."""
     visits, from_host = [], set()
-    for op in step(name, scale_loss).get_operations():
+    for op in step(name).get_operations():
         node = op.node_def
         node.device = "/device:GPU:0"
         # Of other operations when deterministic, as in all tests.
