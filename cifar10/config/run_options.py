@@ -1,7 +1,7 @@
 """Declares the options that several commands share."""
 
 import dataclasses
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, Form, Range
@@ -14,6 +14,7 @@ BEST = "best"
 
 _Step: TypeAlias = Annotated[str, Form(rf"\d{{1,12}}|{BEST}", f"a step, or {BEST}")]
 Seconds: TypeAlias = Annotated[float, Range(1e-3, 86_400)]
+Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

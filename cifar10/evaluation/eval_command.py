@@ -43,7 +43,7 @@ class Options(run_options.RunOptions):
             shifted by a pixel
         calibrate: score one checkpoint, fit a temperature on the val split, and exit;
             predict, serve and export use the temperature to compute probabilities
-        device: device to use: auto, cpu, gpu or gpu:NUMBER
+        device: device to use: auto, cpu or gpu
         json: print JSON, one object per checkpoint
     """
 
@@ -57,7 +57,7 @@ class Options(run_options.RunOptions):
     use_averages: bool = True
     test_time_augmentation: bool = False
     calibrate: bool = False
-    device: str = "auto"
+    device: run_options.Device = "auto"
     json: bool = False
 
     @property

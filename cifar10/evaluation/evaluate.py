@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
@@ -31,11 +30,8 @@ def score_checkpoints(options: Options) -> None:
     With `options.once`, scores only the checkpoint of `options.step`, or the newest.
     """
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
-    try:
-        for step in evaluator.follow(options.eval_interval_secs, once=options.once):
-            evaluator.score(step)
-    finally:  # Even if a signal ends the program.
-        print(evaluator.report, end="", flush=True)
+    for step in evaluator.follow(options.eval_interval_secs, once=options.once):
+        evaluator.score(step)
 
 
 class _Evaluator(FollowedRun):
@@ -51,8 +47,6 @@ class _Evaluator(FollowedRun):
         self._options = options
         self._scoring_device = device
         self._held = contextlib.ExitStack()
-        self._subject = ""
-        self.report = ""  # Tables of the checkpoint that was scored last.
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
@@ -73,9 +67,8 @@ class _Evaluator(FollowedRun):
             plain: Any = {"num_examples": None, "test_time_augmentation": False}
             on_val = dataclasses.replace(options, eval_data="val", **plain)
             self._val = ScoredSet(*scored, on_val)
-        before, self._subject = self._subject, self._scored.subject
-        if self._subject != before and not (options.once or options.json):
-            print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
+        if not (options.once or options.json):
+            print(metrics.LINES.fill(f"Scoring {self._scored.subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         self._trained = model
@@ -96,15 +89,13 @@ class _Evaluator(FollowedRun):
             self._scored.record(step, result)
         sums, scalars = result[:2]
         if options.json:
-            print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
-            return
-        now = datetime.now().astimezone()
-        title = f"{now.isoformat(sep=' ', timespec='seconds')}: step {step}"
-        names = self._scored.dataset.class_names
-        self.report = metrics.report(title, self._subject, sums, scalars, names)
-        if not options.once:
-            self.report = "\n" + self.report
-            print(self._scored.line(step, result), flush=True)
+            text = json.dumps(self._as_json(step, sums, scalars))
+        else:
+            text = self._scored.line(step, result)
+        if options.once and not options.json:
+            names = self._scored.dataset.class_names
+            text += f"\n{metrics.report(self._scored.subject, sums, scalars, names)}"
+        print(text, flush=True)
 
     def _as_json(
         self, step: int, sums: metrics.Sums, scalars: dict[str, float]

@@ -20,8 +20,8 @@ from cifar10.run_directory import scores
 # With more classes, only the page of `report` shows mistakes: the most frequent ones.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
-# Wraps lines for a terminal, with an indent of four; does not break long paths.
-LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
+# Wraps lines for a terminal; does not break long paths.
+LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
@@ -155,16 +155,11 @@ class Sums:
 
 
 def report(
-    title: str,
-    subject: str,
-    sums: Sums,
-    scalars: Mapping[str, float],
-    class_names: Sequence[str],
+    subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
 ) -> str:
     """Formats the result of one evaluation as text.
 
-    `title` precedes `precision @ 1 = ...`. `subject` says which images and variables
-    were scored.
+    `subject` says which images and variables were scored.
     """
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
     shown = [
@@ -175,26 +170,16 @@ def report(
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
     figures = LINES.fill(", ".join(shown))
-    text = (
-        f"{title}: {headline(scalars, sums.count, len(class_names))}\n"
-        f"{textwrap.indent(right, '    ')}\n"
-        f"{textwrap.indent(figures, '    ')}\n\n"
-        f"{class_table(sums, class_names)}\n"
-    )
+    text = f"{right}\n{figures}\n\n{class_table(sums, class_names)}"
     if len(class_names) <= LARGEST_MATRIX:
-        text += f"\n{confusion_table(sums, class_names)}\n"
+        text += f"\n\n{confusion_table(sums, class_names)}"
     return text
 
 
-def headline(
-    scalars: Mapping[str, float], count: int, classes: int, best_by: str = PRECISION
-) -> str:
-    """Formats precision@1, scored on `count` images, beside chance and `best_by`."""
+def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:
+    """Formats precision@1, scored on `count` images, beside chance."""
     text = scores.shown(PRECISION, scalars[PRECISION], count)
-    text += f" (chance: {1 / classes:.3f})"
-    if best_by != PRECISION:
-        text += f", {best_by} = {scalars[best_by]:.3f}"
-    return text
+    return f"{text} (chance: {1 / classes:.3f})"
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:

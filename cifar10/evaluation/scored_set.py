@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.fields import PRECISION, SCORES
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
@@ -185,8 +184,6 @@ class ScoredSet:
             f"{self.count:,} {kind} images of {dataset.description}; "
             f"{variables}{views}.{note}"
         )
-        by = settings.get("best_by", PRECISION)
-        self._best_by = by if by in {*SCORES, *(own_metrics or ())} else PRECISION
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(
@@ -245,7 +242,6 @@ class ScoredSet:
     def line(self, step: int, result: Result) -> str:
         """Returns a line on a result, with the time of day."""
         classes = len(self.dataset.class_names)
-        scored = result.scalars, result.sums.count
-        score = metrics.headline(*scored, classes, self._best_by)
+        score = metrics.headline(result.scalars, result.sums.count, classes)
         on = f" on {self.part}" if "val" in self.dataset.parts else ""
         return f"{datetime.now().astimezone():%H:%M:%S} step {step}{on}: {score}"

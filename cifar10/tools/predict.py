@@ -51,7 +51,7 @@ class Options(run_options.RunOptions):
         interval_secs: seconds between checks for a new checkpoint
         top_k: number of classes to name (default: 3, or all if there are fewer)
         use_averages: use the variables' moving averages, not their last values
-        device: device to use: auto, cpu, gpu or gpu:NUMBER
+        device: device to use: auto, cpu or gpu
         explain: folder for a PNG of each image, overlaid with a heat map (HiResCAM) of
             the pixels that support the likeliest class (default: none)
         json: print JSON, one object per image
@@ -63,7 +63,7 @@ class Options(run_options.RunOptions):
     interval_secs: run_options.Seconds = 5.0
     top_k: Count | None = None
     use_averages: bool = True
-    device: str = "auto"
+    device: run_options.Device = "auto"
     explain: str | None = None
     json: bool = False
 

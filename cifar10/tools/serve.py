@@ -46,7 +46,7 @@ class Options(run_options.RunOptions):
         timeout_secs: seconds that a client may take to send its request
         queue: requests that may be in progress or waiting; more are refused
         use_averages: use the variables' moving averages, not their last values
-        device: device to use: auto, cpu, gpu or gpu:NUMBER
+        device: device to use: auto, cpu or gpu
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +56,7 @@ class Options(run_options.RunOptions):
     timeout_secs: Annotated[float, Range(1e-3, _LARGEST)] = 10.0
     queue: Count = 64
     use_averages: bool = True
-    device: str = "auto"
+    device: run_options.Device = "auto"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -112,23 +112,16 @@ def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
 def place_evaluation(device: str) -> str:
     """Chooses the device of an evaluation, and hides all other GPUs from TensorFlow.
 
-    `device` is `cpu`, `gpu`, `gpu:N` or `auto`, which prefers a GPU to the CPU.
+    `device` is `cpu`, `gpu` or `auto`, which prefers a GPU to the CPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
-    if device == "cpu" or (device == "auto" and not gpus):
-        _take(f"--device {device}", [])
-        return "/cpu:0"
-    name, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
-    if name != "gpu" or not number.isdecimal():
-        raise UsageError(
-            f"--device {device}: no such device. Give auto, cpu, gpu or gpu:NUMBER."
-        )
-    if int(number) >= len(gpus):
+    if device == "gpu" and not gpus:
         raise MissingGpuError(
-            f"--device {device}: this machine has {len(gpus)} GPUs, numbered from 0.\n"
-            "Give --device cpu, which works on any machine."
+            "--device gpu: TensorFlow finds no GPU.\nGive --device cpu, which works on "
+            "any machine."
         )
-    return _take(f"--device {device}", [gpus[int(number)]])[0]
+    chosen = _take(f"--device {device}", [] if device == "cpu" else gpus[:1])
+    return chosen[0] if chosen else "/cpu:0"
 
 
 def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:

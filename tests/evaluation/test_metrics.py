@@ -59,7 +59,7 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     scalars = sums.scalars(0.0)
     assert scalars["macro F1"] == pytest.approx((4 / 6 + 0) / 2)
     assert scalars["balanced accuracy"] == pytest.approx((2 / 3 + 0) / 2)
-    said = metrics.report("title", "subject", sums, scalars, NAMES)
+    said = metrics.report("subject", sums, scalars, NAMES)
     assert "2 classes" in said
     assert f"{sums.correct} right of subject" in said
 
