@@ -27,7 +27,7 @@ from cifar10.config.options import (
 )
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
-from cifar10.models.registry import ARCHITECTURES, describe_option
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.towers import optimizers
 from cifar10.towers.class_weights import check_class_weights
 
@@ -148,8 +148,6 @@ class Network(
     Checked,
     scope=RESULT,
     models=", ".join(f"`{name}`" for name in ARCHITECTURES),
-    depths=describe_option("depth"),
-    widths=describe_option("width"),
 ):
     """Model and precision.
 
@@ -157,8 +155,10 @@ class Network(
         model: model to train: {models}, applications:NAME for a model of
             keras.applications, or module:function for your own function that takes
             (image_shape, classes) and returns a Keras model
-        depth: depth of a model ({depths}; default: set by the model)
-        width: width of a model ({widths}; default: set by the model)
+        depth: depth of a model (airbench: convolutions in each group, 2 or 3; resnet:
+            blocks; default: set by the model)
+        width: width of a model (airbench: filters of the first group; resnet: filters
+            of the first blocks; default: set by the model)
         precision: dtype of convolutions and matrix products; variables and the loss
             stay in float32; auto: bfloat16 if the device has it natively, else float32;
             float64: everything in float64, for exact comparisons, not for speed

@@ -24,13 +24,12 @@ class Architecture:
     Attributes:
         name: Value of `--model` that selects the architecture.
         build: Function that returns a Keras model. It takes image_shape, as
-            (height, width, channels); the number of classes; and the arguments in
-            `options`. It raises an error if images are too small.
+            (height, width, channels); the number of classes; and perhaps depth and
+            width. It raises an error if images are too small.
         module: Module in this folder that defines `build` and perhaps `initialize`.
             `find_architecture` imports it, and TensorFlow with it. None if `build` is
             given directly.
         recipe: Default recipe; None for the default recipe of the data.
-        options: What --depth and --width mean, if `build` takes them.
         trained_parts: Maps paths of variables to fractions: muon trains each variable
             only up to this fraction of the training run. This holds for a learning rate
             that falls linearly; `Muon` documents other schedules.
@@ -46,7 +45,6 @@ class Architecture:
     build: Callable[..., Any] = lambda *_: None
     module: str | None = None
     recipe: str | None = None
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     trained_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     initialize: Callable[..., None] = lambda *_: None
     imagenet_features: Callable[..., Any] | None = None

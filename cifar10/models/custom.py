@@ -68,16 +68,6 @@ def check(
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise model_error(name, problem)
     images = tf.zeros((2, *image_shape))
-    declared = getattr(model, "input_shape", None) if model.built else None
-    # Keras's own error would blame an inner layer, or take many lines.
-    if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
-        raise model_error(
-            name,
-            f"the model does not take images of shape {image_shape}: its input shape "
-            f"is {declared[1:]}.\nBuild the model for the image_shape that is passed "
-            "to its function, or begin it with keras.layers.Resizing.\n--distortions "
-            "flip_translate does not crop the images.",
-        )
     with explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:

@@ -33,19 +33,10 @@ ARCHITECTURES = {
             "airbench",
             module="airbench",
             recipe="fast",
-            options={
-                "depth": "convolutions in each group, 2 or 3",
-                "width": "filters of the first group",
-            },
             # airbench94_muon.py trains this bias in the first 3 of 8 epochs.
             trained_parts={"whitening/bias": 3 / 8},
         ),
-        Architecture(
-            "resnet",
-            module="resnet",
-            recipe="resnet",
-            options={"depth": "blocks", "width": "filters of the first blocks"},
-        ),
+        Architecture("resnet", module="resnet", recipe="resnet"),
     )
 }
 # Further arguments that a model's function may take.
@@ -119,15 +110,6 @@ def name_of_function(builder: Callable[..., Any]) -> str:
 def default_recipe(name: str) -> str | None:
     """Returns a model's default recipe, or None if the data determines the recipe."""
     return ARCHITECTURES[name].recipe if name in ARCHITECTURES else None
-
-
-def describe_option(option: str) -> str:
-    """Describes what one of `OPTIONS` means for each architecture that takes it."""
-    return "; ".join(
-        f"{name}: {known.options[option]}"
-        for name, known in ARCHITECTURES.items()
-        if option in known.options
-    )
 
 
 def find_architecture(name: str) -> Architecture:

@@ -35,18 +35,12 @@ KERAS_NAMES = (
 NAMES = (_SGD, _MUON, *KERAS_NAMES)
 # Optimizers with an argument `momentum`, which --momentum sets.
 WITH_MOMENTUM = (_SGD, _MUON, "rmsprop")
-# Arguments of Keras's optimizers that may only be set by these flags.
-_FLAGS = {
-    "name": "--optimizer",
-    "learning_rate": "--learning_rate",
-    "momentum": "--momentum",
-    "global_clipnorm": "--clip_norm",
-    "use_ema": "--moving_average_decay",
-    "ema_momentum": "--moving_average_decay",
-    "ema_overwrite_frequency": "--moving_average_decay",
-    "gradient_accumulation_steps": "--accumulate",
-    "loss_scale_factor": "--precision float16",
-}
+# Arguments of Keras's optimizers that may only be set by flags.
+_SET_BY_FLAGS = (
+    *("name", "learning_rate", "momentum", "global_clipnorm"),
+    *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
+    *("gradient_accumulation_steps", "loss_scale_factor"),
+)
 # Filters and matrices decay. Biases, scales and offsets, which are vectors, do not.
 _LEAST_DIMENSIONS_TO_DECAY = 2
 
@@ -82,8 +76,11 @@ def check_optimizer(
 def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
     what = f"optimizer_arguments: {argument} = {value!a}"
     is_own = isinstance(optimizer, type)
-    if argument in _FLAGS and not (is_own and argument == "momentum"):
-        raise UsageError(f"{what}: use {_FLAGS[argument]} instead of this argument.")
+    if argument in _SET_BY_FLAGS and not (is_own and argument == "momentum"):
+        raise UsageError(
+            f"{what}: only a flag sets this, such as --learning_rate, --momentum, "
+            "--clip_norm, --moving_average_decay or --accumulate. Remove this argument."
+        )
     if optimizer == _MUON:
         raise UsageError(
             f"{what}: muon takes only --momentum; its other constants are fixed, as in "
