@@ -176,10 +176,13 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         # The operation has no float64 kernel.
         if is_frozen or self.variable_dtype == "float64":
             return super().call(inputs, training=training)
+        shape = [inputs.shape[-1]]
+        moving = self.moving_mean, self.moving_variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
-            *self._scale_and_offset(inputs),
-            *(self._moving() if not training else ()),
+            tf.cast(self.gamma, tf.float32) if self.scale else tf.ones(shape),
+            tf.cast(self.beta, tf.float32) if self.center else tf.zeros(shape),
+            *([tf.cast(one, tf.float32) for one in moving] if not training else ()),
             epsilon=self.epsilon,
             is_training=bool(training),
         )
@@ -197,19 +200,6 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         given.
         """
         return super().call(inputs, training=False)
-
-    def _scale_and_offset(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        shape = [inputs.shape[-1]]
-        return (
-            tf.cast(self.gamma, tf.float32) if self.scale else tf.ones(shape),
-            tf.cast(self.beta, tf.float32) if self.center else tf.zeros(shape),
-        )
-
-    def _moving(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return (
-            tf.cast(self.moving_mean, tf.float32),
-            tf.cast(self.moving_variance, tf.float32),
-        )
 
 
 class WideConv2D(keras.layers.Conv2D):

@@ -24,7 +24,7 @@ class Model(cnn_keras.Model):
     def __init__(self, task: Task, towers: int = 1) -> None:
         self.task = task
         placement = devices.place_towers(towers)
-        home = devices.variable_device("auto", placement)
+        home = placement.devices[0] if len(placement.devices) == 1 else "/cpu:0"
         with tf.device(home):
             self.network = self.build()
             self.optimizer = self.make_optimizer()

@@ -1,4 +1,4 @@
-"""Exact metrics of a set of images, and their tables as text.
+"""Exact metrics of a set of images, and their table as text.
 
 Sums over the whole set are divided once by the number of images, so no metric depends
 on how the set is split into batches.
@@ -17,9 +17,6 @@ import tensorflow as tf
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.run_directory import scores
 
-# With more classes, only the page of `report` shows mistakes: the most frequent ones.
-LARGEST_MATRIX = 20
-_SHOWN_MISTAKES = 20
 # Wraps lines for a terminal; does not break long paths.
 LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
@@ -138,21 +135,6 @@ class Sums:
             for number, name in enumerate(class_names)
         ]
 
-    def commonest_mistakes(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns the most frequent mistakes: true class, predicted class and count."""
-        mistakes = self.confusion - np.diag(np.diag(self.confusion))
-        largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
-        places = zip(*np.unravel_index(largest, mistakes.shape), strict=True)
-        return [
-            {
-                "true": class_names[true],
-                "predicted": class_names[predicted],
-                "images": int(mistakes[true, predicted]),
-            }
-            for true, predicted in places
-            if mistakes[true, predicted]
-        ]
-
 
 def report(
     subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
@@ -170,10 +152,7 @@ def report(
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
     figures = LINES.fill(", ".join(shown))
-    text = f"{right}\n{figures}\n\n{class_table(sums, class_names)}"
-    if len(class_names) <= LARGEST_MATRIX:
-        text += f"\n\n{confusion_table(sums, class_names)}"
-    return text
+    return f"{right}\n{figures}\n\n{class_table(sums, class_names)}"
 
 
 def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:
@@ -191,18 +170,6 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
         f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
         for row in sums.per_class(class_names)
     ]
-    return "\n".join(lines)
-
-
-def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
-    """Formats the confusion matrix as a table."""
-    width = max(len(name) for name in class_names)
-    cell = max(6, len(str(int(sums.confusion.max()))) + 1)
-    header = "".join(f"{name[: cell - 1]:>{cell}}" for name in class_names)
-    lines = ["confusion matrix (row: true class, column: predicted class)"]
-    lines.append(" " * width + header)
-    for name, row in zip(class_names, sums.confusion, strict=True):
-        lines.append(f"{name:{width}}" + "".join(f"{number:>{cell}}" for number in row))
     return "\n".join(lines)
 
 

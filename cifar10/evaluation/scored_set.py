@@ -221,20 +221,15 @@ class ScoredSet:
     def record(self, step: int, result: Result) -> None:
         """Writes a result to the event file and the log.
 
-        If a later step has been recorded, the result is written to the log only. In
-        the event file it would make TensorBoard hide the later results.
-
         Raises:
             DiskError: A write failed. The next call opens a new event file.
         """
         writer, self._writer = self._writer or self._open(), None
         with writing(self.events, _FIX):
-            newest = max(scores.read(self.events, result.sums.count), default=0)
-            if step >= newest:
-                with writer.as_default(step=step):
-                    for name, value in result.scalars.items():
-                        tf.summary.scalar(name, value)
-                    writer.flush()
+            with writer.as_default(step=step):
+                for name, value in result.scalars.items():
+                    tf.summary.scalar(name, value)
+                writer.flush()
             entry = {**result.scalars, "part": self.part}
             scores.append(self.events, step, entry, result.sums.count)
         self._writer = writer

@@ -25,7 +25,6 @@ WIDTH = 64
 _DEPTHS = (2, 3)
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
-_LEAST_SIDE = 9  # The whitening and three poolings reduce 9 pixels to 1.
 
 # From this many input channels on, `WideConv2D` is faster.
 _WIDE = 256
@@ -99,7 +98,11 @@ def build(
     `depth` is the number of convolutions in each group, `width` the number of filters
     in the first group. Call `initialize` afterwards to set the whitening filters.
     """
-    _check(image_shape, depth)
+    if depth not in _DEPTHS:
+        raise UsageError(
+            f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
+            "Give --depth 2 or --depth 3."
+        )
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
     whitening = layers.Conv2D(
@@ -126,21 +129,6 @@ def build(
     model = keras.Model(images, logits, name="airbench")
     whitening.kernel.trainable = False
     return model
-
-
-def _check(image_shape: tuple[int, int, int], depth: int) -> None:
-    height, width, _ = image_shape
-    if min(height, width) < _LEAST_SIDE:
-        raise UsageError(
-            f"--model airbench: images are {height} x {width} pixels, but must be at "
-            f"least {_LEAST_SIDE} x {_LEAST_SIDE}.\nGive larger images, another model, "
-            "or --distortions that do not crop."
-        )
-    if depth not in _DEPTHS:
-        raise UsageError(
-            f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
-            "Give --depth 2 or --depth 3."
-        )
 
 
 def initialize(

@@ -16,8 +16,6 @@ from cifar10.layers import FusedBatchNormalization
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
-# A block has seven layers, and Keras can connect about 900 layers in a row.
-_MOST_BLOCKS = 120
 
 
 def _convolution(filters: int, side: int, stride: int, name: str) -> keras.Layer:
@@ -59,8 +57,6 @@ def build(
             f"--depth {depth}: resnet has {len(_BLOCKS)} scales of at least one block "
             f"each.\nGive at least --depth {len(_BLOCKS)}."
         )
-    if depth > _MOST_BLOCKS:
-        raise UsageError(f"--depth {depth}: give at most {_MOST_BLOCKS} blocks.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

@@ -39,6 +39,7 @@ packages of the extra `report`.
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
+_LARGEST_MATRIX = 20  # Classes; a larger confusion matrix is left out.
 
 # The settings to show first.
 _MAIN = (
@@ -119,7 +120,6 @@ def render(runs: Sequence[Run], now: float) -> str:
     """Renders the page as HTML; `now` is the time that it shows, as Unix time."""
     import jinja2
 
-    from cifar10.evaluation.metrics import LARGEST_MATRIX
     from cifar10.run_directory.scores import interval
     from cifar10.tools.report_curves import COLOURS, draw
 
@@ -142,7 +142,7 @@ def render(runs: Sequence[Run], now: float) -> str:
         runs=runs,
         rows=_compare(runs),
         colours=COLOURS,
-        largest_matrix=LARGEST_MATRIX,
+        largest_matrix=_LARGEST_MATRIX,
         now=now,
     )
 

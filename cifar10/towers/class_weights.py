@@ -13,7 +13,7 @@ learning rate remains suitable.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cifar10.errors import UsageError, did_you_mean, first_few
+from cifar10.errors import UsageError, first_few
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,8 +69,7 @@ def resolve_class_weights(
     elif isinstance(requested, Mapping):
         if unknown := [name for name in requested if name not in class_names]:
             raise UsageError(
-                f"{_WHERE}: the data set has no class {unknown[0]!a}."
-                f"{did_you_mean(unknown[0], class_names)} The classes are "
+                f"{_WHERE}: the data set has no class {unknown[0]!a}. The classes are "
                 f"{first_few(class_names, _SHOWN_NAMES)}."
             )
         weights = np.array([requested.get(name, 1.0) for name in class_names], float)

@@ -75,38 +75,21 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     )
 
 
-def variable_device(
-    requested: str, placement: Placement, *, computes_much: bool = False
-) -> str:
-    """Chooses the device that holds the variables and averages the gradients.
+def chooses_gpus(
+    flag: str, requested: str, placement: Placement, *, by_default: bool
+) -> bool:
+    """Returns whether the value of a flag chooses the towers' GPUs, and not the CPU.
 
-    `requested` is `cpu`, `gpu` or `auto`. `auto` chooses the first tower's GPU if there
-    is only one tower or an update is slow on a CPU (`computes_much`), else the CPU.
+    `requested` is `cpu`, `gpu` or `auto`, which chooses the GPUs if there are any and
+    `by_default` is true.
     """
-    _check_gpu("--variable_device", requested, placement)
-    is_faster = len(placement.devices) == 1 or computes_much
-    on_gpu = placement.on_gpus and (
-        requested == "gpu" or (requested == "auto" and is_faster)
-    )
-    return placement.devices[0] if on_gpu else "/cpu:0"
-
-
-def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> bool:
-    """Returns whether the towers' GPUs distort the images, instead of the CPU.
-
-    `requested` is `cpu`, `gpu` or `auto`. `auto` chooses the GPUs if the towers run on
-    GPUs and the data set `fits` into the memory of each GPU beside the model.
-    """
-    _check_gpu("--input_device", requested, placement)
-    return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
-
-
-def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
     if requested == "gpu" and not placement.on_gpus:
         raise UsageError(
             f"{flag} gpu: the towers run on the CPU, because no GPU was found.\n"
             f"Give {flag} auto, which works on any machine."
         )
+    is_wanted = requested == "gpu" or (requested == "auto" and by_default)
+    return placement.on_gpus and is_wanted
 
 
 def place_evaluation(device: str) -> str:

@@ -77,14 +77,10 @@ def resolve_stages(
 def _check_table(number: int, table: Any) -> None:
     """Refuses entries with an unknown name or a value of the wrong type."""
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
-        is_bool = isinstance(value, bool)
-        fits = {
-            "until": isinstance(value, int | float) and not is_bool,
-            "image_size": isinstance(value, int) and not is_bool,
-            "frozen": isinstance(value, list)
-            and all(isinstance(item, str) for item in value),
-        }
-        if not fits.get(name):
+        kinds = {"until": int | float, "image_size": int, "frozen": list}
+        is_kind = isinstance(value, kinds.get(name, ())) and not isinstance(value, bool)
+        items = value if isinstance(value, list) else []
+        if not is_kind or not all(isinstance(item, str) for item in items):
             raise UsageError(
                 f"stage {number} of the recipe: {name} = {value!a}: give until = "
                 "NUMBER, image_size = INTEGER or frozen = [NAMES]."

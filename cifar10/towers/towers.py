@@ -133,7 +133,7 @@ class TowerBuilder:
 
     Attributes:
         first_tower: The index of this process's first tower among all towers.
-        tower_names: A name for each tower of all processes, for messages.
+        tower_names: The device of each tower of all processes, for messages.
     """
 
     def __init__(
@@ -143,12 +143,6 @@ class TowerBuilder:
         self.devices = tuple(devices)
         self.first_tower = 0
         self.tower_names = self.devices
-        batches = len(self.devices) // len({*self.devices})
-        if batches > 1:
-            self.tower_names = tuple(
-                f"{device}, batch {place % batches}"
-                for place, device in enumerate(self.devices)
-            )
         self.tower = tower
         self.update = update
         self._names = [variable.path for variable in state.model.trainable_variables]

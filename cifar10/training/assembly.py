@@ -96,7 +96,9 @@ class Training:
         device, parts = config.speed.input_device, config.batch.split_gpu
         fits = on_device.fits(images, labels, parts)
         batches: Iterable
-        if devices.distorts_on_towers(device, self.placement, fits=fits):
+        if devices.chooses_gpus(
+            "--input_device", device, self.placement, by_default=fits
+        ):
             batches = on_device.device_batches(*source, devices=batch_devices, **order)
         else:
             towers = len(batch_devices)
@@ -301,8 +303,12 @@ def build_states(
     """Builds the `TrainState` of each replica."""
     device = config.speed.variable_device
     if replicas == 1:
-        much = config.update.optimizer == "muon"  # 0.1 s for airbench on a CPU.
-        homes = [devices.variable_device(device, placement, computes_much=much)]
+        # An update by Muon takes 0.1 s for airbench on a CPU.
+        is_faster = len(placement.devices) == 1 or config.update.optimizer == "muon"
+        on_gpu = devices.chooses_gpus(
+            "--variable_device", device, placement, by_default=is_faster
+        )
+        homes = [placement.devices[0] if on_gpu else "/cpu:0"]
     elif device != "auto":
         raise UsageError(
             f"--variable_device {device}: mirrored variables are on every tower's "

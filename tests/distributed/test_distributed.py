@@ -222,7 +222,7 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
     four_cpus, monkeypatch, on_towers
 ):
     """The mean gradient is the same if two swap theirs; which image is whose is not."""
-    monkeypatch.setattr(devices, "distorts_on_towers", lambda *_, **__: on_towers)
+    monkeypatch.setattr(devices, "chooses_gpus", lambda *_, **__: on_towers)
     random = np.random.default_rng(0)
     images = random.integers(256, size=(50, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(50, dtype=np.int32)

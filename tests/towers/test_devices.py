@@ -256,15 +256,18 @@ def test_an_evaluation_on_a_gpu_that_is_missing_is_refused(pretend_gpus):
 
 
 def test_variables_and_images_are_on_a_gpu_where_that_is_faster():
-    cpu, one, two = (
-        devices.Placement(names, simulated=False, description="")
-        for names in (("/cpu:0",), ("/gpu:0",), ("/gpu:0", "/gpu:1"))
+    cpu, gpu = (
+        devices.Placement((name,), simulated=False, description="")
+        for name in ("/cpu:0", "/gpu:0")
     )
-    assert devices.variable_device("auto", one) == "/gpu:0"
-    assert devices.variable_device("auto", two) == "/cpu:0"
-    much = {"computes_much": True}
-    assert devices.variable_device("auto", two, **much) == "/gpu:0"
-    assert devices.variable_device("cpu", two, **much) == "/cpu:0"
-    for placement, fits, chosen in ((two, True, True), (one, False, False)):
-        assert devices.distorts_on_towers("auto", placement, fits=fits) is chosen
-    assert not devices.distorts_on_towers("auto", cpu, fits=True)
+    for requested, by_default, chosen in (
+        ("auto", True, True),
+        ("auto", False, False),
+        ("gpu", False, True),
+        ("cpu", True, False),
+    ):
+        found = devices.chooses_gpus("--it", requested, gpu, by_default=by_default)
+        assert found is chosen
+    assert not devices.chooses_gpus("--it", "auto", cpu, by_default=True)
+    with pytest.raises(UsageError, match="--it gpu"):
+        devices.chooses_gpus("--it", "gpu", cpu, by_default=True)
