@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from cifar10.config import flags, layout, run_options
+from cifar10.config import flags, run_options
 from cifar10.config.options import Count
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
@@ -69,13 +69,6 @@ class Options(run_options.RunOptions):
     def split(self) -> Literal["test", "val", "train"]:
         """The split of the data set to score."""
         return "train" if self.eval_data == "train_eval" else self.eval_data
-
-    @property
-    def curve(self) -> str:
-        """The name of the folder whose event files TensorBoard shows as one curve."""
-        name = layout.evaluation_events(self.split)
-        name += "" if self.use_averages else "_raw"
-        return name + ("_augmented" if self.test_time_augmentation else "")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

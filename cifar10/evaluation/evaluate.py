@@ -51,7 +51,9 @@ class _Evaluator(FollowedRun):
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
         dataset = datasets.find_again(model.settings, options.data_dir)
-        folder = options.curve
+        folder = layout.evaluation_events(options.split)
+        folder += "" if options.use_averages else "_raw"
+        folder += "_augmented" if options.test_time_augmentation else ""
         if not options.eval_dir and not datasets.is_of_run(dataset, model.settings):
             folder += f"_on_{dataset.directory and dataset.directory.name}"
             what = f"{dataset.description} is not the run's data"

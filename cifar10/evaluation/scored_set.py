@@ -176,14 +176,12 @@ class ScoredSet:
         variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "training" if options.split == "train" else options.split
         views = ", six views each" if options.test_time_augmentation else ""
-        note = " Trained on simulated towers." if settings["simulated"] else ""
-        self._has_own_loss = settings.get("loss") is not None
-        if self._has_own_loss:  # Only the user's program can compute it.
-            note += " Without total_loss, which the user's program defines."
         self.subject = (
             f"{self.count:,} {kind} images of {dataset.description}; "
-            f"{variables}{views}.{note}"
+            f"{variables}{views}."
         )
+        # Only the user's program can compute it.
+        self._has_own_loss = settings.get("loss") is not None
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(

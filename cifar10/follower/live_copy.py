@@ -223,9 +223,7 @@ class Follower(FollowedRun):
         )
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
-        # Files of a copied run are new; earlier versions recorded no time.
-        file_time = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
-        written = checkpoint.manifest.get("time", file_time)
+        written = checkpoint.manifest.get("time", time.time())  # Or of an old version.
         with tf.device(self._device):
             # Copies, which later assignments to the variables do not change.
             trainable, non_trainable = (

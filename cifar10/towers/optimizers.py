@@ -81,14 +81,8 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
             f"{what}: only a flag sets this, such as --learning_rate, --momentum, "
             "--clip_norm, --moving_average_decay or --accumulate. Remove this argument."
         )
-    if optimizer == _MUON:
-        raise UsageError(
-            f"{what}: muon takes only --momentum; its other constants are fixed, as in "
-            "airbench. Remove this argument."
-        )
-    if is_own:
-        return
-    if not isinstance(value, int | float) or not abs(value) < math.inf:
+    is_number = isinstance(value, int | float) and abs(value) < math.inf
+    if not is_own and not is_number:
         raise UsageError(f"{what}: the value has to be true, false or a finite number.")
 
 

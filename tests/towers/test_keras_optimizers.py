@@ -121,6 +121,11 @@ def test_arguments_that_keras_does_not_take_are_refused(arguments, named):
         build_optimizer("adamw", RATE, 0.0, arguments)
 
 
+def test_muon_takes_no_other_arguments():
+    with pytest.raises(UsageError, match="ns_steps"):
+        build_optimizer("muon", RATE, 0.6, {"ns_steps": 3})
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -128,7 +133,6 @@ def test_arguments_that_keras_does_not_take_are_refused(arguments, named):
         ({"optimizer": "adamw", "momentum": 0.9}, "--momentum"),
         ({"optimizer_arguments": {"learning_rate": 1.0}}, "--learning_rate"),
         ({"optimizer_arguments": {"rho": float("nan")}}, "rho"),
-        ({"optimizer": "muon", "optimizer_arguments": {"ns_steps": 3}}, "muon"),
     ],
 )
 def test_options_that_contradict_are_refused_before_tensorflow_starts(values, named):
