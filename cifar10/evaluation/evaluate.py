@@ -5,7 +5,6 @@ Only the run's directory is needed: its `config.json` names the model and the da
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
@@ -40,16 +39,15 @@ class _Evaluator(FollowedRun):
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
             layout.locate_run(options.train_dir),
+            device,
             wanted=options.step,
             use_averages=options.use_averages,
             trust_model=options.trust_model,
         )
         self._options = options
-        self._scoring_device = device
-        self._held = contextlib.ExitStack()
 
     def _prepare(self, model: TrainedModel) -> None:
-        options = self._options
+        self._trained, options = model, self._options
         dataset = datasets.find_again(model.settings, options.data_dir)
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
@@ -72,18 +70,12 @@ class _Evaluator(FollowedRun):
         if not (options.once or options.json):
             print(metrics.LINES.fill(f"Scoring {self._scored.subject}"), flush=True)
 
-    def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
-        self._trained = model
-        # Keeps the checkpoint until its score shows whether it is the best.
-        self._held.close()
-        directory = checkpoint.path.parent
-        self._held.enter_context(checkpoints.reading(directory, checkpoint.step))
-
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, prints the scores and records them."""
         options = self._options
-        with self._held:
-            trained, device = self._trained, self._scoring_device
+        # Keeps the checkpoint until its score shows whether it is the best.
+        with checkpoints.reading(self.directory / layout.CHECKPOINTS, step):
+            trained, device = self._trained, self._device
             if options.calibrate:
                 found = self._val.score(trained.trainable, device).outcomes
                 trained.calibrate(temperature.fit(found.logits, found.labels))

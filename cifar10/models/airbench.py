@@ -21,8 +21,6 @@ from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
 
 # Filters of the first group; the others have four times as many.
 WIDTH = 64
-# Convolutions in each group. If there are three, a shortcut bypasses the last two.
-_DEPTHS = (2, 3)
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 
@@ -98,7 +96,7 @@ def build(
     `depth` is the number of convolutions in each group, `width` the number of filters
     in the first group. Call `initialize` afterwards to set the whitening filters.
     """
-    if depth not in _DEPTHS:
+    if depth not in (2, 3):
         raise UsageError(
             f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
             "Give --depth 2 or --depth 3."

@@ -13,8 +13,6 @@ from cifar10 import errors
 from cifar10.errors import StoppedError, UsageError, reason
 from cifar10.models.architecture import model_error
 
-Builder = Callable[..., keras.Model]
-
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
@@ -40,7 +38,7 @@ def explained(name: str, problem: str) -> Iterator[None]:
         raise model_error(name, f"{problem}.\n{lines}".rstrip("\n")) from error
 
 
-def import_function(name: str) -> Builder:
+def import_function(name: str) -> Callable[..., keras.Model]:
     """Imports the function that `--model module:function` names."""
     module_name, _, function_name = name.partition(":")
     with explained(name, f"{module_name} cannot be imported"):

@@ -177,9 +177,8 @@ def build_model(
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            called = {"image_shape": image_shape, "classes": classes, **given}
-            words = ", ".join(f"{key}={value}" for key, value in called.items())
-            with custom.explained(name, f"the function failed with\n{words}"):
+            problem = f"the function failed with {image_shape=}, {classes=} and {given}"
+            with custom.explained(name, problem):
                 model = builder(image_shape, classes, **given)
             custom.check(name, model, image_shape, classes)
     finally:

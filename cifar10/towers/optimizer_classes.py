@@ -1,4 +1,4 @@
-"""Optimizers that Keras lacks or computes more slowly."""
+"""Optimizers that Keras lacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,21 +17,6 @@ _HEAD_RATE = 0.67
 _OTHER_MOMENTUM = 0.85
 _DECAY = 0.004
 _REFERENCE_BATCH = 2000
-
-
-class SGD(keras.optimizers.SGD):
-    """Keras's SGD, except that updates go to new buffers.
-
-    `update.py` keeps the old values; an update in place would have to copy them first.
-    """
-
-    def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Adds `value` to a variable."""
-        self.assign(variable, tf.convert_to_tensor(variable) + value)
-
-    def assign_sub(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Subtracts `value` from a variable."""
-        self.assign(variable, tf.convert_to_tensor(variable) - value)
 
 
 class ScaledUpdates:

@@ -23,7 +23,7 @@ from cifar10.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     import keras
 
-_SGD, _MUON = "sgd", "muon"
+_MUON = "muon"
 # Classes of `keras.optimizers` in lower case, besides SGD. Ftrl is missing because it
 # recomputes every variable from the current rate: as the rate falls, all variables
 # vanish. ScheduleFreeAdamW is missing because it evaluates other values than it trains,
@@ -32,9 +32,9 @@ KERAS_NAMES = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
     *("lamb", "lion", "nadam", "rmsprop"),
 )
-NAMES = (_SGD, _MUON, *KERAS_NAMES)
+NAMES = ("sgd", _MUON, *KERAS_NAMES)
 # Optimizers with an argument `momentum`, which --momentum sets.
-WITH_MOMENTUM = (_SGD, _MUON, "rmsprop")
+WITH_MOMENTUM = ("sgd", _MUON, "rmsprop")
 # Arguments of Keras's optimizers that may only be set by flags.
 _SET_BY_FLAGS = (
     *("name", "learning_rate", "momentum", "global_clipnorm"),
@@ -126,8 +126,6 @@ def build_optimizer(
     if name == _MUON:
         kind: type[keras.optimizers.Optimizer] = optimizer_classes.Muon
         given["trained_parts"] = trained_parts
-    elif name == _SGD:
-        kind = optimizer_classes.SGD
     else:
         of_keras = {key.lower(): kind for key, kind in vars(keras.optimizers).items()}
         kind = name if isinstance(name, type) else of_keras[name]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.towers import optimizer_classes, towers
+from cifar10.towers import towers
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
     assert_equal,
@@ -123,7 +123,7 @@ def test_gradients_are_clipped_together_by_their_norm(four_cpus, clip_norm):
 
 def test_float16_clips_without_its_scale_and_passes_over_an_overflow(four_cpus):
     optimizer = keras.optimizers.LossScaleOptimizer(
-        optimizer_classes.SGD(0.1), initial_scale=2.0**10
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
     builder = make_towers(
         line_model(),
