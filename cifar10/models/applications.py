@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from cifar10.errors import did_you_mean
 from cifar10.models import custom
 from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
@@ -35,11 +34,10 @@ def find_architecture(name: str) -> Architecture:
     application = name.removeprefix(APPLICATIONS_PREFIX)
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
-        known = [APPLICATIONS_PREFIX + one for one in there]
         raise model_error(
             name,
-            f"keras.applications has no such network.{did_you_mean(name, known)}\n"
-            f"Its networks are {', '.join(there)}.",
+            "keras.applications has no such network.\nIts networks are "
+            f"{', '.join(there)}.",
         )
     return Architecture(
         name,
