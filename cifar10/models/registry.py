@@ -177,7 +177,9 @@ def build_model(
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            problem = f"the function failed with {image_shape=}, {classes=} and {given}"
+            problem = (
+                f"the function failed with\n{image_shape=}, {classes=} and {given}"
+            )
             with custom.explained(name, problem):
                 model = builder(image_shape, classes, **given)
             custom.check(name, model, image_shape, classes)

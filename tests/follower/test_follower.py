@@ -239,8 +239,8 @@ def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
             raise left.pop()
         return works(*arguments, **options)
 
-    monkeypatch.setattr(checkpoints.files, "sha256", fail_once)
     save(run_dir, 11)
+    monkeypatch.setattr(checkpoints.files, "sha256", fail_once)
     assert not follower.look()
     assert "step 11" in follower.refusals[0]
     assert follower.look()
@@ -265,8 +265,8 @@ def test_without_weights_it_says_why(tmp_path):
     follower = Follower(run)
     for make, why in [
         (lambda: None, "exist"),
-        (lambda: describe(run, parameters=3), "no checkpoint"),
-        (lambda: save(run, 10), "680 parameters"),
+        (lambda: describe(run), "no checkpoint"),
+        (lambda: (describe(run, parameters=3), save(run, 10)), "680 parameters"),
         (lambda: (describe(run), cut_in_half(step_10)), "SHA-256"),
         (lambda: shutil.rmtree(step_10), "no checkpoint"),
     ]:

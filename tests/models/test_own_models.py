@@ -115,7 +115,7 @@ def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_models
         ("nowhere_to_be_found:build", "module nowhere_to_be_found"),
         ("own_package:build", "own_package"),
         ("own_models:CONSTANT", "function CONSTANT"),
-        ("own_models:build", "image_shape, classes"),
+        ("own_models:build", "image_shape="),
     ],
 )
 def test_a_name_that_leads_nowhere_is_named(own_models, tmp_path, name, named):
@@ -170,7 +170,10 @@ def refused(own_models, built="Own()", called="logits"):
     [
         ("keras.Model(images, [logits, logits])", "list"),
         ("keras.Model(images, layers.Dense(classes + 1)(logits))", "(2, 11)"),
-        ("keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten()])", "Resizing"),
+        (
+            "keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3)])",
+            "(24, 24, 3)",
+        ),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
         ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
     ],
