@@ -82,11 +82,10 @@ class _Evaluator(FollowedRun):
             result = self._scored.score(trained.trainable, device, trained.temperature)
             self._scored.record(step, result)
         sums, scalars = result[:2]
+        text = self._scored.line(step, result)
         if options.json:
             text = json.dumps(self._as_json(step, sums, scalars))
-        else:
-            text = self._scored.line(step, result)
-        if options.once and not options.json:
+        elif options.once:
             names = self._scored.dataset.class_names
             text += f"\n{metrics.report(self._scored.subject, sums, scalars, names)}"
         print(text, flush=True)

@@ -151,16 +151,10 @@ def test_other_arrays_do_not_resume_a_run(trained):
     assert "--" not in str(caught.value), "a program has no flags"
 
 
-def test_a_scaled_model_and_classes_without_images_are_noted(tmp_path, capsys):
-    def as_pixels(image_shape, classes):
-        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
-        layers += [keras.layers.Dense(classes)]
-        return keras.Sequential([keras.Input(image_shape), *layers])
-
+def test_classes_without_images_are_noted(tmp_path, capsys):
     gaps = (X, 2 * Y)  # 0, 2 and 4.
-    train(config(tmp_path / "run", model=as_pixels, data=gaps, max_steps=1))
+    train(config(tmp_path / "run", data=gaps, max_steps=1))
     said = " ".join(capsys.readouterr().out.split())
-    assert "255" in said
     assert "no image of class 1, class 3." in said
 
 
