@@ -17,7 +17,6 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 """
 
 import argparse
-import time
 
 from cifar10.config import flags
 from cifar10.distributed import cluster
@@ -28,7 +27,6 @@ from cifar10.training import train_command
 
 def main() -> None:
     """Parses the flags and trains."""
-    began = time.perf_counter()
     parser = argparse.ArgumentParser(**flags.described(__doc__))
     config = flags.from_flags(
         parser,
@@ -39,7 +37,7 @@ def main() -> None:
         worker_timeout=1.0,
     )
     cluster.warn_if_ignored()
-    train_command.train_or_launch(config, began, alone=True)
+    train_command.train_or_launch(config, alone=True)
 
 
 if __name__ == "__main__":

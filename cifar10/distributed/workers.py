@@ -1,11 +1,9 @@
 """Connects the worker processes, compares their settings, and detects lost workers."""
 
 import contextlib
-import math
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +18,6 @@ from cifar10.errors import LostWorkerError, UsageError, reason, say
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 
-# Workers detect a hanging step within this time of each other.
-SECONDS_TO_TELL = 5.0
 # Once all workers have arrived, connecting them takes a second or two.
 _SECONDS_TO_CONNECT = 60
 _LOST = (
@@ -188,30 +184,6 @@ class Workers:
                 "worker may say why. Start all workers again to resume from the last "
                 "checkpoint, if there is one."
             ) from error
-
-    def ask_who_hangs(self, step: int, waits: str) -> str:
-        """Names the other workers that make a step hang; returns "" if none do.
-
-        `waits` tells the others what this worker waits for in step `step + 1`, or is ""
-        for its devices. A worker is named if it is silent or its `waits` is not empty.
-        """
-        if not self._rendezvous:
-            return ""
-        try:
-            self._rendezvous.exchange("hang", [step, waits], 0)
-            time.sleep(SECONDS_TO_TELL)
-            answers = self._rendezvous.exchange("hang", [step, waits], 0)
-        except LostWorkerError:
-            return f"{self._cluster.workers[0]}, which does not answer"
-        found = []
-        for worker in self._cluster.other_workers:
-            their_step, cause = answers.get(worker.index, (math.inf, ""))
-            if abs(their_step - step) >= 5:  # Devices may be some steps behind.
-                cause = "is silent"
-            elif cause:
-                cause = f"waits for {cause}"
-            found += [f"{worker}, which {cause}"] if cause else []
-        return " and ".join(found)
 
     def limit_silence(self) -> None:
         """Makes a step fail within 30 seconds if it waits for an unreachable worker.

@@ -119,7 +119,6 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             workers,
             hooks=all_hooks,
             dataset=as_dataset(config.data_objects),
-            began=began,
         )
     train_dir = layout.locate_run(config.run.train_dir)
     return read_record(train_dir, step, time.perf_counter() - began, config)

@@ -23,7 +23,6 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.tools.heat_maps import draw, heat_maps
-from cifar10.training import timing
 
 if TYPE_CHECKING:
     from cifar10.tools.report import Options
@@ -56,8 +55,6 @@ class Run:
         self.scored = _evaluations(path, self.part)
         self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]
         self.saved = _checkpoints(path / layout.CHECKPOINTS)
-        times = timing.read_seconds(path / layout.METRICS)
-        self.seconds = times[-1][1] if times else {}  # Seconds by activity.
         self.scores: Scores | None = None  # Set by `score`.
         self.notes = self._notes()
 

@@ -25,6 +25,7 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
+from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
@@ -42,9 +43,8 @@ from cifar10.towers.verification import verify
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
-# Limits of `default_steps_per_call`. A signal takes effect only after a call, and a
-# GPU's memory holds the batches of two calls.
-_MOST_STEPS_OF_CALL = 10
+# Steps of a call on GPUs, unless the batches of a call take more memory than this.
+_STEPS_OF_CALL = 10
 _MOST_BYTES_OF_CALL = 2**27
 
 
@@ -85,8 +85,14 @@ class Training:
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
-        maker = build_maker(config, self.dataset.classes)
-        maker = dataclasses.replace(maker, image_size=config.stage(step).image_size)
+        given = config.images.augmentation
+        added = Augmentation(given, self.dataset.classes) if given else None
+        maker = pipeline.BatchMaker(
+            config.images.distortions,
+            config.run.seed,
+            image_size=config.stage(step).image_size,
+            augmentation=added,
+        )
         source = images, labels, maker
         order: dict[str, Any] = {
             "batch_size": config.batch.batch_size,
@@ -175,7 +181,6 @@ def assemble(
             steps = epochs * len(images) / config.global_batch_size
             # Rounded because 1.1 * 10 is more than 11 in floating point.
             config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-        check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
         states = build_states(config, placement, replicas, dataset, images)
         settings = describe_training(config, placement, dataset, states)
@@ -241,56 +246,27 @@ def resolve_config(
     )
 
 
-def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Checks the batch size and the warm-up against the size of the training set."""
-    images, update, steps = (
-        config.global_batch_size,
-        config.update,
-        config.run.max_steps,
-    )
-    if images > examples_per_epoch:
-        batches = config.machine.towers * config.batch.accumulate
-        raise UsageError(
-            f"--batch_size {config.batch.batch_size}: the global batch of "
-            f"{images:,} images is larger than the training set of "
-            f"{examples_per_epoch:,}. Give at most --batch_size "
-            f"{examples_per_epoch // batches}."
-        )
-    epochs = steps * images / examples_per_epoch
-    # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
-    if update.schedule_ends and update.warmup_epochs >= epochs:
-        raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}: with --schedule "
-            f"{update.schedule}, the warm-up must be shorter than the run, which lasts "
-            f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
-            "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
-            f"from recipe {config.run.recipe}."
-        )
-
-
 def default_steps_per_call(
     config: ResolvedConfig, placement: devices.Placement, shape: tuple[int, int, int]
 ) -> int:
     """Returns the default number of steps that one call to TensorFlow runs.
 
     Between two calls the GPU waits for Python; several steps per call make these waits
-    rarer. With large batches, the waits matter less and the batches of several steps
-    would not fit into memory, so a call runs fewer steps.
+    rarer.
     """
+    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
+    images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL
     if (
         not placement.on_gpus
         or config.speed.xla
         or config.memory.sections
         or config.batch.variable_update == "mirrored"
         or config.machine.workers > 1
+        or images * height * width * channels * 4 > _MOST_BYTES_OF_CALL
+        or any(period % _STEPS_OF_CALL for period in config.periods.values())
     ):
         return 1
-    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
-    batch = config.batch.batch_size * config.batch.accumulate
-    room = _MOST_BYTES_OF_CALL // (batch * height * width * channels * 4)
-    due = math.gcd(*config.periods.values())
-    counts = range(1, min(room, _MOST_STEPS_OF_CALL) + 1)
-    return max((count for count in counts if due % count == 0), default=1)
+    return _STEPS_OF_CALL
 
 
 def build_states(
@@ -445,17 +421,6 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
         clip_norm=update.clip_norm,
         halts=config.checkpoints.on_nan != "skip",
     )
-
-
-def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
-    """Builds a `BatchMaker` for training; the caller sets its `image_size`."""
-    images, seed = config.images, config.run.seed
-    augmentation = None
-    if images.augmentation:
-        from cifar10.input.augmentation import Augmentation
-
-        augmentation = Augmentation(images.augmentation, classes)
-    return pipeline.BatchMaker(images.distortions, seed, augmentation=augmentation)
 
 
 def describe_training(

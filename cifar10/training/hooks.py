@@ -5,7 +5,6 @@ Printing, TensorBoard, evaluation and checkpointing are built-in hooks, which
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,9 +87,9 @@ class Hooks:
     """Calls hooks in their order, and `on_end` in reverse order.
 
     A built-in hook may also have a method `on_interruption(step)`, called when a signal
-    ends the run, and a string `waits_for`, which names what the hook may wait for.
-    `users` tells which hooks the user wrote. If such a hook raises an exception,
-    the exception gets a note with the hook's name and the text of `how_to_resume()`.
+    ends the run. `users` tells which hooks the user wrote. If such a hook raises an
+    exception, the exception gets a note with the hook's name and the text of
+    `how_to_resume()`.
     """
 
     def __init__(
@@ -104,15 +103,6 @@ class Hooks:
         self._users = users
         self._how_to_resume = how_to_resume
         self._started = 0
-        self._called: list[object] = []  # Nested, if a hook notifies others.
-
-    @property
-    def waits_for(self) -> str:
-        """What the hook that is being called may wait for; empty if unknown."""
-        hook = self._called[-1] if self._called else None
-        if hook in self._users:
-            return f"the hook {type(hook).__name__}"
-        return getattr(hook, "waits_for", "")
 
     def notify(self, event: str, *arguments: Any) -> None:
         """Calls the method named `event` on each hook that has this method."""
@@ -135,7 +125,6 @@ class Hooks:
         method = getattr(hook, event, None)
         if method is None:
             return
-        self._called.append(hook)
         try:
             method(*arguments)
         except Exception as error:
@@ -146,42 +135,16 @@ class Hooks:
                     f"{self._how_to_resume()}"
                 )
             raise
-        finally:
-            self._called.pop()
-
-
-def handle_each_step(hooks: Sequence[object]) -> bool:
-    """Returns whether any hook implements `on_step`."""
-    methods = [hook.on_step for hook in hooks if hasattr(hook, "on_step")]
-    return any(getattr(one, "__func__", one) is not Hook.on_step for one in methods)
 
 
 def check_hooks(hooks: Sequence[object]) -> None:
-    """Refuses a hook without events, with unknown events or with wrong parameters."""
+    """Refuses a hook without events or with unknown events."""
     for hook in hooks:
         name = type(hook).__name__
-        if isinstance(hook, type):
-            name = hook.__name__
-            raise UsageError(f"hooks: {name} is a class; give an object, {name}().")
-        found = [
-            event
-            for event in dir(hook)
-            if event.startswith("on_") and callable(getattr(hook, event))
-        ]
+        found = [event for event in dir(hook) if event.startswith("on_")]
         unknown = [event for event in found if event not in EVENTS]
         if unknown or not found:
             raise UsageError(
                 f"hooks: {'.'.join([name, *unknown[:1]])} would never be called. "
                 f"The events are {', '.join(EVENTS)}."
             )
-        for event in found:
-            expected = [*inspect.signature(getattr(Hook, event)).parameters][1:]
-            try:
-                inspect.signature(getattr(hook, event)).bind(*expected)
-            except TypeError as error:
-                raise UsageError(
-                    f"hooks: {name}.{event} is called with ({', '.join(expected)}); "
-                    f"{error}."
-                ) from error
-            except ValueError:  # A method written in C has no signature.
-                continue

@@ -15,7 +15,7 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from cifar10.towers.update import TrainState
 
-_IMAGENET = "imagenet"
+IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
 # These distortions scale all images alike; the others standardize each image.
 _OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
@@ -45,15 +45,8 @@ _WEIGHTS = "model.weights.h5"
 _MOST_ENTRIES = 10_000
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
-Layers: TypeAlias = "Mapping[str, list[np.ndarray] | None]"
-
-
-class Found(NamedTuple):
-    """The weights that a source has for the layers of a model."""
-
-    source: str  # The name of the source in messages.
-    layers: "dict[str, list[np.ndarray]]"  # The values for each layer that matches.
-    new: dict[str, str]  # Why each other layer of the model keeps its values.
+# The values of a layer's variables, by the layer's name.
+Layers: TypeAlias = "dict[str, list[np.ndarray]]"
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
@@ -65,7 +58,7 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
             "layers with initial weights, but no layer has any.\nAdd "
             "--initial_weights, or use a copy of the recipe without pretrained_rate."
         )
-    if name != _IMAGENET:
+    if name != IMAGENET:
         return
     _imagenet_features(model)
     if distortions not in _OF_ONE_SCALE:
@@ -89,21 +82,17 @@ def _imagenet_features(model: str) -> Callable[..., Any]:
     return features
 
 
-def check_source(requested: FineTuning) -> None:
-    """Refuses initial weights that do not exist, and a `pretrained_rate` of zero.
+def locate_source(name: str) -> tuple[Path, int | None]:
+    """Returns (path, None) for a file or a run, or (run, step) for a checkpoint.
 
-    Call it for a run that has initial weights but no checkpoint yet.
+    Raises a `UsageError` if `name` does not exist or holds no weights.
     """
-    name = requested.initial_weights or ""
-    if requested.pretrained_rate == 0.0:
-        raise UsageError(
-            "pretrained_rate = 0 in the recipe: no layer with initial weights would "
-            "be trained. Give a rate above 0,\nor freeze these layers, for example "
-            "with --freeze all-but-head."
-        )
-    if name == _IMAGENET:
-        return
-    path, _ = _locate_source(name)
+    path, step = layout.absolute_path(name), None
+    if path.parent.name == layout.CHECKPOINTS:
+        saved = checkpoints.steps(path.parent)
+        at = {checkpoints.folder(path.parent, step): step for step in saved}
+        if path in at:
+            path, step = path.parent.parent, at[path]
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
@@ -111,16 +100,7 @@ def check_source(requested: FineTuning) -> None:
             "Give imagenet, a .keras or .weights.h5 file, or the directory of a run or "
             "of a checkpoint."
         )
-
-
-def _locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns (path, None) of a file or a run, or (run, step) of a checkpoint."""
-    path = layout.absolute_path(name)
-    if path.parent.name == layout.CHECKPOINTS:
-        for step in checkpoints.steps(path.parent):
-            if path == checkpoints.folder(path.parent, step):
-                return path.parent.parent, step
-    return path, None
+    return path, step
 
 
 def take_initial_weights(
@@ -143,9 +123,9 @@ def take_initial_weights(
             "which names the weights,\nwas not written by you on this machine, or was "
             "edited. Start over with --fresh."
         )
-    found = find_weights(config, state.model, settings)
+    source, layers = find_weights(config, state.model, settings)
     variables, taken = layer_tree.by_name(state.model), set()
-    for name, values in found.layers.items():
+    for name, values in layers.items():
         for variable, value in zip(variables[name], values, strict=True):
             variable.assign(value)
             taken.add(id(variable))
@@ -155,65 +135,50 @@ def take_initial_weights(
     if config.fine_tuning.pretrained_rate != 1.0:
         slow = [variable for variable in trained if id(variable) in taken]
         slow_down(state.optimizer, slow, config.fine_tuning.pretrained_rate)
-    return describe_found(found)
+    line = f"Starts: with {len(layers)} of {len(variables)} layers from {source}."
+    if new := [name for name in variables if name not in layers]:
+        line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
+    return line
 
 
 def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
-) -> Found:
-    """Reads the weights that `config` names, and matches them with `model`'s layers."""
-    from cifar10.input.pictures.arrays import numbered_class_names
+) -> tuple[str, Layers]:
+    """Reads the weights that `config` names, and matches them with `model`'s layers.
 
+    Returns the name of the source for messages, and the values of the matching layers.
+    """
     name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
-    check_source(config.fine_tuning)
-    (path, wanted_step), of_other_classes = _locate_source(name), False
-    if name == _IMAGENET:
+    wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
+    of_other_classes = False
+    if name == IMAGENET:
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
-    elif path.is_dir():
-        step, described, there = _of_run(path, wanted_step, config.network.model)
-        source = f"{printable(str(path))} at step {step:,}"
-        # Classes that are only numbered are compared by their data.
-        names = settings["class_names"]
-        is_nameless = tuple(names) == numbered_class_names(len(names))
-        key = "data_fingerprint" if is_nameless else "class_names"
-        of_other_classes = described.get(key) != settings[key]
     else:
-        wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
-        source, there = printable(str(path)), read_layers(path, wanted)
-    of_head = {id(variable) for variable in layer_tree.head(model).variables}
-    found = Found(source, {}, {})
-    for layer, of_layer in variables.items():
-        values = there.get(layer)
-        if values is None or _shapes(values) != _shapes(of_layer):
-            found.new[layer] = "shapes differ" if layer in there else "not in source"
-        elif of_other_classes and id(of_layer[0]) in of_head:
-            found.new[layer] = "classes differ"
+        path, wanted_step = locate_source(name)
+        source = printable(str(path))
+        if path.is_dir():
+            step, described, there = _of_run(path, wanted_step, config.network.model)
+            source += f" at step {step:,}"
+            of_other_classes = described.get("class_names") != settings["class_names"]
         else:
-            found.layers[layer] = values
-    if not found.layers:
+            there = read_layers(path, wanted)
+    of_head = {id(variable) for variable in layer_tree.head(model).variables}
+    found = {
+        layer: there[layer]
+        for layer, of_layer in variables.items()
+        if layer in there
+        and _shapes(there[layer]) == wanted[layer]
+        and not (of_other_classes and id(of_layer[0]) in of_head)
+    }
+    if not found:
         raise UsageError(
             f"--initial_weights {printable(name)}: its weights match no layer of "
             f"{config.network.model}, whose layers are "
             f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model of these "
             "weights; layers are matched by their names and shapes."
         )
-    return found
-
-
-def describe_found(found: Found) -> str:
-    """Returns a line that names the layers with initial weights, and those without."""
-    taken, new = [*found.layers], found.new
-    lines = (
-        f"Starts: with {len(taken)} of {len(taken) + len(new)} layers from "
-        f"{found.source}: {first_few(taken, _SHOWN_NAMES)}."
-    )
-    by_reason: dict[str, list[str]] = {}
-    for name, why in new.items():
-        by_reason.setdefault(why, []).append(name)
-    for why, names in by_reason.items():
-        lines += f" New layers ({why}): {first_few(names, _SHOWN_NAMES)}."
-    return lines
+    return source, found
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
@@ -265,8 +230,7 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
     """Reads the wanted layers of a `.keras` or `.weights.h5` file.
 
     `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
-    its floating-point variables. Returns a map from the name of each layer in the file
-    to its values, or to None if the layer is not wanted or its shapes differ.
+    its floating-point variables. Leaves out a layer with other shapes.
 
     Raises:
         UsageError: The file cannot be read as a Keras file.
@@ -277,14 +241,9 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
         with _opened(path) as content, h5py.File(content, "r") as file:
             return {
                 name: _values(arrays)
-                if [array.shape for array in arrays] == wanted.get(name)
-                else None
                 for name, arrays in _arrays_of_layers(file).items()
+                if [array.shape for array in arrays] == wanted.get(name)
             }
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"--initial_weights {printable(str(path))}: there is no such file."
-        ) from error
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
             f"--initial_weights {printable(str(path))} cannot be read as a Keras file: "

@@ -18,7 +18,7 @@ from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFinitePolicy, Results
 from cifar10.training.step_failures import explaining_failures
-from cifar10.training.timing import Goodput, Throughput
+from cifar10.training.timing import Timer
 
 
 class Loop:
@@ -28,13 +28,12 @@ class Loop:
         training: The parts of the run.
         progress: The step reached, and the run's checkpoints.
         results: Step results that have not been read from the devices yet.
-        goodput: Divides the wall time of the run into parts.
-        throughput: Measures the speed of the steps alone.
+        timer: Divides the wall time of this process into parts.
         newest_batches: The batches of the last step.
         hooks: The hooks that the loop notifies.
     """
 
-    def __init__(self, training: Training, stop: StopSignals, goodput: Goodput) -> None:
+    def __init__(self, training: Training, stop: StopSignals) -> None:
         config, towers = training.config, training.towers
         versions = training.settings["versions"]
         self.training = training
@@ -43,14 +42,12 @@ class Loop:
             towers.state,
             config,
             len(training.images),
-            goodput,
             writes=training.workers.is_chief,
             settings={**training.determining(), "versions": versions},
         )
         skips = config.checkpoints.on_nan == "skip"
-        self.results = Results(self.progress, towers.tower_names, self.say, skips=skips)
-        self.goodput = goodput
-        self.throughput = Throughput(config.global_batch_size, goodput)
+        self.results = Results(self.progress, towers.tower_names, skips=skips)
+        self.timer = Timer()
         self.newest_batches: Sequence[Batch] = []
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
@@ -74,31 +71,31 @@ class Loop:
                 try:
                     hooks.start(run._replace(step=self.step))
                     while not self.progress.is_over:
+                        self.timer.enter("start")
                         self._begin_stage()
                         opened = training.open_batches(self.progress.batch, self.step)
                         with opened as queues:
                             self._run_stage(queues)
                 except NotFiniteError as error:
+                    self.timer.enter("start")
                     self.results.clear()
                     self._not_finite.handle(error)
-                    self.throughput.restart()
 
     def say(self, text: str) -> None:
-        """Passes a message on to the hooks, unless it is empty."""
-        if text:
-            self.hooks.notify("on_message", text)
+        """Passes a message on to the hooks."""
+        self.hooks.notify("on_message", text)
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
         """Waits for all steps, then counts the time in the `with` block as `part`."""
-        with self.goodput.during("training"):
+        with self.timer.during("training"):
             self.results.wait()
-        with self.goodput.during(part):
+        with self.timer.during(part):
             yield
 
     def read_results(self) -> Mapping[str, float]:
         """Returns the newest step's metrics; raises if a new result is not finite."""
-        with self.goodput.during("training"):
+        with self.timer.during("training"):
             return self.results.read()
 
     @contextlib.contextmanager
@@ -125,7 +122,8 @@ class Loop:
 
     def _run_stage(self, queues: PrefetchQueues) -> None:
         training = self.training
-        self.goodput.enter("training")
+        # Until a call is traced, filling the queues and waiting count to the start.
+        self.timer.enter("training" if self._traced else "start")
         while self.step < self._stage.end and not self.progress.is_over:
             time_is_up = TIME_IS_UP if self.progress.has_no_time else None
             wanted = self._stop.requested or time_is_up
@@ -135,29 +133,27 @@ class Loop:
             elif signal is not None:
                 self._end_early(signal)
             count = training.config.steps_of_call(self.step)
-            with self.goodput.during("input"):
+            with self.timer.during("input" if self._traced else "start"):
                 batches = [queues.get() for _ in range(count)]
             if self.step == 0:
-                with self.goodput.during("start"):
+                with self.timer.during("start"):
                     graph = training.towers.trace(batches[0]).graph
                     self.hooks.notify("on_graph", graph)
             self._call(batches)
-            with self.goodput.during("following"):
-                self.hooks.notify("on_step", self.step)
+            self.hooks.notify("on_step", self.step)
 
     def _call(self, batches: list[Sequence[Batch]]) -> None:
         """Runs a step for each of `batches`; adds the joint result to `results`."""
         count = len(batches)
         if count in self._traced:
             result = self._run_steps(batches)
-            self.throughput.count(count)
+            self.timer.steps += count
         else:
             with self.apart("start"):
                 result = self._run_steps(batches)
                 result.tower_losses.numpy()
-        if not self._traced:  # Excludes the time to fill the queues.
-            self.throughput.restart()
         self._traced.add(count)
+        self.timer.enter("training")
         self.progress.step += count
         self.results.add(self.step, result)
         self.newest_batches = batches[-1]

@@ -12,10 +12,11 @@ from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.training.assembly import Training
-from cifar10.training.console import Console, forecast_line
+from cifar10.training.console import Console
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
 from cifar10.training.tensorboard import Summaries, TensorBoard
+from cifar10.training.timing import format_duration
 from cifar10.training.watchdog import Watchdog
 
 # Seconds of timed steps before the forecast, because fast steps vary.
@@ -26,15 +27,11 @@ class StepProfile:
     """Profiles the steps that `--profile` names, for TensorBoard."""
 
     def __init__(self, loop: Loop) -> None:
-        config = loop.training.config
-        first, last = config.output.profiled_steps or (0, 0)
         self._loop = loop
-        self._first = first
-        self._last = min(last, config.run.max_steps)
+        self._first, self._last = loop.training.config.output.profiled_steps or (0, 0)
         self._directory = loop.training.train_dir / layout.TRAIN_EVENTS
         self._logs = LogWriter(loop.training.train_dir)
         self._running = False
-        self._begun = False
 
     def on_start(self, run: Run) -> None:
         """Starts the profiler if the next step is the first one to profile."""
@@ -48,16 +45,11 @@ class StepProfile:
         elif step == self._first - 1:
             with self._loop.apart("summaries"):
                 tf.profiler.experimental.start(str(self._directory))
-                self._running = self._begun = True
+                self._running = True
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Writes the profile so far; warns if no step was profiled."""
+        """Writes the profile so far."""
         self._stop()
-        if why == "finished" and self._first and not self._begun:
-            self._loop.say(
-                f"No profile was written: step {self._first} was done before this "
-                "start, or comes after the last step."
-            )
 
     def _stop(self) -> None:
         if self._running:
@@ -80,18 +72,22 @@ class Log:
         if step % self._config.output.log_frequency == 0:
             metrics = {
                 **loop.read_results(),
-                "examples_per_sec": loop.throughput.take(),
+                "examples_per_sec": loop.timer.rate() * self._config.global_batch_size,
             }
             if self._config.checkpoints.on_nan == "skip":
                 metrics["skipped_steps"] = loop.progress.skipped_steps
-            with loop.goodput.during("summaries"):
+            with loop.timer.during("summaries"):
                 loop.hooks.notify("on_log", step, metrics)
-        if not self._forecast and loop.throughput.timed().seconds >= FORECAST_AFTER:
+        steps = loop.timer.steps
+        if steps and not self._forecast and loop.timer.stepping() >= FORECAST_AFTER:
             self._forecast = True
-            with loop.goodput.during("training"):
-                loop.results.wait()
-            timed, left = loop.throughput.timed(), self._config.run.max_steps - step
-            loop.say(forecast_line(left, left * timed.seconds / timed.steps))
+            loop.results.wait()
+            left = self._config.run.max_steps - step
+            duration = format_duration(left * loop.timer.stepping() / steps)
+            loop.say(
+                f"About {duration} for the {left:,} steps left. Ctrl-C saves; the same "
+                "command resumes."
+            )
 
 
 class Validation:
@@ -112,21 +108,6 @@ class Validation:
         self._scored: ScoredSet | None = None
         if self._period and training.workers.is_chief:
             self._scored = scored_set(training, training.dataset.validation_split)
-
-    @property
-    def first_line(self) -> str:
-        """A line on the evaluations and their data; empty without `--eval_steps`."""
-        if not self._scored:
-            return ""
-        line = f"Scores: every {self._period:,} steps, {self._scored.subject}"
-        keep = self._loop.training.config.checkpoints
-        if self._scored.part == "test" and (keep.stop_after_no_gain or keep.keep_best):
-            line += (
-                " Their scores decide the stop or the best checkpoint, so the last "
-                "score is a little too good; with --val_fraction 0.1, a validation "
-                "split decides instead."
-            )
-        return line
 
     def on_start(self, run: Run) -> None:
         """Drops the scores of steps after `run.step`, because those steps run again."""
@@ -200,12 +181,9 @@ class Saving:
 
     def on_start(self, run: Run) -> None:  # noqa: ARG002
         """Saves the initial values if `--on_nan rollback` may need them."""
-        progress = self._loop.progress
-        if (
-            self._config.checkpoints.on_nan == "rollback"
-            and not progress.has_checkpoint()
-        ):
-            progress.save(last=True)
+        rolls_back = self._config.checkpoints.on_nan == "rollback"
+        if rolls_back and self._loop.progress.last_saved() is None:
+            self._loop.progress.save(last=True)
 
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
@@ -219,7 +197,7 @@ class Saving:
 
     def on_interruption(self, step: int) -> None:
         """Saves a checkpoint of the step reached, unless there is one."""
-        if step and not self._loop.progress.is_saved():
+        if step and step != self._loop.progress.last_saved():
             self._save(step, last=True)
 
     def _save(self, step: int, *, last: bool) -> None:
@@ -245,8 +223,8 @@ def hooks_in_order(
     if training.workers.is_chief:
         of_chief = [
             StepProfile(loop),
-            Console(training.config.run.max_steps, training.config.batch.batch_size),
-            TensorBoard(training.train_dir, loop.goodput),
+            Console(training.config.batch.batch_size),
+            TensorBoard(training.train_dir, loop.timer),
             *users,
             Summaries(loop),
         ]

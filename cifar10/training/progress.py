@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
-from cifar10.training.timing import HOUR, Goodput
+from cifar10.training.timing import HOUR
 
 
 class Progress:
@@ -39,20 +40,20 @@ class Progress:
         state: TrainState,
         config: ResolvedConfig,
         examples_per_epoch: int,
-        goodput: Goodput,
         *,
         writes: bool = True,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._writes = writes
         self._settings = settings or {}
-        self._goodput = goodput
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
         self.is_time_up = False
+        # The hours of the run up to a moment, and this moment.
+        self._hours, self._since = 0.0, time.perf_counter()
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
@@ -78,8 +79,7 @@ class Progress:
     @property
     def hours(self) -> float:
         """Hours spent on the run, including earlier processes but not lost work."""
-        seconds = self._goodput.seconds()
-        return (sum(seconds.values()) - seconds["work lost"]) / HOUR
+        return self._hours + (time.perf_counter() - self._since) / HOUR
 
     @property
     def has_no_time(self) -> bool:
@@ -90,19 +90,15 @@ class Progress:
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
 
-        Returns messages on checkpoints that were deleted or passed over. Raises a
-        `UsageError` if the checkpoint belongs to another run or model, or if all
-        checkpoints are damaged.
+        Returns messages on checkpoints that were passed over. Raises a `UsageError` if
+        the checkpoint belongs to another run or model, or if all are damaged.
         """
         if not self._writes:
             return []
         self._check_directory()
         self._state.halted.assign(False)
         messages = []
-        if deleted := checkpoints.delete_incomplete(self._directory):
-            messages.append(
-                f"Deleted {len(deleted)} half-written checkpoint(s) of killed runs."
-            )
+        checkpoints.delete_incomplete(self._directory)  # Those of killed runs.
         newest, refused = restoring.restore_newest(
             self._directory,
             lambda found: checkpoints.restore(found, self._state.trackables()),
@@ -116,8 +112,10 @@ class Progress:
                 f"PASSING OVER the damaged checkpoint of step {step}: {error}. "
                 f"It is kept as {aside}."
             )
+        self._hours, self._since = 0.0, time.perf_counter()
         if newest:
             self.step = newest.step
+            self._hours = newest.manifest.get("hours", 0.0)
             self.left_out = newest.manifest.get("left_out", 0)
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.metric_averages = newest.manifest.get("loss_averages", {})
@@ -127,7 +125,6 @@ class Progress:
             self.is_time_up = (
                 why_ended(self._config.values, newest.manifest) == "max_hours"
             )
-        self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
         return messages
 
     def first_line(self) -> str:
@@ -137,8 +134,6 @@ class Progress:
             epoch, position = self._epoch_and_position()
             where = f"(epoch {epoch}, image {position:,}) in {run}"
             return f"Resuming from step {self.step} {where}"
-        if (run / layout.METRICS).exists():
-            return f"New run in {run}; it starts over, because there is no checkpoint"
         return f"New run in {run}"
 
     def share(self, towers: TowerBuilder) -> None:
@@ -190,10 +185,6 @@ class Progress:
         run = self._directory.parent
         retention.delete_old(run, self._config.checkpoints, self.step)
 
-    def is_saved(self) -> bool:
-        """Returns whether this step is saved, or True on a worker that never saves."""
-        return not self._writes or self.step in checkpoints.steps(self._directory)
-
     def save_for_debugging(
         self, directory: Path, facts: Mapping[str, Any]
     ) -> Path | None:
@@ -216,10 +207,6 @@ class Progress:
     def last_saved(self) -> int | None:
         """Returns the step of the last checkpoint; None if there is none."""
         return max(checkpoints.steps(self._directory), default=None)
-
-    def has_checkpoint(self) -> bool:
-        """Returns whether a checkpoint exists. All workers but the chief get True."""
-        return not self._writes or self.last_saved() is not None
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""

@@ -8,17 +8,13 @@ to be finite, the state before that step can still be saved. The step's gradient
 computed again, to name the variables whose gradients are not finite.
 """
 
-import math
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.config.data_flag import PYTHON
 from cifar10.errors import NotFiniteError, UsageError, first_few, say
-from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.towers.verification import CorruptedError
@@ -33,11 +29,6 @@ _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 # to succeed.
 MOST_SKIPPED_IN_A_ROW = 10
 
-# A cross entropy above twice its average plus this is not noise: even batches of 8
-# images stay below twice their average plus 0.4. Guessing among ten classes costs 2.3.
-_RISE = 2.0
-_STEPS_BETWEEN_WARNINGS = 100  # A run stays unstable for a while.
-
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
@@ -51,14 +42,13 @@ class Results:
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. If
     a loss or gradient is not finite, an error is raised or, with `skips`, the step is
-    counted as skipped. If the cross entropy suddenly rises, `warn` gets a message.
+    counted as skipped.
     """
 
     def __init__(
         self,
         progress: Progress,
         tower_names: Sequence[str],
-        warn: Callable[[str], None],
         *,
         skips: bool = False,
     ) -> None:
@@ -66,8 +56,6 @@ class Results:
         self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
-        self._warn = warn
-        self._warned = -math.inf
         self._pending: list[tuple[int, StepResult]] = []
 
     def add(self, step: int, result: StepResult) -> None:
@@ -125,23 +113,11 @@ class Results:
                 "scale is",
             )
         self._skipped_in_a_row = 0
-        self._watch(step, newest["cross_entropy"])
         averages = self._progress.metric_averages
         for name in [name for name in _AVERAGED if name in newest]:
             average = averages.get(name, newest[name])
             average += (1 - METRIC_AVERAGE_DECAY) * (newest[name] - average)
             averages[name] = average
-
-    def _watch(self, step: int, loss: float) -> None:
-        average = self._progress.metric_averages.get("cross_entropy", loss)
-        is_quiet = step < self._warned + _STEPS_BETWEEN_WARNINGS
-        if loss > 2 * average + _RISE and not is_quiet:
-            self._warned = step
-            self._warn(
-                f"UNSTABLE: at step {step} the cross entropy rose from "
-                f"{loss_text(average)} to {loss_text(loss)}.\n"
-                "A lower --learning_rate, or --clip_norm 3 or less, usually helps."
-            )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""
@@ -166,9 +142,7 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            raise UsageError(
-                f"Stopped: {error}. {self._advice(error.step, error.step)}"
-            ) from error
+            raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1
         bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
@@ -181,14 +155,11 @@ class NotFinitePolicy:
                 where = f"the gradients of {tower} are not finite in {shown}"
             what = f"{what}; {where}"
         what = f"{what}. {self._save(error, found)}"
-        if (
-            self._training.config.checkpoints.on_nan == "rollback"
-            and self._progress.has_checkpoint()
-        ):
+        if self._training.config.checkpoints.on_nan == "rollback":
             self._roll_back(what, bad_batch)
             return
         advice = "--on_nan skip leaves out updates that are not finite. "
-        advice += self._advice(error.step, error.step)
+        advice += self._advice()
         if bad_batch is None:
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
@@ -205,18 +176,13 @@ class NotFinitePolicy:
         if self._rollbacks > MOST_ROLLBACKS:
             raise UsageError(
                 f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
-                f"{step} have not helped. {self._advice(step + 1, failed)}"
+                f"{step} have not helped. {self._advice()}"
             )
         without = ""
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step
             self._progress.keep()
-            steps = (
-                f"steps {step + 1} to {failed}"
-                if failed > step + 1
-                else f"step {failed}"
-            )
-            without = f", to continue without the images of {steps}"
+            without = f", without the images of steps {step + 1} to {failed}"
         for message in messages:
             say(message)
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
@@ -248,19 +214,14 @@ class NotFinitePolicy:
                 found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
         return found
 
-    def _advice(self, first: int, last: int) -> str:
-        """Returns advice on steps `first` to `last`, whose results are not finite."""
+    def _advice(self) -> str:
+        """Returns advice on a run whose losses or gradients are not finite."""
         rate = self._training.config.update.learning_rate
-        how = (
+        return (
             f"In a new run (another --train_dir), a --learning_rate below {rate}, "
             "--clip_norm or --warmup_epochs usually helps. "
             f"{self._progress.how_to_resume()}"
         )
-        if self._training.dataset.name.startswith(PYTHON):  # A command cannot load it.
-            return how
-        run = shlex.quote(str(self._training.train_dir))
-        find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
-        return f"{how}\nFind the images that caused it with:\n    {find}"
 
 
 def loss_text(loss: float) -> str:

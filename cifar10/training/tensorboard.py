@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +25,7 @@ from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
-from cifar10.training.timing import Goodput
+from cifar10.training.timing import Timer
 
 # The number of distorted images in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
@@ -44,12 +43,10 @@ class TensorBoard:
     If the disk fails, a warning is printed, and values are lost until it works again.
     """
 
-    waits_for = "the disk of the summaries"
-
-    def __init__(self, train_dir: Path, goodput: Goodput) -> None:
+    def __init__(self, train_dir: Path, timer: Timer) -> None:
         self._events = train_dir / layout.TRAIN_EVENTS
         self._log = train_dir / layout.METRICS
-        self._goodput = goodput
+        self._timer = timer
         self._logs = LogWriter(train_dir)
         self._resumed_step: int | None = None  # None once later events are dropped.
         self._writer: tf.summary.SummaryWriter | None = None
@@ -94,7 +91,7 @@ class TensorBoard:
         Values that are not finite are null in `metrics.jsonl`; event files omit them.
         """
         finite = {name: of for name, of in metrics.items() if math.isfinite(of)}
-        times = {"time": time.time(), "seconds": self._goodput.seconds()}
+        times = {"time": time.time(), "seconds": self._timer.seconds()}
         line = {"step": step, **times, **dict.fromkeys(metrics), **finite}
         written = summary_pb2.Summary()
         for name, value in finite.items():
@@ -167,20 +164,10 @@ class Summaries:
             model, device = self._towers.state.model, self._towers.devices[0]
             self._activations = activations_of(model, device)
         self._next = -math.inf  # When the next may begin, by `time.perf_counter`.
-        self._has_told = False
 
     def on_step(self, step: int) -> None:
         """Computes the summaries of a step if they are due and cheap enough."""
-        if step % self._period:
-            return
-        if time.perf_counter() < self._next:
-            if not self._has_told:
-                self._has_told = True
-                self._loop.say(
-                    f"NOTE: histograms and images every {self._period} steps would "
-                    f"take more than {MOST_SHARE:.0%} of the time.\n"
-                    "They are written less often."
-                )
+        if step % self._period or time.perf_counter() < self._next:
             return
         # The first summaries trace functions, which counts as part of the start.
         is_first = self._next == -math.inf
@@ -217,10 +204,8 @@ class Summaries:
 def sample(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's values, or an evenly spaced sample of a large one."""
     stride = math.ceil(tensor.shape.num_elements() / _MOST_VALUES)
-    # A stride that shares a factor with the channels would skip some of the channels.
-    while stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
-        stride += 1
-    return tf.reshape(tensor, [-1])[:: max(stride, 1)]
+    # Odd, so as not to skip every other channel.
+    return tf.reshape(tensor, [-1])[:: stride | 1]
 
 
 def activations_of(
@@ -258,8 +243,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     The view outputs the logits, and then the output of each layer that has weights or
     is an activation; the returned names are those of these layers. If max pooling and
     then ReLU follow a layer, the view outputs ReLU of the layer's unpooled output.
-    Leaves out a layer that another model called first, because Keras knows only the
-    layer's output in the other model. Returns None if `model` is no graph of layers.
+    Returns None if `model` is no graph of layers, or if another model called one of the
+    layers first, because Keras knows only the layer's output in the other model.
     """
     if not is_graph(model):
         return None
@@ -270,21 +255,13 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         and (layer.weights or isinstance(layer, _ACTIVATION_LAYERS))
     ]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    if not _are_connected(inputs, layers):
-        layers = [layer for layer in layers if _are_connected(inputs, [layer])]
     outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
-    view = keras.Model(inputs, outputs)
+    try:
+        view = keras.Model(inputs, outputs)
+    except ValueError:
+        return None
     view.input_spec = model.input_spec  # The image sizes that the model accepts.
     return view, [layer.name for layer in layers]
-
-
-def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
-    """Returns whether Keras can compute the outputs of `layers` from `inputs`."""
-    try:
-        keras.Model(inputs, [layer.output for layer in layers])
-    except ValueError:
-        return False
-    return True
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:

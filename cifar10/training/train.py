@@ -14,10 +14,9 @@ from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
 from cifar10.training.console import first_lines, last_lines, wrap
-from cifar10.training.hooks import check_hooks, handle_each_step
+from cifar10.training.hooks import check_hooks
 from cifar10.training.loop import Loop
 from cifar10.training.periodic import Validation, hooks_in_order
-from cifar10.training.timing import Goodput
 
 
 def train(
@@ -28,7 +27,6 @@ def train(
     hooks: Sequence[object] = (),
     dataset: datasets.Dataset | None = None,
     lock: RunLock | None = None,
-    began: float | None = None,
 ) -> int:
     """Trains up to `max_steps`, resuming from the newest checkpoint.
 
@@ -42,7 +40,6 @@ def train(
         dataset: The data set; None for the one that `config.dataset.data` names.
         lock: The lock of the run's directory that `preflight.locked_run` yields; None
             to lock the directory here.
-        began: When the program began, by `time.perf_counter`; None for now.
 
     Returns:
         The step reached.
@@ -54,12 +51,9 @@ def train(
     """
     check_hooks(hooks)
     stop = stop or StopSignals()
-    if config.speed.steps_per_call is None and handle_each_step(hooks):
-        config = config.replace(steps_per_call=1)
-    goodput = Goodput(began)
     workers = Workers(cluster, config.processes.worker_timeout)
     training = assemble(config, dataset, workers=workers, stop=stop)
-    loop = Loop(training, stop, goodput)
+    loop = Loop(training, stop)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workers.reporting_losses())
         with workers.sharing_refusals():
@@ -68,7 +62,7 @@ def train(
                 lock = RunLock(training.train_dir)
                 if workers.is_chief:
                     stack.enter_context(lock)
-        begin = functools.partial(_begin_run, loop, validation, lock)
+        begin = functools.partial(_begin_run, loop, lock)
         messages = workers.begin(settings_in_common(training.settings), begin)
         loop.progress.share(training.towers)
         if loop.progress.is_over:
@@ -86,7 +80,7 @@ def train(
     return loop.step
 
 
-def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
+def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     """Claims the directory and restores the run; returns messages for the user."""
     training = loop.training
     config, settings = training.config, training.settings
@@ -98,14 +92,14 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
         taken = initial_weights.take_initial_weights(
             config, training.towers.state, settings, earlier
         )
-    note: str | None = ""
-    if saved is None or saved <= config.run.max_steps:  # Else there is nothing to do.
-        note = starting.start_run(
-            training.train_dir, settings, earlier, lock, fresh=fresh
-        )
+    note, end = "", config.run.max_steps
+    # A finished run keeps its config.json, unless this step has become its end.
+    is_new_end = saved == end != (earlier or {}).get("max_steps")
+    if saved is None or saved < end or is_new_end:
+        started = training.train_dir, settings, earlier, lock
+        note = starting.start_run(*started, fresh=fresh) or ""
     restored = [*loop.progress.restore(), loop.progress.first_line()]
-    more = (validation.first_line, note or "", taken)
-    return [*first_lines(training), *map(wrap, more), *restored]
+    return [*first_lines(training), wrap(note), wrap(taken), *restored]
 
 
 def _print(lines: list[str]) -> None:

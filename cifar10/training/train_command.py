@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Sequence
 
 from cifar10.config import flags, layout
@@ -30,19 +29,15 @@ single tower, four towers need --batch_size 32. The run goes to --train_dir:
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
-    began = time.perf_counter()
-    train_or_launch(flags.from_flags(parser, words), began)
+    train_or_launch(flags.from_flags(parser, words))
     return 0
 
 
-def train_or_launch(config: Config, began: float, *, alone: bool = False) -> None:
+def train_or_launch(config: Config, *, alone: bool = False) -> None:
     """Trains in this process, or launches worker processes and restarts them.
 
-    Args:
-        config: The configuration, as the flags give it.
-        began: The time at which the program started, by `time.perf_counter`.
-        alone: Whether to train without other workers, even if the environment, such as
-            `TF_CONFIG`, names some.
+    With `alone`, trains without other workers, even if the environment, such as
+    `TF_CONFIG`, names some.
     """
     processes, train_dir = config.processes, layout.locate_run(config.run.train_dir)
     if processes.local_workers or processes.max_restarts:
@@ -63,4 +58,4 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
         from cifar10.training import train
 
         workers = None if alone else cluster.from_environment()
-        train.train(config, stop, workers, lock=lock, began=began)
+        train.train(config, stop, workers, lock=lock)

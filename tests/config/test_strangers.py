@@ -23,7 +23,7 @@ from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
 from cifar10.training.hooks import Run
-from cifar10.training.timing import Goodput
+from cifar10.training.timing import Timer
 from sites import ARCHIVE, CONTENT
 from small_runs import MODELS, describe, save
 
@@ -254,7 +254,7 @@ def test_log_that_is_a_link_or_a_pipe_costs_the_lines(tmp_path, victim, capsys):
     log = tmp_path / "metrics.jsonl"
 
     def write():
-        board = tensorboard.TensorBoard(tmp_path, Goodput())
+        board = tensorboard.TensorBoard(tmp_path, Timer())
         board.on_start(Run(1, tmp_path, {}, None))
         board.on_log(10, {"total_loss": 4.5})
         board.on_end(10, "finished")

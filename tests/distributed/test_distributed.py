@@ -348,40 +348,6 @@ def test_only_errors_that_name_others_are_blamed_on_them():
             raise tf.errors.UnavailableError(None, None, message)
 
 
-def test_workers_that_hang_find_out_which_of_them_is_the_cause(meet, monkeypatch):
-    monkeypatch.setattr(workers, "SECONDS_TO_TELL", 0.5)
-    rounds = threading.Barrier(3)
-
-    def hang(*reports):
-        def ask(worker):
-            found = []
-            for report in reports:
-                rounds.wait(60)
-                found.append(worker.ask_who_hangs(*report) if report else "")
-            return found
-
-        return ask
-
-    first, second, _ = meet(
-        hang((40, ""), (90, "")), hang((40, "its input"), None), hang(None, (91, ""))
-    )
-    silent, busy = r"worker {} at \S+, which is silent", r"worker 1 .* its input"
-    assert re.fullmatch(f"{busy} and {silent.format(2)}", first[0])
-    assert re.fullmatch(silent.format(2), second[0])
-    # Later on, what they told then is no answer.
-    assert re.fullmatch(silent.format(1), first[1])
-
-
-def test_chief_that_does_not_answer_is_the_cause(meet):
-    def ask(worker):
-        # As if the chief's process had been stopped, or had ended.
-        worker._rendezvous._connection.shutdown(socket.SHUT_RDWR)
-        return worker.ask_who_hangs(40, "")
-
-    _, said = meet(lambda _: None, ask)
-    assert re.fullmatch(r"worker 0 at \S+, which does not answer", said)
-
-
 # ---- Real processes
 
 
@@ -526,7 +492,7 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
     restarting = r"worker 1 was killed by SIGKILL\. .* Restarting all, restart {} of 2"
     assert re.search(restarting.format(1), said)
     assert re.search(r"from step (8|16) ", first)
-    assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
+    assert "It waits for its devices, a hook or the other workers." in said
     assert re.search(f"exit code 75, {restarting.format(2)}", said)
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)

@@ -151,13 +151,6 @@ def test_other_arrays_do_not_resume_a_run(trained):
     assert "--" not in str(caught.value), "a program has no flags"
 
 
-def test_classes_without_images_are_noted(tmp_path, capsys):
-    gaps = (X, 2 * Y)  # 0, 2 and 4.
-    train(config(tmp_path / "run", data=gaps, max_steps=1))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no image of class 1, class 3." in said
-
-
 def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_path):
     done = runs.call("eval.py", "--run_once", "--train_dir", trained[0].train_dir)
     assert done.returncode == 2

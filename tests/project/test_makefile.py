@@ -108,6 +108,5 @@ def test_make_train_without_a_network(tmp_path):
 def test_make_train_learns_the_stand_in(tmp_path):
     shown = make_train_without_a_network(tmp_path)
     # What the stand-in is made for: neither a lottery nor a foregone conclusion.
-    assert "UNSTABLE" not in shown
     score = re.search(r"step 750: precision @ 1 = (\S+)", shown)[1]
     assert 0.8 < float(score) < 0.97

@@ -15,9 +15,8 @@ from tensorboard.backend.event_processing import event_accumulator
 import runs
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, logs
-from cifar10.training import console, tensorboard
+from cifar10.training import periodic, tensorboard
 from cifar10.training.progress import Progress
-from cifar10.training.timing import Goodput
 from small_towers import resolved
 
 DATA = "state.data-00000-of-00001"
@@ -27,21 +26,21 @@ STEPS = list(range(1, 9))
 @pytest.fixture(scope="module")
 def train(stand_in_dir):
     """Trains in a directory; `after` steps something may happen."""
-    advance = console.Console.on_step
+    log = periodic.Log.on_step
 
     def train(train_dir, *, after=None, **options):
         happens = dict(after or {})
 
-        def advance_and_happen(shown, step):
-            advance(shown, step)
+        def happen_and_log(hook, step):
             happens.pop(step, lambda: None)()
+            log(hook, step)
 
         usual = {"num_gpus": 1, "batch_size": 4, "log_frequency": 1}
         usual |= {"max_steps": STEPS[-1], "checkpoint_steps": 2}
         # A resume waits for a second without event files.
         clock = types.SimpleNamespace(time=iter(range(10**9, 2**31)).__next__)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(console.Console, "on_step", advance_and_happen)
+            patch.setattr(periodic.Log, "on_step", happen_and_log)
             patch.setattr(tensorboard, "MOST_SHARE", math.inf)
             patch.setattr(logs, "time", clock)
             runs.train(train_dir, stand_in_dir, **{**usual, **options})
@@ -145,9 +144,7 @@ def progress(train_dir, step, **options):
     """Returns a run of one variable of 1 MiB in a directory, at a step."""
     halted, trackables = tf.Variable(False), {"value": tf.Variable(tf.zeros([2**18]))}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    found = Progress(
-        train_dir, state, resolved(global_batch_size=4, **options), 8, Goodput()
-    )
+    found = Progress(train_dir, state, resolved(global_batch_size=4, **options), 8)
     found.restore()
     found.step = step
     return found
@@ -158,7 +155,7 @@ def test_a_log_that_cannot_be_read_costs_no_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     training.save(last=True)
     assert kept(tmp_path) == published(2)
-    assert progress(tmp_path, 2).is_saved()
+    assert progress(tmp_path, 2).last_saved() == 2
 
 
 def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk):

@@ -16,7 +16,6 @@ from cifar10.run_directory import checkpoints, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 from cifar10.training.progress import Progress
-from cifar10.training.timing import Goodput
 from small_towers import resolved
 
 # Trains beyond a checkpoint, and waits there.
@@ -168,7 +167,7 @@ def with_a_checkpoint(train_dir):
     """A training of one variable in a directory, after its first checkpoint."""
     halted, trackables = tf.Variable(False), {"step": tf.Variable(0)}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    progress = Progress(train_dir, state, resolved(global_batch_size=8), 8, Goodput())
+    progress = Progress(train_dir, state, resolved(global_batch_size=8), 8)
     progress.restore()
     progress.save(last=False)
     progress.step = 8

@@ -23,7 +23,7 @@ from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import towers
 from cifar10.towers.stages import Stage, resolve_stages
 from cifar10.towers.update import TrainState
-from cifar10.training import assembly, train as training
+from cifar10.training import assembly, loop, train as training
 from small_towers import (
     ONE_TOWER,
     line_model,
@@ -262,7 +262,7 @@ def straight(tmp_path_factory, stand_in_dir):
         noted.append((inputs.shape[1], tuple(tower.frozen), clocks[-1].part == "start"))
         return compute(tower, state, number, inputs, labels)
 
-    class Noted(training.Goodput):
+    class Noted(loop.Timer):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             clocks.append(self)
@@ -270,7 +270,7 @@ def straight(tmp_path_factory, stand_in_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ARCHITECTURES, "pooled", Architecture("pooled", pooled))
         patch.setattr(towers.Tower, "__call__", traced)
-        patch.setattr(training, "Goodput", Noted)
+        patch.setattr(loop, "Timer", Noted)
         values = runs.train(
             tmp_path_factory.mktemp("straight") / "run", stand_in_dir, **whole()
         )

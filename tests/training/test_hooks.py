@@ -13,7 +13,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints
 from cifar10.training import train as training
-from cifar10.training.hooks import EVENTS, Hook, Hooks, handle_each_step
+from cifar10.training.hooks import EVENTS, Hooks
 
 
 class Recorder:
@@ -171,24 +171,8 @@ def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path):
     for hook, said in (
         (types.SimpleNamespace(on_chekpoint=ignore), "on_checkpoint,"),
         (keras.callbacks.Callback(), "Callback.on_"),
-        (types.SimpleNamespace(on_log=lambda step, metrics, lines: None), "on_log"),
-        (Recorder, "Recorder()"),
     ):
         with pytest.raises(UsageError, match="hooks: ") as caught:
             train(hook)
         assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_hook_for_each_step_keeps_gpus_from_calls_of_several():
-    class Idle(Hook):
-        def on_log(self, step, metrics):
-            """Nothing after each step."""
-
-    class Busy(Hook):
-        def on_step(self, step):
-            """Something."""
-
-    noting = Recorder(["on_step"])
-    for hooks, expected in (([Idle()], False), ([Busy()], True), ([noting], True)):
-        assert handle_each_step(hooks) == expected

@@ -13,7 +13,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.training import console, train as training
+from cifar10.training import periodic, train as training
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     tmp_path, train, monkeypatch, capsys
 ):
     train_dir = tmp_path / "run"
-    advance = console.Console.on_step
+    log = periodic.Log.on_step
 
-    def vanish(shown, step):
-        advance(shown, step)
+    def vanish(hook, step):
         if step == 3:
             shutil.rmtree(train_dir)
+        log(hook, step)
 
-    monkeypatch.setattr(console.Console, "on_step", vanish)
+    monkeypatch.setattr(periodic.Log, "on_step", vanish)
     with pytest.raises(SystemExit) as ended:
         entry_point.run_program(lambda: train("run"))
     assert ended.value.code == 2

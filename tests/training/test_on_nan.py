@@ -275,7 +275,6 @@ def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
     assert told == [*before, *later, ("finished", 10)]
     lines = runs.logged(tmp_path / "run")
     assert [line["step"] for line in lines] == [4, 8]
-    assert lines[1]["seconds"]["work lost"] > lines[0]["seconds"]["work lost"] == 0.0
 
 
 @pytest.mark.slow

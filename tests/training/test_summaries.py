@@ -18,7 +18,7 @@ from cifar10.config import fields, options
 from cifar10.run_directory import logs
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.tensorboard import TensorBoard
-from cifar10.training.timing import Goodput
+from cifar10.training.timing import Timer
 from event_readers import read, read_as_the_server, tensors
 
 needs_full = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def as_in_a_new_process(monkeypatch):
 
 @contextlib.contextmanager
 def logging(folder, resumed_step=0):
-    board = TensorBoard(folder, Goodput())
+    board = TensorBoard(folder, Timer())
     board.on_start(Run(resumed_step, folder, RECORDED, None))
     yield board
     board.on_end(0, "finished")
@@ -190,7 +190,7 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 class SmallFile(io.FileIO):
     """Takes some bytes without an error, as a disk does that is nearly full."""
 
-    size = 350
+    size = 250
 
     def write(self, data):
         room = max(0, self.size - self.tell())

@@ -1,13 +1,16 @@
-"""Timing: the rate is of training only, and what limits it is told from the waiting."""
+"""Timing: the rate is of steps only, and what limits it is told from the waiting."""
 
+import contextlib
 import math
+import time
 import types
 
 import pytest
 
+import runs
 from cifar10.training import timing
 from cifar10.training.periodic import Log
-from cifar10.training.timing import Goodput, Throughput
+from cifar10.training.timing import Timer
 
 
 @pytest.fixture
@@ -19,65 +22,80 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def ledger(clock):
-    ledger = Goodput(began=clock.now)
-    ledger.enter("training")
-    return ledger
+def timer(clock):  # noqa: ARG001 - the time that it measures.
+    """A timer of steps that have begun."""
+    timer = Timer()
+    timer.enter("training")
+    return timer
 
 
-def run_steps(throughput, clock, *seconds):
+def run_steps(timer, clock, *seconds):
     for duration in seconds:
         clock.now += duration
-        throughput.count()
+        timer.steps += 1
 
 
-def test_rate_is_of_all_steps_of_a_window_and_all_their_images(clock, ledger):
-    throughput = Throughput(128, ledger)
-    run_steps(throughput, clock, 0.5, 1.5)
-    assert throughput.take() == pytest.approx(128.0)
-    run_steps(throughput, clock, 4.0)
-    assert throughput.take() == pytest.approx(32.0)
+def test_each_moment_is_in_one_part(clock):
+    timer = Timer()
     clock.now += 5.0
-    assert math.isnan(throughput.take()), "there was no step"
+    timer.enter("training")
+    clock.now += 4.0
+    with contextlib.suppress(ZeroDivisionError), timer.during("saving"):
+        clock.now += 3.0
+        with timer.during("input"):
+            clock.now += 2.0
+        raise ZeroDivisionError
+    clock.now += 4.0
+    found = {part: seconds for part, seconds in timer.seconds().items() if seconds}
+    assert found == {"start": 5.0, "training": 8.0, "input": 2.0, "saving": 3.0}
+    assert timer.stepping() == 10.0
 
 
-def test_time_between_steps_does_not_slow_the_rate(clock, ledger):
-    throughput = Throughput(128, ledger)
-    run_steps(throughput, clock, 1.0)
+def test_rate_is_of_all_steps_since_the_last(clock, timer):
+    run_steps(timer, clock, 0.5, 1.5)
+    assert timer.rate() == pytest.approx(1.0)
+    run_steps(timer, clock, 4.0)
+    assert timer.rate() == pytest.approx(0.25)
+    clock.now += 5.0
+    assert math.isnan(timer.rate()), "there was no step"
+
+
+def test_time_between_steps_does_not_slow_the_rate(clock, timer):
+    run_steps(timer, clock, 1.0)
     for part in ("saving", "evaluation"):
-        with ledger.during(part):
+        with timer.during(part):
             clock.now += 60.0
-    run_steps(throughput, clock, 1.0)
-    assert throughput.take() == pytest.approx(128.0)
+    run_steps(timer, clock, 1.0)
+    assert timer.rate() == pytest.approx(1.0)
 
 
-def test_verdict_is_of_the_time_without_images(clock, ledger):
-    throughput = Throughput(128, ledger)
-    assert throughput.timed().bottleneck() == ""
+def test_verdict_is_of_the_time_without_images(clock, timer):
+    assert timer.bottleneck() == ""
     clock.now += 2.0
-    with ledger.during("input"):
+    with timer.during("input"):
         clock.now += 0.004
-    throughput.count(2)
-    assert throughput.timed().bottleneck().startswith("Compute-bound")
+    timer.steps += 2
+    assert timer.bottleneck().startswith("Compute-bound")
     for _ in range(4):
         clock.now += 0.1
-        with ledger.during("input"):
+        with timer.during("input"):
             clock.now += 0.9
-        throughput.count()
-    throughput.take()
-    assert throughput.timed().bottleneck().startswith("Input-bound")
+        timer.steps += 1
+    assert timer.bottleneck().startswith("Input-bound")
 
 
 class ForecastLoop:
     """A training of 1,000 steps that reports every tenth."""
 
-    def __init__(self, ledger):
+    def __init__(self, timer):
         output = types.SimpleNamespace(log_frequency=10)
         run = types.SimpleNamespace(max_steps=1000, max_hours=None)
         checkpoints = types.SimpleNamespace(on_nan="stop")
-        config = types.SimpleNamespace(output=output, run=run, checkpoints=checkpoints)
+        config = types.SimpleNamespace(
+            output=output, run=run, checkpoints=checkpoints, global_batch_size=128
+        )
         self.training = types.SimpleNamespace(config=config)
-        self.goodput, self.throughput = ledger, Throughput(128, ledger)
+        self.timer = timer
         self.results = types.SimpleNamespace(wait=list)
         self.hooks = types.SimpleNamespace(notify=lambda *_: None)
         self.read_results, self.said = dict, []
@@ -88,15 +106,25 @@ class ForecastLoop:
     ("seconds", "expected"), [(20.0, ["5.5 hours"]), (0.05, ["48 seconds"])]
 )
 def test_one_forecast_comes_after_a_slow_step_or_some_fast_ones(
-    clock, ledger, seconds, expected
+    clock, timer, seconds, expected
 ):
-    loop = ForecastLoop(ledger)
+    loop = ForecastLoop(timer)
     log = Log(loop)
-    clock.now += 60.0
+    with timer.during("start"):
+        clock.now += 60.0
     log.on_step(0)  # No step was counted.
-    loop.throughput.restart()
     for step in range(1, 101):
-        run_steps(loop.throughput, clock, seconds)
+        run_steps(timer, clock, seconds)
         log.on_step(step)
-    found = [" ".join(text.split()[1:3]) for text in loop.said if text]
-    assert found == expected
+    assert [" ".join(text.split()[1:3]) for text in loop.said] == expected
+
+
+def test_a_training_logs_the_parts_of_its_time(tmp_path, stand_in_dir):
+    options = {"max_steps": 2, "checkpoint_steps": 1, "log_frequency": 1}
+    began = time.perf_counter()
+    runs.train(tmp_path / "run", stand_in_dir, num_gpus=1, batch_size=4, **options)
+    took = time.perf_counter() - began
+    first, last = (line["seconds"] for line in runs.logged(tmp_path / "run"))
+    assert 0 < sum(first.values()) < sum(last.values()) < took
+    assert first["start"] > 0
+    assert last["saving"] > first["saving"] == 0.0

@@ -11,9 +11,7 @@ import runs
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.training import periodic, watchdog
-from cifar10.training.hooks import Hooks
-from cifar10.training.results import Results
-from cifar10.training.timing import Goodput
+from cifar10.training.timing import Timer
 from cifar10.training.watchdog import Watchdog
 
 
@@ -60,32 +58,20 @@ class AtOnce(threading.Thread):
 def loop_of(
     hang_timeout=None,
     *,
-    hooks=None,
     part="training",
-    ask=lambda *_: "",
     limit_silence=lambda: None,
     steps_per_call=1,
 ):
     """What a watchdog looks at in a loop."""
-    workers = types.SimpleNamespace(
-        count=1,
-        ask_who_hangs=ask,
-        limit_silence=limit_silence,
-    )
+    workers = types.SimpleNamespace(limit_silence=limit_silence)
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
         steps_per_call=steps_per_call,
     )
-    training = types.SimpleNamespace(
-        config=config,
-        workers=workers,
-        towers=types.SimpleNamespace(devices=["/cpu:0"]),
-    )
-    goodput = Goodput()
-    goodput.enter(part)
-    return types.SimpleNamespace(
-        training=training, goodput=goodput, hooks=hooks or Hooks()
-    )
+    training = types.SimpleNamespace(config=config, workers=workers)
+    timer = Timer()
+    timer.enter(part)
+    return types.SimpleNamespace(training=training, timer=timer)
 
 
 class Watched:
@@ -95,7 +81,7 @@ class Watched:
     stopped, or a part of the time that begins.
     """
 
-    def __init__(self, script, *options, part="training", asked=None, **more):
+    def __init__(self, script, *options, part="training", **more):
         self.codes, self.told = [], []
         self._steps = self.limits = 0
         actions = [
@@ -105,19 +91,13 @@ class Watched:
         fakes = {
             "time": self.clock,
             "write_line": self.told.append,
-            "threading": types.SimpleNamespace(
-                Event=lambda: self.clock, Thread=AtOnce, get_ident=threading.get_ident
-            ),
+            "threading": types.SimpleNamespace(Event=lambda: self.clock, Thread=AtOnce),
         }
         with pytest.MonkeyPatch.context() as patch:
             for name, fake in fakes.items():
                 patch.setattr(watchdog, name, fake)
             self.loop = loop_of(
-                *options,
-                part=part,
-                ask=lambda *_: asked(self) if asked else "",
-                limit_silence=self._limit_silence,
-                **more,
+                *options, part=part, limit_silence=self._limit_silence, **more
             )
             self.dog = Watchdog(self.loop, self.codes.append)
             self.dog.on_start(None)
@@ -126,17 +106,14 @@ class Watched:
     def _limit_silence(self):
         self.limits += 1
 
-    def end_step(self):
-        self._steps += 1
-        self.dog.on_step(self._steps)
-
     def _act(self, what):
         if what == "step":
-            self.end_step()
+            self._steps += 1
+            self.dog.on_step(self._steps)
         elif what == "stopped":
             self.clock.now += 5000.0
         else:
-            self.loop.goodput.enter(what)
+            self.loop.timer.enter(what)
 
     @property
     def steps_told(self):
@@ -183,36 +160,11 @@ def test_on_request_a_step_that_hangs_ends_the_run():
     assert [bool(found) for found in codes] == [True, True, False]
 
 
-def test_a_run_that_lost_a_worker_ends_without_waiting_for_the_others():
-    begun, over = threading.Event(), threading.Event()
-    answers = []
-
-    def ask(*_):
-        begun.set()
-        over.wait(30)
-        answers.append("too late")
-        return "worker 1"
-
-    watching = Watchdog(loop_of(0.1, ask=ask), answers.append)
-    watching.on_step(1)
-    watching.on_start(None)
-    assert begun.wait(30)
-    watching.on_end(1, "lost")
-    assert not answers
-    over.set()
-
-
 def test_connections_of_a_step_that_hangs_are_limited():
     """Once in each such step, however long it takes; and in no quick one."""
     watched = Watched([*QUICK, (50.0, "step"), (1.0, "step"), (9.0, "step"), *QUICK])
     assert watched.limits == 2
     assert watched.codes == []
-
-
-@pytest.mark.parametrize("end", [Watched.end_step, lambda watched: watched.clock.set()])
-def test_a_step_that_ends_while_others_are_asked_ends_no_run(end):
-    watched = Watched([*QUICK, (35.0, "step")], hang_timeout=30.0, asked=end)
-    assert (watched.codes, watched.told) == ([], [])
 
 
 # ---- What it waits for, in real time
@@ -250,45 +202,7 @@ def test_an_input_that_blocks_is_named(capfd):
     assert codes[0] == EXIT_TRY_AGAIN
     said = capfd.readouterr().err
     assert "step 42 " in said
-    assert "cifar10/input/pipeline.py" in said
     assert "input batches" in said
-
-
-@pytest.mark.parametrize(("is_own", "cause"), [(False, "Uploader"), (True, "the disk")])
-def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, is_own, cause):
-    """The training's own hooks wait for the disk then."""
-
-    class Uploader:
-        def on_checkpoint(self, *_):
-            released.wait(100)
-
-    hook = Uploader()
-    hooks = Hooks([hook], users=[] if is_own else [hook])
-    dog, codes, released = ending(part="saving", hooks=hooks)
-    with watching(dog):
-        hooks.notify("on_checkpoint", 41, None)
-    assert codes[0] == EXIT_TRY_AGAIN
-    assert cause in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("ask", "cause"),
-    [
-        (lambda *_: "", "/cpu:0"),
-        (lambda *asked: f"worker 1 of {asked}", "worker 1 of (41, '')"),
-    ],
-)
-def test_devices_and_other_workers_are_named(capfd, ask, cause):
-    dog, codes, released = ending(ask=ask)
-    numbers = types.SimpleNamespace(numpy=lambda: released.wait(100))
-    results = Results(None, ["/cpu:0"], print)
-    results.add(41, types.SimpleNamespace(numbers=numbers))
-    with watching(dog):
-        results.wait()
-    assert codes[0] == EXIT_TRY_AGAIN
-    said = capfd.readouterr().err
-    assert "cifar10/training/results.py" in said
-    assert f" for {cause}" in said
 
 
 def test_every_training_has_one_while_its_steps_run(
