@@ -2,8 +2,9 @@
 
 Only the device knows whether a step's results are finite. Waiting for the host to find
 out would delay updates on a GPU. Therefore each update is applied, and undone if the
-results are not finite. Old and new values have separate buffers, so undoing moves no
-bytes, whereas selecting values on the device would take a kernel for each variable.
+results are not finite. TensorFlow keeps the buffers of the old values, which have been
+read, so undoing moves no bytes, whereas selecting values on the device would take a
+kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
