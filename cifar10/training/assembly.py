@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,8 @@ from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.towers.optimizers import build_optimizer
 from cifar10.towers.stages import prepare_model
-from cifar10.towers.towers import Batch, StepResult, Tower, TowerBuilder
+from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
-from cifar10.towers.verification import verify
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
@@ -111,13 +110,6 @@ class Training:
             batches = pipeline.training_batches(*source, towers=towers, **order)
         capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
-
-    def run_step(self, batches: Sequence[Batch], step: int) -> StepResult:
-        """Runs step `step`; first verifies it if `verify_steps` divides `step`."""
-        if step % (self.config.checkpoints.verify_steps or math.inf) == 0:
-            is_exact = self.config.speed.deterministic
-            verify(self.towers, batches, step, deterministic=is_exact)
-        return self.towers.step(batches)
 
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""

@@ -13,6 +13,7 @@ from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
+from cifar10.towers.verification import verify
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
@@ -159,9 +160,13 @@ class Loop:
         self.newest_batches = batches[-1]
 
     def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
+        config, towers = self.training.config, self.training.towers
         if len(batches) > 1:
-            return self.training.towers.steps(batches)
-        return self.training.run_step(batches[0], self.step + 1)
+            return towers.steps(batches)
+        step, period = self.step + 1, config.checkpoints.verify_steps
+        if period and step % period == 0:
+            verify(towers, batches[0], step, deterministic=config.speed.deterministic)
+        return towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:
         """Saves a checkpoint of the step reached, and raises `StoppedError`."""
