@@ -20,19 +20,9 @@ from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 
 # Memory of a decoding process: the interpreter, and 12 bytes per pixel for Pillow.
-_BYTES = 2**30
-_BYTES_PER_PIXEL = 16
+_MEMORY = 2**30 + 16 * decoding.MAX_PIXELS
 # Progressive JPEG files of this size, the slowest to decode, take half a second.
 _BYTES_PER_SECOND = 10_000_000
-_DEFAULT_TOP_K = 3
-
-
-class TooCostlyError(decoding.PictureError):
-    """A picture takes too long to decode, or crashes the process that decodes it."""
-
-
-class NotFiniteError(UsageError):
-    """A model computes logits that are NaN or infinite."""
 
 
 class Decoder(threading.local):
@@ -61,32 +51,29 @@ class Decoder(threading.local):
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
-        self._process = self._process or self._new_process()
+        if self._process is None:
+            # Not forked, because this process has TensorFlow's threads.
+            spawn = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, spawn, _prepare_process)
         try:
             return self._process.submit(_decode, *arguments).result()
         except BrokenProcessPool as error:
             self._process = None
-            raise TooCostlyError(
+            raise decoding.PictureError(
                 f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
                 "decoder. Make the picture smaller."
             ) from error
 
-    def _new_process(self) -> ProcessPoolExecutor:
-        # Not forked, because this process has TensorFlow's threads.
-        spawn = multiprocessing.get_context("spawn")
-        memory = _BYTES + _BYTES_PER_PIXEL * self._max_pixels
-        return ProcessPoolExecutor(1, spawn, _prepare_process, (memory,))
 
-
-def _prepare_process(memory: int) -> None:
+def _prepare_process() -> None:
     """Makes a decoder limit its memory, ignore signals, and end with its parent."""
     # A service that gets a signal still needs its decoders for the last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if not 0 <= before < memory:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
+    if not 0 <= before < _MEMORY:
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, hard))
 
 
 def _end_with_parent() -> None:
@@ -114,31 +101,24 @@ def _decode(
 
 
 def likeliest_classes(
-    logits: np.ndarray, class_names: Sequence[str], top_k: int | None
+    logits: np.ndarray, class_names: Sequence[str], top_k: int
 ) -> list[list[dict[str, Any]]]:
     """Returns the likeliest classes of each image with their probabilities.
 
     Args:
         logits: floating [images, classes].
         class_names: Names of the classes, in the order of the logits.
-        top_k: Number of classes to name; None for three, or for all if there are fewer.
+        top_k: Number of classes to name, or more for all.
 
     Returns:
         `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
         likeliest class first.
 
     Raises:
-        NotFiniteError: A logit is not finite.
-        UsageError: `top_k` is not between 1 and the number of classes.
+        UsageError: A logit is not finite.
     """
-    count = len(class_names)
-    top_k = min(_DEFAULT_TOP_K, count) if top_k is None else top_k
-    if not 0 < top_k <= count:
-        raise UsageError(
-            f"top_k {top_k}: it must be between 1 and {count}, the number of classes."
-        )
     if not np.isfinite(logits).all():
-        raise NotFiniteError(
+        raise UsageError(
             "The model computes logits that are not finite. Use an earlier checkpoint."
         )
     logits = logits.astype(np.float64)

@@ -6,51 +6,42 @@ name is complete and correct.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.data_flag import FINDABLE
-from cifar10.errors import UsageError, reason, say
+from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
-from cifar10.run_directory import restoring
 
 HELP = "export the model of a run for other programs"
 DESCRIPTION = """Exports the model of a run for other programs.
 
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 export --output /tmp/cifar10_model.onnx
-    python -m cifar10 export --output /tmp/cifar10_model.keras
-    python -m cifar10 export --output /tmp/cifar10_model.tflite
     python -m cifar10 export --output it.tflite --quantize int8
 
-The export takes images as evaluation prepares them and returns logits, both in
-float32, whatever the precision of the training run. With --with_preprocessing
-it prepares uint8 images of any size itself and returns probabilities. The
-export is loaded in a separate process and must compute the same as the run's
-model on 256 test images (random images, if the run's data was in a program's
-memory). Otherwise it is removed. With --quantize int8, weights and activations
-are integers, whose ranges are estimated from 500 training images. The export
-may then misclassify 1 % more of up to 10,000 test images than the run's model.
-The preparation of images, the class names and the step are described in
-cifar10.json in a SavedModel's folder, in the metadata of ONNX, or in the
-cifar10.json that unzip extracts from a .keras or .tflite file. With
---model_card the folder can be pushed to Hugging Face's hub. Exit code 0:
-written and checked; 1: the export computes something else; 2: a mistake that
-you can fix. ONNX and LiteRT need the packages of the extra `export`. Programs
-that load a .keras file need only Keras.
+Writes a SavedModel's folder, or a file that ends in .onnx, .keras or .tflite
+(LiteRT). The export takes images as evaluation prepares them and returns
+logits, both in float32. With --with_preprocessing it takes uint8 images of the
+data set's size and returns probabilities. It is loaded in a separate process,
+and removed if it computes something else than the run's model on 256 test
+images. With --quantize int8, weights and activations are integers, whose ranges
+are estimated from 500 training images; the export may misclassify 1 % more of
+up to 10,000 test images than the run's model. cifar10.json describes the model
+and how to prepare images. It is in a SavedModel's folder, in the metadata of
+ONNX, and in a .keras or .tflite file, where unzip finds it. With --model_card
+the folder can be pushed to Hugging Face's hub. Exit code 0: written and
+checked; 1: the export computes something else; 2: a mistake that you can fix.
+ONNX and LiteRT need the packages of the extra `export`.
 """
 
 # Packages that a format needs besides TensorFlow.
 _PACKAGES = {"onnx": ("tf2onnx", "onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
 _SUFFIXES = {".onnx": "onnx", ".keras": "keras", ".tflite": "litert"}
-# Endings of unsupported formats. Other endings may be part of a folder's name.
-_OTHERS = (".h5", ".hdf5", ".pb", ".pt", ".pth", ".ckpt", ".safetensors", ".zip")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +49,7 @@ class Options(run_options.RunOptions):
     """What to export and where.
 
     Attributes:
-        output: file that ends in .onnx, .keras or .tflite, or folder for a SavedModel
+        output: file that ends in .onnx, .keras or .tflite, else a SavedModel's folder
         with_preprocessing: let the model take uint8 images and return probabilities
         quantize: type of integers to compute in, for a .tflite file
         use_averages: use the variables' moving averages, not their last values
@@ -76,18 +67,11 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ending = Path(self.output).suffix
-        if ending not in _SUFFIXES and ending.lower() in {*_SUFFIXES, *_OTHERS}:
-            raise UsageError(
-                f"--output {self.output}: {ending} is not a supported format.\nUse "
-                f"{', '.join(_SUFFIXES)}, or no ending for a SavedModel's folder."
-            )
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
                 f"--quantize {self.quantize} needs an --output that ends in .tflite, "
-                "and excludes --with_preprocessing,\nbecause 8-bit integers are too "
-                "coarse to prepare images. The export describes how to prepare them."
+                "and excludes --with_preprocessing."
             )
 
     @property
@@ -100,7 +84,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
-    restoring.check_usable(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     return export_run(options)
 
@@ -126,76 +109,41 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    dataset, used = None, "random pixels"
-    is_needed = options.quantize != "none" or options.data_dir
-    if is_needed or trained.settings["data"] in FINDABLE:
-        dataset = datasets.find_again(trained.settings, options.data_dir)
-        used = dataset.description
-    description = {
-        **export_formats.describe(trained, options.with_preprocessing),
-        "step": step,
-        "use_averages": options.use_averages,
-        "temperature": trained.temperature,
-        "precision": "float32" if options.quantize == "none" else options.quantize,
-    }
+    description = export_formats.describe(trained, step, options)
     text = ""
     if options.model_card:
-        named = output.name, file_format
-        is_best = options.step == restoring.BEST
-        text = model_card.build(directory, *named, description, is_best=is_best)
-    print(
-        f"Model:  {description['model']}, step {step} of {directory},\n"
-        f"        {'averaged' if options.use_averages else 'raw'} variables; trained "
-        f"in {description['trained_precision']}, "
-        f"exported in {description['precision']}",
-        flush=True,
-    )
+        text = model_card.build(directory, output.name, file_format, description)
+    dataset = datasets.find_again(trained.settings, options.data_dir)
+    samples = None
+    if options.quantize != "none":
+        distortions = trained.settings["distortions"]
+        samples = export_formats.calibration_images(dataset, distortions)
     model = export_formats.in_float32(trained)
     images, expected, labels = export_formats.examples(model, dataset, description)
-    samples = None
-    if dataset and options.quantize != "none":
-        distortions = description["distortions"]
-        samples = export_formats.calibration_images(dataset, distortions)
-    with _temporary(output) as beside:
-        path = beside / f"model{output.suffix}"
-        export_formats.write_model(model, path, file_format, description, samples)
-        for part in (path, *path.rglob("*")):
-            files.sync(part)
-        computed = exported.compute_in_another_process(path, file_format, images)
-        passed, finding = export_formats.compare(
-            computed, expected, labels, description["precision"]
-        )
-        compared = (
-            f"on {len(images):,} test images of {used}\n"
-            f"        the export, in another process, {finding}"
-        )
-        if not passed:
-            say(f"REFUSED: {compared}. Nothing was written.")
-            return 1
-        _check_free(output)  # Another process may have created it meanwhile.
-        files.rename(path, output)
-        if text:
-            files.write_atomically(card, text.encode())
-        files.sync(output.parent)
-    print(f"Check:  {compared}\nDone:   {output}")
-    return 0
-
-
-@contextlib.contextmanager
-def _temporary(output: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside the output, and removes it afterwards."""
-    import tensorflow as tf
-
     prefix = f".incomplete-{output.name}-"
     try:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as folder:
-            yield Path(folder)
-    except (OSError, tf.errors.OpError) as error:
-        raise UsageError(
-            f"--output {output} cannot be written: {reason(error)}. No file remains.\n"
-            f"Create {output.parent}, make it writable, free space there, or give "
-            "another --output."
-        ) from error
+            path = Path(folder) / f"model{output.suffix}"
+            export_formats.write_model(model, path, file_format, description, samples)
+            for part in (path, *path.rglob("*")):
+                files.sync(part)
+            computed = exported.compute_in_another_process(path, file_format, images)
+            passed, finding = exported.compare(
+                computed, expected, labels, description["precision"]
+            )
+            compared = f"On {len(images):,} test images, the export {finding}."
+            if not passed:
+                say(f"REFUSED: {compared} Nothing was written.")
+                return 1
+            _check_free(output)  # Another process may have created it meanwhile.
+            path.rename(output)
+        if text:
+            files.write_atomically(card, text.encode())
+        files.sync(output.parent)
+    except OSError as error:
+        raise files.unwritable(output, "--output", error) from error
+    print(f"Exported step {step} to {output}.\n{compared}")
+    return 0
 
 
 def _check_free(output: Path) -> None:

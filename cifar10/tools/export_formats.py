@@ -7,47 +7,37 @@ layers are replaced by Keras's, which compute the same in float32 up to rounding
 train more slowly. LiteRT can also compute Keras's layers in integers.
 """
 
-import contextlib
 import json
-import logging
-import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from cifar10 import layers as ours
-from cifar10.errors import StoppedError, counted
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
-from cifar10.tools.exported import described, not_exportable
+from cifar10.tools.exported import exporting
 
-# File with the description of an export.
+if TYPE_CHECKING:
+    from cifar10.tools.export import Options
+
 _DESCRIPTION = "cifar10.json"
 # Keras's names of the formats.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
-# Number of test images on which the export must agree with the run's model, and the
-# largest difference in float32, relative to the largest value. Summing in another order
-# causes less than a third of this difference.
+# Images on which an export is compared with the run's model.
 _IMAGES = 256
-_TOLERANCE = 1e-5
 # With --quantize: the most test images to classify, and the training images from which
 # the ranges of activations are estimated. TensorFlow's guide recommends 100 to 500.
-# With good estimates, int8 loses less than a percentage point of accuracy
-# (https://arxiv.org/abs/2004.09602).
 _CLASSIFIED = 10_000
 _SAMPLES = 500
-_MOST_LOST = 0.01
-# LiteRT's converter names the operations that it lacks in this form.
-_LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 # Layers of this package, and the layers of Keras that compute the same more slowly.
 _FASTER = {
     ours.FusedBatchNormalization: keras.layers.BatchNormalization,
@@ -58,32 +48,24 @@ _FASTER = {
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
-def describe(trained: TrainedModel, with_preprocessing: bool) -> dict[str, Any]:
-    """Describes the exported model's run, input and output as JSON values."""
-    settings, channels = trained.settings, trained.picture_shape[-1]
-    given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
-    if with_preprocessing:
-        given = {"dtype": "uint8", "shape": [None, None, None, channels]}
+def describe(trained: TrainedModel, step: int, options: "Options") -> dict[str, Any]:
+    """Describes an export, its run, and how to prepare images, as JSON values."""
+    settings = trained.settings
+    how = preparation.describe(settings["distortions"], trained.picture_shape)
     return {
         "model": settings["model"],
-        "distortions": settings["distortions"],
-        "image_shape": list(trained.image_shape),
-        "picture_shape": list(trained.picture_shape),
-        "class_names": list(trained.class_names),
-        "trained_precision": settings["precision"],
+        "step": step,
+        "use_averages": options.use_averages,
+        "temperature": trained.temperature,
+        "precision": "float32" if options.quantize == "none" else options.quantize,
         "data": settings["data"],
         "data_is_real": settings.get("data_is_real", True),
-        "simulated": settings["simulated"],
-        "preparation": preparation.describe(
-            settings["distortions"], trained.picture_shape
-        ),
-        "with_preprocessing": with_preprocessing,
-        "input": {"name": "images", **given},
-        "output": {
-            "name": "probabilities" if with_preprocessing else "logits",
-            "dtype": "float32",
-            "shape": [None, len(trained.class_names)],
-        },
+        "class_names": list(trained.class_names),
+        "image_shape": list(trained.image_shape),
+        "picture_shape": list(trained.picture_shape),
+        "distortions": settings["distortions"],
+        "preparation": how,
+        "with_preprocessing": options.with_preprocessing,
     }
 
 
@@ -115,40 +97,45 @@ def write_model(
 ) -> None:
     """Exports a float32 model, with its description.
 
-    The description is a file `cifar10.json` in a SavedModel's folder, or in the ZIP
-    archive inside a Keras or LiteRT file. An ONNX file has it as metadata, in which
-    values other than strings are JSON.
+    The description is `cifar10.json`: a file in a SavedModel's folder, an entry of an
+    ONNX file's metadata, or a file in the ZIP archive inside a Keras or LiteRT file.
 
     Args:
         model: The model of the run.
         path: Folder or file to create; a file's name ends as its format requires.
         file_format: As `export.Options.file_format`.
-        description: Description of the export as JSON values, with its input and
-            output.
+        description: Result of `describe`.
         samples: Prepared images from which LiteRT estimates the ranges of int8 values;
             None for float32.
 
     Raises:
         UsageError: The format cannot represent the model.
-        OSError, tf.errors.OpError: The export cannot be written.
+        OSError: The export cannot be written.
     """
-    with _reworded_errors(file_format):
+    conversion = {}
+    if samples is not None:
+        conversion = {
+            "optimizations": [tf.lite.Optimize.DEFAULT],
+            "representative_dataset": lambda: (
+                {"images": one[None]} for one in samples
+            ),
+        }
+    with exporting(file_format), warnings.catch_warnings(action="ignore"):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
             wrapped.save(path)
         else:
-            wrapped.export(
-                str(path),
-                format=_KERAS_FORMATS[file_format],
-                verbose=False,
-                input_signature=[keras.InputSpec(**description["input"])],
-                **(_litert_options(samples) if file_format == "litert" else {}),
-            )
+            kind = _KERAS_FORMATS[file_format]
+            wrapped.export(path, kind, verbose=False, **conversion)
     text = json.dumps(description, indent=2) + "\n"
-    if file_format == "onnx":
-        _describe_onnx(path, description)
-    elif file_format == "savedmodel":
+    if file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")
+    elif file_format == "onnx":
+        import onnx
+
+        written = onnx.load(path)
+        onnx.helper.set_model_props(written, {_DESCRIPTION: text})
+        onnx.save(written, path)
     else:
         # By LiteRT's convention, a ZIP archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
@@ -162,73 +149,21 @@ def wrap(
     is_ours = description["model"] in ARCHITECTURES
     if file_format == "keras" or (file_format == "litert" and is_ours):
         model = with_keras_layers(model)
-    if file_format == "keras" and not description["with_preprocessing"]:
-        return model
-    signature = {**description["input"], "shape": description["input"]["shape"][1:]}
-    images = keras.Input(**signature)
-    prepared = images
+    # A user's layer may behave as in training without `training=False`.
     if description["with_preprocessing"]:
-        shape = tuple(description["picture_shape"])
-        prepared = preparation.prepare(images, shape, description["distortions"])
-    # A user's layer may behave as in training without this argument. A .keras file may
-    # be trained further, and gets the argument from its caller.
-    training = {} if file_format == "keras" else {"training": False}
-    output = keras.ops.cast(model(prepared, **training), "float32")
-    if description["with_preprocessing"]:
-        if description["temperature"] != 1.0:
-            output = output / description["temperature"]
-        output = keras.layers.Softmax(name="probabilities")(output)
-    if file_format != "keras":
-        output = {description["output"]["name"]: output}
+        shape, distortions = description["picture_shape"], description["distortions"]
+        images = keras.Input(shape, dtype="uint8", name="images")
+        prepared = preparation.prepare(images, tuple(shape), distortions)
+        logits = model(prepared, training=False) / description["temperature"]
+        output = {"probabilities": keras.ops.softmax(logits)}
+    elif file_format == "keras":
+        return model  # It may be trained further.
+    else:
+        images = keras.Input(description["image_shape"], name="images")
+        output = {"logits": model(images, training=False)}
+    if file_format == "keras":  # Its callers need no name.
+        (output,) = output.values()
     return keras.Model(images, output, name="cifar10")
-
-
-def _litert_options(samples: np.ndarray | None) -> dict[str, Any]:
-    """Returns the options for a conversion that uses only LiteRT's operations."""
-    operations = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    if samples is None:
-        return {"target_spec": {"supported_ops": operations}}
-    return {
-        "optimizations": [tf.lite.Optimize.DEFAULT],
-        "representative_dataset": lambda: ({"images": each[None]} for each in samples),
-        # Operations without integer kernels stay in float32.
-        "target_spec": {
-            "supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, *operations]
-        },
-    }
-
-
-def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:
-    import onnx
-
-    model = onnx.load(str(path))
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    properties = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in description.items()
-    }
-    onnx.helper.set_model_props(model, properties)
-    path.write_bytes(model.SerializeToString())
-
-
-@contextlib.contextmanager
-def _reworded_errors(file_format: str) -> Iterator[None]:
-    """Hides warnings of Keras and converters, and turns errors into a `UsageError`."""
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except (OSError, tf.errors.OpError, StoppedError):
-        raise
-    except Exception as error:  # A layer or the converter may raise anything.
-        why = described(error)
-        if lacking := sorted(set(_LACKING.findall(str(error)))):
-            why = f"LiteRT lacks these operations of TensorFlow: {', '.join(lacking)}"
-        raise not_exportable(file_format, why) from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def with_keras_layers(model: keras.Model) -> keras.Model:
@@ -238,30 +173,26 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         ValueError: The model is neither functional nor sequential, or has a layer that
             the user defined.
     """
-    copies = []
 
     def copy(layer: keras.Operation) -> keras.Operation:
         if not isinstance(layer, keras.layers.Layer):  # An operation of keras.ops.
             return layer
-        if type(layer) in _COMPOSED:
-            return _COMPOSED[type(layer)](layer)
+        if compute := _COMPOSED.get(type(layer)):
+            _, *shape = layer.get_build_config()["input_shape"]
+            inputs = keras.Input(shape)
+            return keras.Model(inputs, compute(layer, inputs), name=layer.name)
         kind = _FASTER.get(type(layer), type(layer))
         if kind.__module__.partition(".")[0] != "keras":
-            raise ValueError(
-                f"the layer {layer.name} is of the class {kind.__module__}."
-                f"{kind.__qualname__}, which is not part of Keras"
-            )
+            raise ValueError(f"the layer {layer.name} is not part of Keras")
         config = {
             key: value
             for key, value in layer.get_config().items()
             if not key.endswith(_FOR_TRAINING)
         }
-        copies.append((layer, kind.from_config(config)))
-        return copies[-1][1]
+        return kind.from_config(config)
 
     rebuilt = keras.models.clone_model(model, clone_function=copy, recursive=True)
-    for layer, same in copies:
-        same.set_weights(layer.get_weights())
+    rebuilt.set_weights(model.get_weights())
     if isinstance(rebuilt, keras.Sequential):
         # Without a new Input the model would keep the batch size of its first call.
         images = keras.Input(model.input_shape[1:], name="images")
@@ -269,38 +200,27 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
     return rebuilt
 
 
-def _local_response_normalization(
-    layer: ours.LocalResponseNormalization,
-) -> keras.Model:
-    """Builds x * s^-beta from Keras's layers; a 1 x 1 convolution of x^2 computes s."""
-    inputs = _input_of(layer)
-    channels = inputs.shape[-1]
-    window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")
-    energy = window(inputs * inputs)
-    places = np.arange(channels)
+def _normalized(
+    layer: ours.LocalResponseNormalization, inputs: keras.KerasTensor
+) -> keras.KerasTensor:
+    """Computes x * s^-beta by operations of Keras's."""
+    places = np.arange(inputs.shape[-1])
     near = abs(places[:, None] - places) <= layer.depth_radius
-    window.set_weights([layer.alpha * near[None, None], np.full(channels, layer.bias)])
-    power = energy**-layer.beta
-    if layer.beta == 0.75:
-        # LiteRT has an integer kernel for reciprocal roots, but none for powers.
-        root = keras.ops.rsqrt(energy)
-        power = root * keras.ops.rsqrt(energy * root)
-    return keras.Model(inputs, inputs * power, name=layer.name)
+    energies = layer.alpha * near.astype(np.float32)
+    energy = keras.ops.matmul(inputs * inputs, energies) + layer.bias
+    if layer.beta != 0.75:
+        return inputs * energy**-layer.beta
+    # LiteRT has an integer kernel for reciprocal roots, but none for powers.
+    root = keras.ops.rsqrt(energy)
+    return inputs * root * keras.ops.rsqrt(energy * root)
 
 
-def _quick_gelu(layer: ours.QuickGelu) -> keras.Model:
-    inputs = _input_of(layer)
-    outputs = inputs * keras.ops.sigmoid(ours.GELU_SLOPE * inputs)
-    return keras.Model(inputs, outputs, name=layer.name)
+def _quick_gelu(_: ours.QuickGelu, inputs: keras.KerasTensor) -> keras.KerasTensor:
+    return inputs * keras.ops.sigmoid(ours.GELU_SLOPE * inputs)
 
 
-def _input_of(layer: keras.layers.Layer) -> keras.KerasTensor:
-    _, *shape = layer.get_build_config()["input_shape"]
-    return keras.Input(shape)
-
-
-_COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
-    ours.LocalResponseNormalization: _local_response_normalization,
+_COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
+    ours.LocalResponseNormalization: _normalized,
     ours.QuickGelu: _quick_gelu,
 }
 
@@ -312,31 +232,21 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
 
 
 def examples(
-    model: keras.Model, dataset: datasets.Dataset | None, description: Mapping[str, Any]
+    model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns inputs for an exported model, the outputs to expect, and the labels.
 
-    `model` is the run's model in float32. The inputs are test images. Without a data
-    set, the images are random, which is enough to compare, and the labels mean nothing.
+    `model` is the run's model in float32. The inputs are test images.
     """
-    shape = (_IMAGES, *description["picture_shape"])
-    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    labels = np.zeros(_IMAGES, np.int32)
-    if dataset:
-        most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
-        images, labels = _sample(dataset, "test", most)
-    prepared = pipeline.prepare(tf.constant(images), description["distortions"])
-    expected = tf.concat(
-        [
-            model(prepared[first : first + _IMAGES], training=False)
-            for first in range(0, len(images), _IMAGES)
-        ],
-        axis=0,
-    )
+    most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
+    images, labels = _sample(dataset, "test", most)
+    prepared = pipeline.prepare(tf.constant(images), description["distortions"]).numpy()
+    batches = np.split(prepared, range(_IMAGES, len(prepared), _IMAGES))
+    logits = tf.concat([model(batch, training=False) for batch in batches], axis=0)
     if description["with_preprocessing"]:
-        probabilities = tf.nn.softmax(expected / description["temperature"])
+        probabilities = tf.nn.softmax(logits / description["temperature"])
         return images, probabilities.numpy(), labels
-    return prepared.numpy(), expected.numpy(), labels
+    return prepared, logits.numpy(), labels
 
 
 def _sample(
@@ -344,40 +254,5 @@ def _sample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns at most `most` images and labels, evenly spread over a split."""
     images, labels = dataset.read(split)
-    count = min(most, len(images))
-    chosen = np.arange(count) * len(images) // count
+    chosen = np.linspace(0, len(images) - 1, min(most, len(images)), dtype=int)
     return np.asarray(images[chosen]), np.asarray(labels[chosen])
-
-
-def compare(
-    computed: np.ndarray, expected: np.ndarray, labels: np.ndarray, precision: str
-) -> tuple[bool, str]:
-    """Returns whether an export computes what the run's model does, and a report.
-
-    In float32, outputs may differ by rounding. In int8, the export must classify nearly
-    as many images correctly as the run's model.
-
-    Args:
-        computed: Outputs of the export, floating [images, classes].
-        expected: Outputs of the run's model in float32, of the same shape.
-        labels: Labels of the images, integers [images].
-        precision: `float32` or `int8`.
-    """
-    if computed.shape != expected.shape or not np.isfinite(computed).all():
-        return False, "returns values that are not finite, or another number of them"
-    if precision == "float32":
-        difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
-        return difference <= _TOLERANCE, (
-            f"differs by\n        {difference:.1e} of the largest value "
-            f"(at most {_TOLERANCE:.0e})"
-        )
-    correct, ours = (
-        int(np.count_nonzero(logits.argmax(axis=1) == labels))
-        for logits in (computed, expected)
-    )
-    most_lost = max(1, int(_MOST_LOST * len(labels)))
-    return ours - correct <= most_lost, (
-        f"has\n        precision @ 1 = {correct / len(labels):.4f} in int8, and the "
-        f"run's model\n        {ours / len(labels):.4f} in float32 (int8 may lose "
-        f"{counted(most_lost, 'image')})"
-    )

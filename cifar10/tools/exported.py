@@ -1,7 +1,9 @@
-"""Runs exported models in a separate process, to check them."""
+"""Checks exported models: runs them in a separate process, and compares."""
 
+import contextlib
 import multiprocessing
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -9,22 +11,29 @@ import numpy as np
 
 from cifar10.errors import StoppedError, UsageError, reason
 
-_MAX_ERROR_LENGTH = 300
 # Images per batch in LiteRT, which keeps all intermediate values in float32.
 _LITERT_BATCH = 64
+# The largest difference in float32, relative to the largest value. Summing in another
+# order causes less than a third of this difference.
+_TOLERANCE = 1e-5
+# With good estimates of ranges, int8 loses less than a percentage point of accuracy
+# (https://arxiv.org/abs/2004.09602).
+_MOST_LOST = 0.01
 
 
-def described(error: Exception) -> str:
-    """Returns an error's class and the beginning of its message."""
-    return f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH].rstrip('.')}"
-
-
-def not_exportable(file_format: str, why: str) -> UsageError:
-    """Returns the error to raise for a model that a format cannot represent."""
-    return UsageError(
-        f"The model cannot be exported as {file_format}: {why}. Nothing was written.\n"
-        "Check for operations that the format lacks and layers that run Python code."
-    )
+@contextlib.contextmanager
+def exporting(file_format: str) -> Iterator[None]:
+    """Raises a `UsageError` where a format cannot represent a model."""
+    try:
+        yield
+    except (OSError, StoppedError):
+        raise
+    except Exception as error:  # Layers, converters and formats may raise anything.
+        raise UsageError(
+            f"The model cannot be exported as {file_format}: {reason(error)}.\n"
+            "Nothing was written. Check for operations that the format lacks and for "
+            "layers that run Python code."
+        ) from error
 
 
 def compute_in_another_process(
@@ -38,18 +47,11 @@ def compute_in_another_process(
         UsageError: The export cannot be loaded, or fails.
     """
     spawn = multiprocessing.get_context("spawn")
-    arguments = (file_format, str(path), images)
-    with ProcessPoolExecutor(1, spawn, _hide_gpus_and_messages) as process:
-        try:
-            return process.submit(_compute, *arguments).result()
-        except StoppedError:
-            raise
-        except Exception as error:  # A format's library may raise anything.
-            why = f"in a separate process, it fails with {described(error)}"
-            raise not_exportable(file_format, why) from error
-        finally:
-            for child in multiprocessing.active_children():
-                child.kill()
+    with (
+        exporting(file_format),
+        ProcessPoolExecutor(1, spawn, _hide_gpus_and_messages) as process,
+    ):
+        return process.submit(_compute, file_format, str(path), images).result()
 
 
 def _hide_gpus_and_messages() -> None:
@@ -64,25 +66,54 @@ def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
 
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(path, providers=providers)
-        (model_input,) = session.get_inputs()
-        (computed,) = session.run(None, {model_input.name: images})
+        (computed,) = session.run(None, {"images": images})
         return computed
     if file_format == "litert":
         from ai_edge_litert.interpreter import Interpreter
 
         run = Interpreter(model_path=path).get_signature_runner()
-        computed = []
-        for first in range(0, len(images), _LITERT_BATCH):
-            (of_batch,) = run(images=images[first : first + _LITERT_BATCH]).values()
-            computed.append(of_batch)
-        return np.concatenate(computed)
+        batches = np.split(images, range(_LITERT_BATCH, len(images), _LITERT_BATCH))
+        parts = [part for batch in batches for part in run(images=batch).values()]
+        return np.concatenate(parts)
     if file_format == "keras":
         import keras
 
-        model = keras.saving.load_model(path)
-        return keras.ops.convert_to_numpy(model(images))
+        return keras.ops.convert_to_numpy(keras.saving.load_model(path)(images))
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
     (computed,) = loaded.signatures["serving_default"](tf.constant(images)).values()
     return computed.numpy()
+
+
+def compare(
+    computed: np.ndarray, expected: np.ndarray, labels: np.ndarray, precision: str
+) -> tuple[bool, str]:
+    """Returns whether an export computes what the run's model does, and a report.
+
+    In float32, outputs may differ by rounding. In int8, the export must classify nearly
+    as many images correctly as the run's model.
+
+    Args:
+        computed: Outputs of the export, floating [images, classes].
+        expected: Outputs of the run's model in float32, of the same shape.
+        labels: Labels of the images, integers [images].
+        precision: `float32` or `int8`.
+    """
+    if computed.shape != expected.shape or not np.isfinite(computed).all():
+        return False, "returns values that are not finite, or another number of them"
+    if precision == "float32":
+        difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
+        return difference <= _TOLERANCE, (
+            f"differs by {difference:.1e} of the largest value, of at most "
+            f"{_TOLERANCE:.0e}"
+        )
+    correct, ours = (
+        int(np.count_nonzero(logits.argmax(axis=1) == labels))
+        for logits in (computed, expected)
+    )
+    most_lost = max(1, int(_MOST_LOST * len(labels)))
+    return ours - correct <= most_lost, (
+        f"has precision @ 1 = {correct / len(labels):.4f} in int8, the run's model "
+        f"{ours / len(labels):.4f} in float32, of which int8 may lose {_MOST_LOST:.0%}"
+    )

@@ -28,30 +28,11 @@ _METRICS = {
 _TRAINED_WITH = (
     *("optimizer", "optimizer_arguments", "learning_rate", "schedule", "clip_norm"),
     *("stages", "global_batch_size", "distortions", "augmentation", "label_smoothing"),
-    *("loss", "precision", "seed", "versions"),
+    *("loss", "precision", "seed", "keras_schedule", "versions"),
 )
-# How a program loads and calls each format.
-_CODE = {
-    "savedmodel": """\
-import tensorflow as tf
-model = tf.saved_model.load(".").signatures["serving_default"]
-outputs = model(tf.constant(images))["{output}"]""",
-    "onnx": """\
-import onnxruntime
-model = onnxruntime.InferenceSession({file})
-outputs = model.run(None, {{"images": images}})[0]""",
-    "keras": """\
-import keras
-model = keras.saving.load_model({file})
-outputs = model(images)""",
-    "litert": """\
-from ai_edge_litert.interpreter import Interpreter
-model = Interpreter({file}).get_signature_runner()
-outputs = model(images=images)["{output}"]""",
-}
 _CHOSEN = """
-These images also decided which step is the best or when training ended, because the run
-had no validation split. So the scores are slightly too good.
+The run had no validation split. If these images also decided which step is the best or
+when training ended, the scores are slightly too good.
 """
 _CARD = """\
 ---
@@ -74,13 +55,9 @@ interval (Wilson) of the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}
 
 {scores}
 
-## Load it
+## Description
 
-```python
-{code}
-```
-
-The data set, the input and output, and the settings of the training run:
+The data set, how images are prepared, and the settings of the training run:
 
 ```json
 {description}
@@ -89,16 +66,9 @@ The data set, the input and output, and the settings of the training run:
 
 
 def build(
-    run: Path,
-    name: str,
-    file_format: str,
-    description: Mapping[str, Any],
-    *,
-    is_best: bool,
+    run: Path, name: str, file_format: str, description: Mapping[str, Any]
 ) -> str:
     """Returns the model card of an export with this name, format and description.
-
-    `is_best` tells whether the exported step was chosen by its score.
 
     Raises:
         UsageError: The run has recorded no scores of the step on the test split.
@@ -114,30 +84,21 @@ def build(
             f"first:\n  {how}{' --no-use_averages' if kind else ''}"
         )
     found = {key: entry[key] for key in _METRICS if is_a(entry.get(key), float)}
-    if len(settings["class_names"]) <= 5:  # Every class would be among the five.
-        found.pop("precision @ 5", None)
     data, hub_name = settings["data"], _DATA.get(settings["data"])
     result = {
         "task": {"type": "image-classification"},
         "dataset": {"type": hub_name or data, "name": data, "split": "test"},
         "metrics": [{"type": _METRICS[key], "value": found[key]} for key in found],
     }
-    chosen = is_best or settings.get("keep_best") or settings.get("stop_after_no_gain")
-    given = {key: settings.get(key) for key in _TRAINED_WITH}
-    training = {key: given[key] for key in given if given[key] not in (None, {}, [])}
-    if schedule := settings.get("keras_schedule"):
-        training["schedule"] = schedule
+    training = {key: settings.get(key) for key in _TRAINED_WITH}
     return _CARD.format(
         library=_LIBRARIES.get(file_format, file_format),
         datasets=json.dumps([hub_name] if hub_name else []),
         index=json.dumps([{"name": name, "results": [result]}]),
         name=name,
         count=entry["num_examples"],
-        chosen=_CHOSEN if chosen and scores.deciding_part(run) == "test" else "",
+        chosen=_CHOSEN if scores.deciding_part(run) == "test" else "",
         interval=scores.interval(found["precision @ 1"], entry["num_examples"]),
         scores="\n".join(f"- {key}: {value:.4f}" for key, value in found.items()),
-        code=_CODE[file_format].format(
-            file=json.dumps(name), output=description["output"]["name"]
-        ),
         description=json.dumps({**description, "training": training}, indent=2),
     )

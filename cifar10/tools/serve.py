@@ -2,15 +2,14 @@
 
 import argparse
 import dataclasses
-import ipaddress
 import socket
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cifar10.config import flags, run_options
-from cifar10.config.options import Count, Range
-from cifar10.errors import UsageError, reason, say
+from cifar10.config.options import Range
+from cifar10.errors import UsageError, reason
 from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
@@ -24,11 +23,10 @@ DESCRIPTION = """Classifies images over HTTP with the model of a run.
 
 POST /predict classifies an image of up to 12.5 megapixels (?top_k=5 names five
 classes). GET /health returns the model, and the step and age of its weights.
-GET /metrics returns statistics for Prometheus. GET / explains these requests.
 Each new checkpoint is loaded between two answers; with --step best, each better
-one. The training run may begin after the service. Without --host, only this
-machine can send requests. There are no passwords. SIGTERM or Ctrl-C ends the
-service after the answers in progress.
+one. The training run may begin after the service. There are no passwords: with
+--host 0.0.0.0, everybody who reaches the port can use the service. SIGTERM or
+Ctrl-C ends the service after the answers in progress.
 """
 
 _LARGEST = 10_000
@@ -39,12 +37,11 @@ class Options(run_options.RunOptions):
     """The options of `cifar10 serve`.
 
     Attributes:
-        host: address to listen on
+        host: address to listen on; by default only this machine can send requests
         port: port to listen on; 0 for a free one
         interval_secs: seconds between checks for a new checkpoint
         max_request_mb: largest request, in millions of bytes
         timeout_secs: seconds that a client may take to send its request
-        queue: requests that may be in progress or waiting; more are refused
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu or gpu
     """
@@ -54,7 +51,6 @@ class Options(run_options.RunOptions):
     interval_secs: run_options.Seconds = 1.0
     max_request_mb: Annotated[float, Range(1e-6, _LARGEST)] = 10.0
     timeout_secs: Annotated[float, Range(1e-3, _LARGEST)] = 10.0
-    queue: Count = 64
     use_averages: bool = True
     device: run_options.Device = "auto"
 
@@ -63,7 +59,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
-    invocation.require_packages("serve", "prometheus_client", "starlette", "uvicorn")
+    invocation.require_packages("serve", "starlette", "uvicorn")
     entry_point.import_tensorflow()
     serve_model(options)
     return 0
@@ -90,9 +86,11 @@ def serve_model(options: Options) -> None:
     ):
         if follower.weights_step is None and follower.refusals:
             raise UsageError(follower.why_no_weights)
-        said = (follower, options.interval_secs)
-        threading.Thread(target=_announce_weights, args=said, daemon=True).start()
-        _announce(options, *listener.getsockname()[:2])
+        news = (follower, options.interval_secs)
+        threading.Thread(target=_say_news, args=news, daemon=True).start()
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"Serving {options.train_dir} at http://{address}", flush=True)
         server = Service(follower, options).create_server()
         try:
             server.run([listener])
@@ -105,42 +103,23 @@ def serve_model(options: Options) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Returns a socket that listens on an address, or raises a `UsageError`."""
     try:
-        host.encode("idna")  # `socket` raises a TypeError for an impossible name.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
-        # Connections inherit this option, which asyncio does not set for this listener.
-        # Without it, the body of an answer waits for the ACK of its headers.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener  # noqa: TRY300
-    except (OSError, UnicodeError) as error:
+    except (OSError, TypeError) as error:  # A TypeError for an impossible name.
         raise UsageError(
             f"--host {host} --port {port}: cannot listen: {reason(error)}.\n"
             "Give another --port, or --port 0 for any free one."
         ) from error
+    # Connections inherit this option, which asyncio does not set for this listener.
+    # Without it, the body of an answer waits for the ACK of its headers.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
-def _announce_weights(follower: "Follower", interval: float) -> None:
-    """Prints which step is served, or why none is; runs in a thread."""
-    is_closed = False
-    while not is_closed:
-        news = f"Serving step {follower.weights_step}."
+def _say_news(follower: "Follower", interval: float) -> None:
+    """Says which step is served and what was refused; runs in a thread."""
+    while not follower.closed.wait(interval):
         if follower.weights_step is None:
-            news = f"{follower.why_no_weights}\nChecking every {interval:g} s."
-        follower.say_news(news)
-        is_closed = follower.closed.wait(interval)
-
-
-def _announce(options: Options, host: str, port: int) -> None:
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    print(
-        f"Serving {options.train_dir} at {url}\n"
-        f"  curl {url}  # explains all requests\n"
-        f"  curl --data-binary @cat.png {url}/predict",
-        flush=True,
-    )
-    if not ipaddress.ip_address(host).is_loopback:
-        say(
-            f"WARNING: --host {options.host}: anyone who can reach port {port} of this "
-            "machine can use the service.\nPut a reverse proxy in front of it that "
-            "requires passwords and limits the connections of each client."
-        )
+            follower.say_news(follower.why_no_weights)
+        else:
+            follower.say_news(f"Serving step {follower.weights_step}.")

@@ -17,7 +17,7 @@ from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
-from cifar10.process import files
+from cifar10.process import entry_point, files
 from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
@@ -352,12 +352,16 @@ def test_names_of_classes_and_files_do_not_control_a_terminal(
     describe(run_dir, class_names=[ESCAPE + letter for letter in "abcdefghij"])
     photos = tmp_path / "photos"
     photos.mkdir()
-    (photos / f"{ESCAPE}cat.png").write_bytes(PNG)
-    options = predict.Options([str(photos)], train_dir=str(run_dir))
+    photo = photos / f"{ESCAPE}cat.png"
+    photo.write_bytes(PNG)
+    options = predict.Options([str(photo)], train_dir=str(run_dir))
     assert predict.predict_files(options) == 0
     piped = capsys.readouterr()
     assert f"{ESCAPE}cat.png: " in piped.out, "other programs want the very name"
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    entry_point.guard_streams(output_is_log=False)
     predict.predict_files(options)
     shown = capsys.readouterr()
     assert r"/\x1b]0;owned\x07cat.png: " in shown.out

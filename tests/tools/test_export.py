@@ -8,20 +8,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 
 import runs
 from cifar10.config import run_config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
-from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
 from cifar10.tools import export_formats, exported, preparation
 from small_exports import apart, export, names
-from small_folders import packed
 from small_runs import describe, save, small
 
 
@@ -104,9 +101,6 @@ def test_savedmodel_computes_what_the_averages_do_in_float32(
         "step": 20,
         "use_averages": True,
         "precision": "float32",
-        "trained_precision": "bfloat16",
-        "input": {"name": "images", "dtype": "float32", "shape": [None, 24, 24, 3]},
-        "output": {"name": "logits", "dtype": "float32", "shape": [None, 10]},
         "preparation": preparation.describe("tutorial", (32, 32, 3)),
     }
     said = json.loads((output / "cifar10.json").read_text())
@@ -153,47 +147,29 @@ def test_images_are_prepared_as_evaluation_does_and_as_described(distortion):
 
         # The description is enough to do it without this package.
         described = json.loads(json.dumps(preparation.describe(distortion, shape)))
-        crop, standardization = described["crop"], described["standardization"]
+        crop = described["crop"]
         rows = slice(crop["top"], crop["top"] + crop["height"])
         columns = slice(crop["left"], crop["left"] + crop["width"])
         values = images[:, rows, columns].astype(np.float64)
-        mean, deviation = standardization["mean"], standardization["deviation"]
-        if "least_deviation" in standardization:
+        if "least_deviation" in described:
             mean = values.mean(axis=(1, 2, 3), keepdims=True)
             deviation = values.std(axis=(1, 2, 3), keepdims=True)
-            deviation = np.maximum(deviation, standardization["least_deviation"])
+            deviation = np.maximum(deviation, described["least_deviation"])
+        else:
+            mean, deviation = described["mean"], described["deviation"]
         by_hand = (values - mean) / deviation
         np.testing.assert_allclose(by_hand, expected, rtol=2e-5, atol=1e-5)
         assert described["size"] == [*shape[:2]]
-        assert len(described["channels"]) == shape[2]
 
 
-def smooth(height, width):
-    """An image as a camera makes them, without noise; and its file."""
-    small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
-    large = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(large), packed(large)
-
-
-def test_images_are_resized_as_predict_does():
-    for size in ((32, 32), (16, 20), (480, 640), (37, 1000)):
-        image, file = smooth(*size)
-        resized = preparation.fit(tf.constant(image[None]), (32, 32, 3))[0].numpy()
-        difference = np.abs(resized - decoding.decode(file, "it", 32, 32))
-        assert difference.max() <= (0 if size == (32, 32) else 1)
-        assert (difference > 0).mean() < 0.1
-
-
-def test_export_can_prepare_images_of_any_size(run_dir, tmp_path):
+def test_export_can_prepare_images(run_dir, tmp_path):
     assert export(run_dir, tmp_path / "out.onnx", with_preprocessing=True) == 0
-    for count, size in ((1, (45, 60)), (3, (32, 32)), (2, (20, 10))):
-        image, file = smooth(*size)
-        given = onnx_outputs(tmp_path / "out.onnx", np.stack([image] * count))
-        decoded = decoding.decode(file, "it", 32, 32)
-        prepared = pipeline.prepare(tf.constant(decoded[None]), "tutorial").numpy()
-        expected = tf.nn.softmax(computed(run_dir, prepared)).numpy()
-        assert given.dtype == np.float32
-        np.testing.assert_allclose(given, np.repeat(expected, count, 0), atol=2e-3)
+    images = pictures(32, 32)
+    given = onnx_outputs(tmp_path / "out.onnx", images)
+    prepared = pipeline.prepare(tf.constant(images), "tutorial").numpy()
+    expected = tf.nn.softmax(computed(run_dir, prepared)).numpy()
+    assert given.dtype == np.float32
+    np.testing.assert_allclose(given, expected, atol=2e-3)
 
 
 # Where it fails.
@@ -238,21 +214,15 @@ def test_export_that_computes_otherwise_is_refused_and_removed(
     assert (tmp_path / "out").read_text() == "a model"
 
 
-def test_a_run_on_arrays_of_a_program_is_exported_without_them(
-    run_dir, tmp_path, written, capsys
-):
+def test_a_run_on_arrays_of_a_program_needs_them_in_a_file(run_dir, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run_dir, copy)
     content = json.loads((copy / "config.json").read_text())
     content |= {"data": "python:arrays", "data_dir": None, "image_shape": [32, 32, 3]}
     (copy / "config.json").write_text(json.dumps(content))
     run_config.mark_as_own((copy / "config.json").read_bytes())
-    written(lambda logits: logits)
-    assert export(copy, tmp_path / "out") == 0
-    assert "random" in capsys.readouterr().out
-    # Their ranges of activations are not those of images.
-    with pytest.raises(UsageError, match="python:arrays"):
-        export(copy, tmp_path / "int8.tflite", quantize="int8")
+    with pytest.raises(UsageError, match=r"--data_dir FILE\.npz"):
+        export(copy, tmp_path / "out")
 
 
 def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
@@ -280,8 +250,7 @@ def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
     for match, run, place, options in (
         ("exists already", run_dir, there, {}),
         ("exists already", run_dir, tmp_path / "link", {}),
-        (f"Create {tmp_path}/no", run_dir, tmp_path / "no/out.keras", {}),
-        ("onnx, .keras, .tflite", run_dir, tmp_path / "out.h5", {}),
+        ("no/out.keras cannot be written", run_dir, tmp_path / "no/out.keras", {}),
         ("config.json", there, output, {}),
         ("10, 20", run_dir, output, {"step": "15"}),
         ("no checkpoint", tmp_path / "new", output, {}),

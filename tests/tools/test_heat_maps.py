@@ -127,7 +127,7 @@ def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
     for name in ("a/one.png", "b/one.png"):
         (tmp_path / name).parent.mkdir()
         Image.fromarray(squares(1)[0][0]).save(tmp_path / name)
-    images = str(tmp_path / "a"), str(tmp_path / "b")
+    images = [str(tmp_path / folder / "one.png") for folder in "ab"]
     given = {"train_dir": str(small_run), "explain": str(tmp_path / "maps")}
     for as_json in (False, True):  # Its own files it replaces.
         options = predict.Options(images, **given, json=as_json)

@@ -4,13 +4,12 @@ import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 from cifar10.config import run_config
 from cifar10.errors import UsageError
 from cifar10.run_directory import scores
-from cifar10.tools import exported, model_card
+from cifar10.tools import model_card
 from small_exports import export
 from small_runs import describe, save, small
 
@@ -41,7 +40,7 @@ NAMES = [*"abcdefghi", "<b>: it's # no\"YAML"]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_card_is_what_the_hub_reads_and_its_code_runs(run_dir, tmp_path, kind):
+def test_a_card_is_what_the_hub_reads(run_dir, tmp_path, kind):
     hub = pytest.importorskip("huggingface_hub")
     suffix, library = FORMATS[kind]
     output = tmp_path / f"it{suffix}"
@@ -60,32 +59,16 @@ def test_a_card_is_what_the_hub_reads_and_its_code_runs(run_dir, tmp_path, kind)
     described = json.loads(re.search(r"```json\n(.*?)\n```", card.text, re.DOTALL)[1])
     assert described["class_names"] == NAMES
     assert described["training"]["versions"] == {"keras": "3.15.1"}
-    images = np.random.default_rng(0).normal(size=(3, 24, 24, 3)).astype(np.float32)
-    code = re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1]
-    variables = {"images": images}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        exec(code, variables)  # noqa: S102 - as a user does.
-    logits = exported.compute_in_another_process(output, kind, images)
-    np.testing.assert_allclose(variables["outputs"], logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_card_says_if_the_test_part_chose_the_step(run_dir, tmp_path):
-    given = {"step": 20, "use_averages": True, "output": {"name": "logits"}}
-
-    def says_so(is_best=False, **settings):
-        run = shutil.copytree(run_dir, tmp_path / "run", dirs_exist_ok=True)
-        path = run / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-        return "too good" in model_card.build(
-            run, "it", "keras", given, is_best=is_best
-        )
-
-    assert not says_so()
-    assert says_so(is_best=True)
-    assert says_so(keep_best=1)
-    assert says_so(keep_best=0, stop_after_no_gain=5)
-    assert not says_so(keep_best=1, data_parts=["train", "val", "test"])
+def test_a_card_says_if_the_test_part_may_have_chosen_the_step(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    given = {"step": 20, "use_averages": True}
+    assert "too good" in model_card.build(run, "it", "keras", given)
+    path = run / "config.json"
+    parts = {"data_parts": ["train", "val", "test"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    assert "too good" not in model_card.build(run, "it", "keras", given)
 
 
 def test_without_a_score_or_in_place_of_a_readme_no_card_is_written(run_dir, tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import threading
@@ -35,9 +34,9 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG
 
 
 @contextlib.contextmanager
-def served(model, *, last_seconds=7, timeout=PATIENCE, queue=64):
+def served(model, *, last_seconds=7, timeout=PATIENCE):
     """A service in a thread; gives a client of it."""
-    options = serve.Options(max_request_mb=1.0, timeout_secs=timeout, queue=queue)
+    options = serve.Options(max_request_mb=1.0, timeout_secs=timeout)
     served = service.Service(model, options)
     with serve.listen("127.0.0.1", 0) as listener:
         server = served.create_server()
@@ -62,7 +61,8 @@ def connected(client, *sent):
         for text in sent:
             raw = socket.create_connection(address, timeout=60)
             sockets.append(stack.enter_context(raw))
-            raw.sendall(text)
+            with contextlib.suppress(ConnectionError):  # It may be closed at once.
+                raw.sendall(text)
         yield sockets
 
 
@@ -86,9 +86,12 @@ def still_answers(client):
     return client.post("/predict", content=PNG).status_code == 200
 
 
-def wait_for(client, waiting):
-    while client.get("/health").json()["waiting"] < waiting:
-        time.sleep(0.01)
+def wait_until(condition):
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not happen within a minute")
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +110,18 @@ def client(follower):
 class Busy:
     """A copy whose predictions take until they are let go."""
 
-    weights_step, age_seconds, refusals = 1, 0.0, ()
+    weights_step, age_seconds = 1, 0.0
     image_shape = (32, 32, 3)
     names = {"model": "busy", "class_names": ("a", "b", "c")}  # noqa: RUF012
 
     def __init__(self, value=0.0):
         self.go_on = threading.Event()
-        self.asked = []
+        self.asked = 0
         self.value = value
 
     def predict(self, images):
+        self.asked += 1
         self.go_on.wait(60)
-        self.asked.append(images)
         return Prediction(1, np.full((len(images), 3), self.value), ("a", "b", "c"))
 
 
@@ -136,19 +139,18 @@ def test_answer_is_what_an_evaluation_computes(client, small_run):
         np.testing.assert_allclose([found[n] for n in NAMES], expected, rtol=1e-4)
 
 
-def test_health_and_metrics_tell_of_the_weights(client, follower):
-    assert still_answers(client)
+def test_health_tells_of_the_weights(client):
     health = client.get("/health")
     assert health.json()["weights_step"] == 20
+    assert health.json()["age_seconds"] >= 0
     assert health.json()["class_names"] == list(NAMES)
     assert str(Path.cwd()) not in health.text, "paths are not for clients"
-    metrics = client.get("/metrics")
-    refused = float(len(follower.refusals))
-    assert f"\ncifar10_refused_total {refused}\n" in metrics.text
-    assert re.search(r'cifar10_answers_total{status="200"} [1-9]', metrics.text)
-    kinds = dict(re.findall(r"# TYPE cifar10_(\w+) (\w+)", metrics.text))
-    assert kinds["refused_total"] == "counter"
-    assert kinds["weights_step"] == kinds["waiting"] == "gauge"
+
+
+def test_more_classes_than_there_are_mean_all_of_them(client):
+    for query, count in (("", 3), ("?top_k=5", 5), ("?top_k=11", 10)):
+        answer = client.post(f"/predict{query}", content=PNG).json()
+        assert len(answer["predictions"]) == count
 
 
 def test_clients_at_the_same_time_get_each_their_own_answer(client):
@@ -169,16 +171,17 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
 
     for answer, status, why in (
         (ask(os.urandom(1000)), 400, "PNG"),
-        (ask(b""), 400, "curl --data-binary"),
-        (ask(b'{"image": "cat.png"}'), 400, "curl --data-binary"),
+        (ask(b""), 400, "empty"),
+        (ask(b'{"image": "cat.png"}'), 400, "PNG"),
         (ask(bytes(4) + b"ftypheic"), 400, "JPEG"),
         (ask(PNG[:100]), 400, "damaged"),
         (ask(bomb(3_536, 3_536)), 400, "12,500,000"),
         (ask(bytes(1_000_001)), 413, "1,000,000"),
-        (ask(query="?top_k=11"), 400, "top_k"),
+        (ask(query="?top_k=0"), 400, "top_k"),
         (ask(query=f"?top_k={'9' * 5000}"), 400, "top_k"),
-        (client.post("/predict", files={"image": PNG}), 415, "curl --data-binary"),
+        (client.post("/predict", files={"image": PNG}), 400, "PNG"),
         (client.get("/nothing"), 404, "Not Found"),
+        (client.get("/predict"), 404, "POST /predict"),
     ):
         assert why in error_of(answer, status)
     assert still_answers(client)
@@ -216,34 +219,20 @@ def test_it_answers_by_its_own_names_and_to_no_other_site(client):
     evil += ("localhost/evil", "[::1]evil")
     good = ("LOCALHOST:8000", own.upper(), "192.0.2.1:8000", "[::1]:8000")
     for host in evil + good:
-        answer = client.get("/", headers={"Host": host})
-        assert answer.status_code == (200 if host in good else 421), host
-    link = {"Sec-Fetch-Mode": "navigate"}
-    cross = {"Sec-Fetch-Site": "cross-site"}
-    assert client.get("/", headers=cross).status_code == 403
-    assert client.get("/", headers=cross | link).status_code == 200
-    for headers, status in (
-        ({"Origin": "null"}, 403),
-        ({"Host": own, "Origin": "http://localhost:8000"}, 403),
-        ({"Host": own, "Origin": f"http://{own}"}, 200),
-        ({"Sec-Fetch-Site": "same-site", **link}, 403),
-        # By the browser's word, behind a proxy that puts its own host.
-        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://a.example"}, 200),
-    ):
-        answer = client.post("/predict", headers=headers, content=PNG)
-        assert answer.status_code == status, headers
+        answer = client.get("/health", headers={"Host": host})
+        assert answer.status_code == (200 if host in good else 400), host
+    for site, status in (("cross-site", 400), ("same-site", 400), ("same-origin", 200)):
+        answer = client.post("/predict", headers={"Sec-Fetch-Site": site}, content=PNG)
+        assert answer.status_code == status, site
 
 
 # Clients that stall.
 
 
 def stalled(client, bodies):
-    """Clients that stall, 60 each before, in and after heads, and some in bodies.
-
-    Of the third kind nothing reads the bodies.
-    """
-    unread = UNFINISHED_HEAD + b"alhost\r\nContent-Length: 10\r\n\r\na"
-    heads = (b"", UNFINISHED_HEAD, unread) * 60
+    """Clients that stall, 60 each before, in and after heads, and some in bodies."""
+    health = UNFINISHED_HEAD + b"alhost\r\nContent-Length: 10\r\n\r\na"
+    heads = (b"", UNFINISHED_HEAD, health) * 60
     return connected(client, *heads, *[UNFINISHED_BODY] * bodies)
 
 
@@ -257,7 +246,7 @@ def test_clients_that_stall_block_nobody_and_are_told_so(follower, client):
 
 
 def test_head_that_does_not_arrive_ends_its_connection(client):
-    whole = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    whole = UNFINISHED_HEAD + b"alhost\r\n\r\n"
     heads = (b"", UNFINISHED_HEAD, whole + UNFINISHED_HEAD)
     with connected(client, *heads) as sockets:
         assert [read_all(raw).count(b"HTTP/1.1 ") for raw in sockets] == [0, 0, 1]
@@ -270,22 +259,25 @@ def test_head_that_does_not_arrive_ends_its_connection(client):
         read_all(raw)
 
 
-def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypatch):
+def test_connections_beyond_the_limit_are_closed_and_others_answered(monkeypatch):
     monkeypatch.setattr(service, "connection_limit", lambda: 16)
     busy = Busy()
-    with (
-        served(busy, timeout=120.0) as client,
-        ThreadPoolExecutor(1) as threads,
-    ):
+    with served(busy, timeout=120.0) as client, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(client.post, "/predict", content=PNG)
-        wait_for(client, 1)
-        sent = (b"", UNFINISHED_HEAD, UNFINISHED_BODY) * 20
-        with connected(client, *sent) as (first, *_):
-            assert client.get("/health").status_code == 200
-            with contextlib.suppress(ConnectionResetError):
-                assert read_all(first) == b"", "it is closed"
-        busy.go_on.set()
-        assert asked.result().status_code == 200
+        wait_until(lambda: busy.asked)
+        with connected(client, *[UNFINISHED_BODY] * 15, WHOLE) as (*_, last):
+            with contextlib.suppress(ConnectionError):
+                assert read_all(last) == b""
+            busy.go_on.set()
+            assert asked.result().status_code == 200
+        wait_until(lambda: answers_again(client))
+
+
+def answers_again(client):
+    try:
+        return still_answers(client)
+    except httpx.TransportError:  # Closed, as the others are not yet.
+        return False
 
 
 def test_connection_sends_a_short_answer_at_once():
@@ -298,29 +290,24 @@ def test_connection_sends_a_short_answer_at_once():
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_full_queue_and_the_end_send_requests_away(caplog):
+def test_the_end_sends_requests_away(caplog):
     busy = Busy()
     with ThreadPoolExecutor(2) as threads:
-        with served(busy, queue=2, last_seconds=1) as client:
+        with served(busy, last_seconds=1) as client:
             url = client.base_url.join("/predict")
             asked = [threads.submit(httpx.post, url, content=PNG) for _ in range(2)]
-            wait_for(client, 2)
-            sent_away = client.post("/predict", content=PNG)
-            assert "waiting" in error_of(sent_away, 503)
-            assert sent_away.headers["retry-after"] == "1"
+            wait_until(lambda: busy.asked == 2)
         assert [one.result().status_code for one in asked] == [503, 503]
         busy.go_on.set()
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_failure_and_a_number_that_is_not_finite_are_counted_errors():
+def test_failure_and_a_number_that_is_not_finite_are_errors_of_the_service():
     for value in (np.nan, "no number"):
         failing = Busy(value)
         failing.go_on.set()
         with served(failing) as client:
             assert client.post("/predict", content=PNG).status_code == 500
-            metrics = client.get("/metrics").text
-        assert 'cifar10_answers_total{status="500"} 1.0' in metrics
 
 
 # How it starts and ends.
@@ -335,7 +322,6 @@ def test_wrong_options_are_refused(tmp_path, small_run):
         for options, why in (
             ({"train_dir": str(tmp_path / "other")}, "another model"),
             ({"port": in_use}, "--port"),
-            ({"queue": 0}, "--queue"),
             ({"timeout_secs": float("nan")}, "--timeout_secs"),
         ):
             with pytest.raises(UsageError, match=why):
@@ -362,7 +348,7 @@ def small_copy(tmp_path_factory):
 @contextlib.contextmanager
 def started(run_dir):
     """A service as a program of its own; gives it and a client."""
-    words = ("serve", "--port", "0", "--train_dir", run_dir)
+    words = ("serve", "--port", "0", "--train_dir", run_dir, "--timeout_secs", "5")
     with runs.started("-c", PROGRAM, *words) as process:
         url = process.stdout.readline().split()[-1]
         with client_of(url) as client:
@@ -383,7 +369,14 @@ def test_sigterm_ends_it_whatever_is_being_decoded(small_copy):
     image = with_profiles(9000)
     sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(image) + image
     with started(small_copy) as (process, client), connected(client, *[sent] * 20):
-        wait_for(client, 10)
+        tasks = Path(f"/proc/{process.pid}/task")
+        wait_until(
+            lambda: (
+                sum(len(one.read_text().split()) for one in tasks.glob("*/children"))
+                >= 4
+            )  # One for each thread.
+        )
+        time.sleep(1)
         assert "leaked" not in ended(process)
 
 
@@ -393,8 +386,7 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
     with started(small_copy) as (process, client):
         for sent in (UNFINISHED_HEAD, UNFINISHED_BODY):
             with connected(client, *[sent] * 400):
-                assert client.get("/health").status_code == 200
-        assert still_answers(client)
+                wait_until(lambda: answers_again(client))
         sent = [UNFINISHED_BODY] * 50
         with connected(client, *sent, WHOLE[:-10]) as (*_, raw):
             time.sleep(0.5)  # It is to be read before the signal.
@@ -403,10 +395,10 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
             raw.sendall(WHOLE[-10:])
             assert read_all(raw).startswith(b"HTTP/1.1 200")
             said = ended(process)
-    assert said.count("the maximum") == 1
+    assert "Traceback" not in said
 
 
-def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys):
+def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
     steps = []
 
     def note(model, _):
@@ -415,9 +407,6 @@ def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys)
         return SimpleNamespace(create_server=lambda: server)
 
     monkeypatch.setattr(service, "Service", note)
-    for step, host in (("10", "127.0.0.1"), (None, "0.0.0.0")):  # noqa: S104
-        serve.serve_model(
-            serve.Options(train_dir=str(small_run), step=step, host=host, port=0)
-        )
-        assert ("WARNING" in capsys.readouterr().err) == (step is None)
-    assert steps == [10, 20], "the step that was asked for"
+    for step in ("10", None):
+        serve.serve_model(serve.Options(train_dir=str(small_run), step=step, port=0))
+    assert steps == [10, 20]

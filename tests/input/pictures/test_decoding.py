@@ -10,7 +10,6 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from cifar10.input.pictures import decoding
-from cifar10.tools.predict import find_images
 from small_folders import packed, pixels
 from small_pictures import (
     HALVES,
@@ -185,16 +184,3 @@ def test_files_alone_are_read(tmp_path):
     for path in (*devices, tmp_path / "none.png", tmp_path, tmp_path / "a\0b"):
         with pytest.raises(decoding.PictureError, match="cannot be read"):
             decoding.read(path)
-
-
-def test_folders_stand_for_the_files_in_them_and_a_dash_for_a_list(tmp_path):
-    for name in ("b.png", "a.jpg", "deep/c.txt", ".hidden", ".git/d.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    os.mkfifo(tmp_path / "pipe.png")  # It would be waited for without an end.
-    (tmp_path / "gone.png").symlink_to("nowhere")
-    listed = io.StringIO("x.png\n\ny z.png\n")
-    found = find_images([str(tmp_path), "a\0b", "-"], listed)
-    inside = [tmp_path / name for name in ("a.jpg", "b.png", "deep/c.txt", "gone.png")]
-    assert sorted(found[:4]) == inside
-    assert found[4:] == [Path("a\0b"), Path("x.png"), Path("y z.png")]
