@@ -31,12 +31,11 @@ data set's size and returns probabilities. It is loaded in a separate process,
 and removed if it computes something else than the run's model on 256 test
 images. With --quantize int8, weights and activations are integers, whose ranges
 are estimated from 500 training images; the export may misclassify 1 % more of
-up to 10,000 test images than the run's model. cifar10.json describes the model
-and how to prepare images. It is in a SavedModel's folder, in the metadata of
-ONNX, and in a .keras or .tflite file, where unzip finds it. With --model_card
-the folder can be pushed to Hugging Face's hub. Exit code 0: written and
-checked; 1: the export computes something else; 2: a mistake that you can fix.
-ONNX and LiteRT need the packages of the extra `export`.
+up to 10,000 test images than the run's model. cifar10.json, in the folder, the
+metadata of ONNX or the file (unzip finds it), describes the model and how to
+prepare images. With --model_card the folder can be pushed to Hugging Face's
+hub. Exit code 0: written and checked; 1: the export computes something else; 2:
+a mistake that you can fix.
 """
 
 # Packages that a format needs besides TensorFlow.
@@ -122,8 +121,8 @@ def export_run(options: Options) -> int:
     images, expected, labels = export_formats.examples(model, dataset, description)
     prefix = f".incomplete-{output.name}-"
     try:
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as folder:
-            path = Path(folder) / f"model{output.suffix}"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as beside:
+            path = Path(beside) / f"model{output.suffix}"
             export_formats.write_model(model, path, file_format, description, samples)
             for part in (path, *path.rglob("*")):
                 files.sync(part)

@@ -112,21 +112,23 @@ def write_model(
         UsageError: The format cannot represent the model.
         OSError: The export cannot be written.
     """
-    conversion = {}
+    conversion: dict[str, Any] = {}
     if samples is not None:
-        conversion = {
-            "optimizations": [tf.lite.Optimize.DEFAULT],
-            "representative_dataset": lambda: (
-                {"images": one[None]} for one in samples
-            ),
-        }
+        batches = [{"images": image[None]} for image in samples]
+        conversion["optimizations"] = [tf.lite.Optimize.DEFAULT]
+        conversion["representative_dataset"] = lambda: batches
     with exporting(file_format), warnings.catch_warnings(action="ignore"):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
             wrapped.save(path)
         else:
-            kind = _KERAS_FORMATS[file_format]
-            wrapped.export(path, kind, verbose=False, **conversion)
+            wrapped.export(
+                path,
+                _KERAS_FORMATS[file_format],
+                verbose=False,
+                input_signature=wrapped.inputs,
+                **conversion,
+            )
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")

@@ -105,8 +105,8 @@ def compare(
     if precision == "float32":
         difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
         return difference <= _TOLERANCE, (
-            f"differs by {difference:.1e} of the largest value, of at most "
-            f"{_TOLERANCE:.0e}"
+            f"differs by {difference:.1e} of the largest value (at most "
+            f"{_TOLERANCE:.0e})"
         )
     correct, ours = (
         int(np.count_nonzero(logits.argmax(axis=1) == labels))
@@ -114,6 +114,6 @@ def compare(
     )
     most_lost = max(1, int(_MOST_LOST * len(labels)))
     return ours - correct <= most_lost, (
-        f"has precision @ 1 = {correct / len(labels):.4f} in int8, the run's model "
-        f"{ours / len(labels):.4f} in float32, of which int8 may lose {_MOST_LOST:.0%}"
+        f"has precision @ 1 = {correct / len(labels):.4f} in int8, and the run's model "
+        f"{ours / len(labels):.4f} in float32 (int8 may lose {_MOST_LOST})"
     )

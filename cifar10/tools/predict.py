@@ -142,11 +142,10 @@ def _predict(
     from cifar10.input.pictures import decoding
     from cifar10.tools.classification import likeliest_classes
 
-    read = {}
+    read, shape = {}, follower.image_shape
     for path in paths:
         try:
-            content, shape = decoding.read(path), follower.image_shape
-            read[path] = decoder.decode(content, str(path), shape)
+            read[path] = decoder.decode(decoding.read(path), str(path), shape)
         except decoding.PictureError as error:
             say(f"Skipped: {error}")
     if not read:

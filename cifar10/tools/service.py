@@ -76,7 +76,6 @@ class Service:
                 # Logging is set up already; uvicorn's set-up would close absl's stream.
                 log_config=None,
                 log_level="warning",
-                access_log=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )

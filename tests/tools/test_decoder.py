@@ -62,7 +62,7 @@ def test_images_are_those_that_are_decoded_here(decoder):
 
 
 def test_image_that_takes_long_is_ended_and_the_next_is_decoded(decoder):
-    with pytest.raises(decoding.PictureError, match=r"it\.png takes more than 0\.2 s"):
+    with pytest.raises(decoding.PictureError, match=r"it\.png takes more than"):
         decode(decoder, with_profiles(1000))  # Some seven times as long as it may.
     np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)
 
