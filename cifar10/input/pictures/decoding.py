@@ -55,10 +55,6 @@ class PictureError(UsageError):
     """A file is not a usable image; the message says why."""
 
 
-class NoPictureError(PictureError):
-    """A file holds no picture of any known kind."""
-
-
 def read(path: Path) -> bytes:
     """Reads an image file, but at most `MAX_BYTES + 1` bytes of it."""
     try:
@@ -87,7 +83,7 @@ def decode(
         image = _opened(content, max_pixels)
         return np.asarray(_fitted(image, height, width))
     except PictureError as error:
-        raise type(error)(f"{name} {error}") from error
+        raise PictureError(f"{name} {error}") from error
     except Exception as error:  # Pillow raises anything for a damaged file.
         raise PictureError(f"{name} is damaged: {reason(error)}.") from error
 
@@ -110,12 +106,12 @@ class _TimedFile(io.BytesIO):
 def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     """Opens a picture and checks its kind and size, without decoding the picture."""
     if not content:
-        raise NoPictureError("is empty.")
+        raise PictureError("is empty.")
     if len(content) > MAX_BYTES:
         raise PictureError(f"has more than {MAX_BYTES:,} bytes.")
     kind = next((kind for start, kind in _KINDS.items() if start.match(content)), None)
     if kind is None:
-        raise NoPictureError(
+        raise PictureError(
             "is neither a PNG nor a JPEG, WebP, BMP or GIF image. Convert it to JPEG."
         )
     # Not `Image.open`, whose limit on pixels holds for the whole process.
