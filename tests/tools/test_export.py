@@ -13,7 +13,7 @@ import runs
 from cifar10.config import run_config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets, pipeline, synthetic
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
@@ -48,7 +48,8 @@ def run_dir(tmp_path_factory, stand_in_dir):
     """A run in a reduced precision; tests must not change it."""
     run_dir = tmp_path_factory.mktemp("exported") / "run"
     model = {"model": f"{__name__}:contrary", "precision": "bfloat16"}
-    describe(run_dir, **model, data_dir=str(stand_in_dir))
+    names = list(synthetic.CLASS_NAMES)
+    describe(run_dir, **model, data_dir=str(stand_in_dir), class_names=names)
     run_config.mark_as_own((run_dir / "config.json").read_bytes())
     for step in (10, 20):
         save(run_dir, step, **model)
@@ -97,7 +98,7 @@ def test_savedmodel_computes_what_the_averages_do_in_float32(
         assert logits.dtype == tf.float32
         assert apart(logits.numpy(), computed(run_dir, images)) < 1e-5
     expected = {
-        "class_names": list("abcdefghij"),
+        "class_names": list(synthetic.CLASS_NAMES),
         "step": 20,
         "use_averages": True,
         "precision": "float32",

@@ -8,6 +8,7 @@ import pytest
 
 from cifar10.config import run_config
 from cifar10.errors import UsageError
+from cifar10.input import synthetic
 from cifar10.run_directory import scores
 from cifar10.tools import model_card
 from small_exports import export
@@ -36,14 +37,14 @@ FORMATS = {
     "onnx": (".onnx", "onnx"),
     "litert": (".tflite", "tflite"),
 }
-NAMES = [*"abcdefghi", "<b>: it's # no\"YAML"]
+NAMES = list(synthetic.CLASS_NAMES)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_card_is_what_the_hub_reads(run_dir, tmp_path, kind):
     hub = pytest.importorskip("huggingface_hub")
     suffix, library = FORMATS[kind]
-    output = tmp_path / f"it{suffix}"
+    output = tmp_path / f"it's: # no\"YAML{suffix}"
     assert export(run_dir, output, model_card=True) == 0
     folder = output if kind == "savedmodel" else tmp_path
     card = hub.ModelCard.load(folder / "README.md")
