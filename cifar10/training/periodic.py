@@ -117,6 +117,15 @@ class Validation:
             log = events / layout.METRICS
             self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
+            keep = self._loop.training.config.checkpoints
+            if self._scored.part == "test" and (
+                keep.stop_after_no_gain or keep.keep_best
+            ):
+                self._loop.say(
+                    "NOTE: scores on the test split decide the stop or the best "
+                    "checkpoint, so the last score is a little too good. With "
+                    "--val_fraction 0.1, a validation split decides instead."
+                )
 
     def on_step(self, step: int) -> None:
         """If due, evaluates the model, records the scores and notifies the hooks."""

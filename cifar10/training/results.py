@@ -8,13 +8,16 @@ to be finite, the state before that step can still be saved. The step's gradient
 computed again, to name the variables whose gradients are not finite.
 """
 
+import shlex
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
+from cifar10.config.data_flag import PYTHON
 from cifar10.errors import NotFiniteError, UsageError, first_few, say
+from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.towers.verification import CorruptedError
@@ -142,7 +145,9 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            raise UsageError(f"Stopped: {error}. {self._advice()}") from error
+            raise UsageError(
+                f"Stopped: {error}. {self._advice(error.step, error.step)}"
+            ) from error
         self._progress.step = error.step - 1
         bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
@@ -159,7 +164,7 @@ class NotFinitePolicy:
             self._roll_back(what, bad_batch)
             return
         advice = "--on_nan skip leaves out updates that are not finite. "
-        advice += self._advice()
+        advice += self._advice(error.step, error.step)
         if bad_batch is None:
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
@@ -176,7 +181,7 @@ class NotFinitePolicy:
         if self._rollbacks > MOST_ROLLBACKS:
             raise UsageError(
                 f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
-                f"{step} have not helped. {self._advice()}"
+                f"{step} have not helped. {self._advice(step + 1, failed)}"
             )
         without = ""
         if bad_batch is not None:
@@ -214,14 +219,19 @@ class NotFinitePolicy:
                 found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
         return found
 
-    def _advice(self) -> str:
-        """Returns advice on a run whose losses or gradients are not finite."""
+    def _advice(self, first: int, last: int) -> str:
+        """Returns advice on steps `first` to `last`, whose results are not finite."""
         rate = self._training.config.update.learning_rate
-        return (
+        how = (
             f"In a new run (another --train_dir), a --learning_rate below {rate}, "
             "--clip_norm or --warmup_epochs usually helps. "
             f"{self._progress.how_to_resume()}"
         )
+        if self._training.dataset.name.startswith(PYTHON):  # A command cannot load it.
+            return how
+        run = shlex.quote(str(self._training.train_dir))
+        find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
+        return f"{how}\nFind the images that caused it with:\n    {find}"
 
 
 def loss_text(loss: float) -> str:

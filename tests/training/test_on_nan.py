@@ -166,6 +166,9 @@ def test_stop_keeps_the_state_before_and_names_the_variables(
     debug = tmp_path / "run" / "debug"
     assert f"the gradients of {BAD_TOWER}" in str(caught.value)
     assert f"at step {BAD_STEP} " in str(caught.value)
+    advised = str(caught.value).rpartition("\n    ")[2]
+    steps = f"--steps {BAD_STEP}:{BAD_STEP} --find"
+    assert advised.endswith(f"replay {tmp_path / 'run'} {steps}")
     assert str(debug / "step-00000005") in str(caught.value)
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4]
 

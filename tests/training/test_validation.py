@@ -216,6 +216,7 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     train(run, stand_in_dir, **options, keep_best=1)
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
+    assert "a little too good. With --val_fraction" in said
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     train(run, stand_in_dir, **options, keep_best=1)
     repeated = capsys.readouterr().out
@@ -246,6 +247,7 @@ def test_val_decides_and_the_last_score_is_that_on_test(
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
     said = capsys.readouterr().out
+    assert "too good" not in said
     assert "] at step 15 on val" in " ".join(said.split())
     assert "--step 15" in said.rpartition("score it:")[2], "on test only 24 has been"
 
