@@ -81,9 +81,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
-def what_next(
-    run: Path, config: Config, step: int, record: EarlyStopping
-) -> tuple[str, str]:
+def what_next(run: Path, step: int, record: EarlyStopping) -> tuple[str, str]:
     """Returns what to do after a run has ended, and the command that does this.
 
     The command scores the best checkpoint, or the newest if the best was not kept, on
@@ -96,8 +94,7 @@ def what_next(
         if (at or step) in scores.read(run / layout.EVALUATION_EVENTS):
             report = f"{invocation.command('report')} --train_dir"
             return "report it:", f"{report} {shlex.quote(str(run))}"
-    named = config.network.model, config.dataset.data
-    return "score it:", invocation.to_score(str(run), *named, at)
+    return "score it:", invocation.to_score(str(run), at)
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
@@ -111,7 +108,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     lines = [f"Best:   {score} at step {best} on {scores.deciding_part(run)}"]
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
         lines[0] += "; its checkpoint was not kept (--keep_best)"
-    elif invocation.takes_flags():
+    else:
         export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
     patience = config.checkpoints.stop_after_no_gain

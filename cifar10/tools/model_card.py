@@ -78,7 +78,7 @@ def build(
     log = run / f"{layout.EVALUATION_EVENTS}{kind}" / layout.METRICS
     entry = scores.comparable(logs.read_lines(log)).get(step)
     if not entry:
-        how = invocation.to_score(str(run), settings["model"], settings["data"], step)
+        how = invocation.to_score(str(run), step)
         raise UsageError(
             f"--model_card: step {step} has no scores for the card. Score the step "
             f"first:\n  {how}{' --no-use_averages' if kind else ''}"

@@ -94,7 +94,7 @@ def last_lines(loop: Loop) -> list[str]:
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # A shorter path.
         shown = shown.relative_to(Path.cwd())
-    what, how = early_stopping.what_next(shown, config, loop.step, record)
+    what, how = early_stopping.what_next(shown, loop.step, record)
     return [
         loop.timer.bottleneck(),
         f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."

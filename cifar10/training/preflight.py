@@ -68,20 +68,19 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     train_dir = layout.locate_run(config.run.train_dir)
     values = config.values
     name = next(name for name in reversed(fields.LENGTHS) if values[name])
-    end = f"{invocation.option_name(name)} is {values[name]}"
     lines = [
-        f"Nothing to do: the run is at step {step}, and {end}.",
+        f"Nothing to do: the run is at step {step}, and --{name} is {values[name]}.",
         early_stopping.outcome(config, step, record),
     ]
     patience = config.checkpoints.stop_after_no_gain
     if step < config.run.max_steps and record.should_stop(patience):
         lines[0] = "Nothing to do."
     elif config.update.schedule_ends:  # The rate depends on the end.
-        weights = invocation.as_given(initial_weights=str(train_dir))
+        weights = invocation.as_flags(initial_weights=str(train_dir))
         lines.append(f"  train longer:  in another directory, with {weights}")
     elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
-    what, how = early_stopping.what_next(train_dir, config, step, record)
+    what, how = early_stopping.what_next(train_dir, step, record)
     lines.append(f"  {what:14} {how}")
     return "\n".join(filter(None, lines))
 
@@ -100,13 +99,12 @@ def _explained(
     ]
     if _DATA in differences:
         lines.append("    data: images or labels have changed since the run began")
-    resume = invocation.as_given(resume=str(path))
+    resume = invocation.as_flags(resume=str(path))
     if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
-    other = invocation.as_given(train_dir=str(starting.unused_sibling(path)))
-    fresh = invocation.as_given(fresh=True)
+    other = invocation.as_flags(train_dir=str(starting.unused_sibling(path)))
     lines.append(
         f"Give {resume} alone to resume that run as it is,\n{other} to train in "
-        f"another directory,\nor {fresh} to move that run aside and start over."
+        "another directory,\nor --fresh to move that run aside and start over."
     )
     return "\n".join(lines)

@@ -215,7 +215,7 @@ class Progress:
         kept = checkpoints.steps(self._directory)
         if not kept:
             return "No checkpoint was written yet; the run will start over."
-        how = f"the same command without {invocation.as_given(fresh=True)} resumes."
+        how = "the same command without --fresh resumes."
         run = self._directory.parent
         if command := invocation.to_resume(run, self._config.values):
             how = f"resume the run with:\n    {command}"

@@ -147,7 +147,7 @@ def test_other_arrays_do_not_resume_a_run(trained):
     train_dir = trained[0].train_dir
     with pytest.raises(UsageError, match="images or labels") as caught:
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
-    assert "fresh=True" in str(caught.value)
+    assert "--fresh" in str(caught.value)
     assert "--" not in str(caught.value), "a program has no flags"
 
 

@@ -1,7 +1,7 @@
 """The commands that messages suggest work where the program was started."""
 
-import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,69 +14,58 @@ COMMAND = "/venv/bin/cifar10"
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
-    """Pretends that the program was started as `words`, in an empty folder or `cwd`."""
+def started(monkeypatch):
+    """Pretends that the program was started as `words`."""
 
-    def start(*words, cwd=tmp_path):
+    def start(*words):
         monkeypatch.setattr(sys, "argv", list(map(str, words)))
-        monkeypatch.chdir(cwd)
 
     return start
 
 
 @pytest.mark.parametrize(
-    ("first", "name", "pasted", "spawned"),
+    ("first", "name", "resumed", "spawned"),
     [
         ("my scripts/train.py", "train.py", "python 'my scripts/train.py'", None),
-        (MODULE, "python -m cifar10", "python -m cifar10", ["-m", "cifar10"]),
-        (COMMAND, "cifar10", "cifar10", None),
+        (MODULE, "python -m cifar10", "python -m cifar10 train", ["-m", "cifar10"]),
+        (COMMAND, "cifar10", "cifar10 train", None),
     ],
 )
-def test_program_can_be_started_once_more(started, first, name, pasted, spawned):
+def test_program_can_be_started_once_more(started, first, name, resumed, spawned):
     words = [first, "train", "--data", "a b"]
     started(*words)
     assert invocation.program_name() == name
-    assert invocation.to_paste(words) == f"{pasted} train --data 'a b'"
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
     assert invocation.to_spawn(words) == again
+    resume = invocation.to_resume(Path("my runs"), {"workers": 1}, max_steps=9)
+    assert resume == f"{resumed} --resume 'my runs' --max_steps 9"
 
 
-def test_a_program_has_arguments_and_a_script_has_flags(started):
+def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
+    started(ROOT / "train.py")
+    assert invocation.to_resume(Path("run"), {"workers": 2}) is None
     started("ipykernel_launcher.py")
-    assert invocation.option_name("max_steps") == "max_steps"
-    started(ROOT / "train.py")
-    assert invocation.option_name("max_steps") == "--max_steps"
+    assert invocation.to_resume(Path("run"), {"workers": 1}) is None
 
 
-def test_a_run_is_scored_by_a_call_where_only_a_program_has_its_model(started):
+def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
     started("mine.py")
-    score = invocation.to_score("my runs", "resnet", "cifar10")
+    score = invocation.to_score("my runs")
     assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
-    score = invocation.to_score("my runs", "python:mine", "cifar10", 10)
-    assert score == "cifar10.evaluate('my runs', step=10, model=...)"
+    score = invocation.to_score("run", 10)
+    assert score == "python -m cifar10 eval --step 10 --train_dir run"
 
 
-def test_scripts_are_named_beside_them(started):
-    started(MODULE, cwd=ROOT)
-    assert invocation.command("eval") == "python -m cifar10 eval"
-    for first in ("train.py", "mine.py", ""):
-        started(first, cwd=ROOT)
-        assert invocation.command("eval") == "python eval.py"
-        assert invocation.command("doctor") == "python -m cifar10 doctor"
-        with pytest.raises(UsageError, match=re.escape("-e '.[serve]'")):
-            invocation.require_packages("serve", "no_such_package")
-    started(ROOT / "train.py")
-    assert invocation.command("eval") == f"python {ROOT}/eval.py"
-    started(COMMAND, "data", "photos", cwd=ROOT)
+def test_commands_are_those_of_the_installed_program_or_of_the_module(started):
+    for first in (MODULE, "train.py", "mine.py", ""):
+        started(first)
+        assert invocation.command("eval") == "python -m cifar10 eval"
+    started(COMMAND, "data", "photos")
     assert invocation.command("train") == "cifar10 train"
 
 
-def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
-    for name in ("train.py", "eval.py", "pyproject.toml"):
-        (tmp_path / name).touch()
-    for first in ("train.py", "mine.py", MODULE, ""):
-        started(first)
-        assert invocation.command("eval") == "python -m cifar10 eval"
-    install = re.escape("pip install 'cifar10-multi-gpu[serve]'")
-    with pytest.raises(UsageError, match=install):
-        invocation.require_packages("serve", "no_such_package")
+def test_packages_that_are_missing_are_named_with_their_extra():
+    with pytest.raises(UsageError, match="no_such_package") as refused:
+        invocation.require_packages("serve", "sys", "no_such_package")
+    assert "pip install 'cifar10-multi-gpu[serve]'" in str(refused.value)
+    assert "sys" not in str(refused.value)
