@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 from cifar10.errors import (
@@ -27,9 +27,10 @@ from cifar10.errors import (
     UsageError,
     inert,
     reason,
+    say,
 )
 from cifar10.process import invocation, signals
-from cifar10.process.signals import CLEAR_LINE, StopSignals
+from cifar10.process.signals import StopSignals
 
 _CLEAR = "\x1b[K"  # Clears the rest of a line; comes before or after `\r`.
 
@@ -49,18 +50,16 @@ def run_program(
     """
     guard_streams(output_is_log=output_is_log)
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python handles SIGINT.
-        with contextlib.suppress(ValueError):  # Outside the main thread.
-            signal.signal(number, _stop)
+        signal.signal(number, _stop)
     try:
-        with _unwrapped():
-            main()
+        main()
     except (UsageError, StoppedError, LostWorkerError) as error:
         if isinstance(error, StoppedError) and not error.exit_code:
             print(error, flush=True)
             return
-        print(f"{invocation.program_name()}: {error}", file=sys.stderr, flush=True)
+        say(f"{invocation.program_name()}: {error}")
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
-            print(why, file=sys.stderr)
+            say(why)
         if isinstance(error, LostWorkerError):
             # Skips Python's shutdown, where TensorFlow would wait for the lost worker.
             os._exit(EXIT_TRY_AGAIN)
@@ -68,23 +67,8 @@ def run_program(
     except BrokenPipeError:  # The reader of stdout has ended, such as `| head`.
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        print(CLEAR_LINE if os.isatty(2) else "", end="", file=sys.stderr)
-        print(f"{invocation.program_name()}: interrupted.", file=sys.stderr)
+        say(f"{invocation.program_name()}: interrupted.")
         sys.exit(EXIT_INTERRUPTED)
-
-
-@contextlib.contextmanager
-def _unwrapped() -> Iterator[None]:
-    """Unwraps a `StoppedError` or `KeyboardInterrupt` that Keras has wrapped."""
-    try:
-        yield
-    except RuntimeError as error:
-        cause = error.__context__
-        while cause:
-            if isinstance(cause, StoppedError | KeyboardInterrupt):
-                raise cause from None
-            cause = cause.__context__
-        raise
 
 
 def _stop(number: int, _frame: object) -> None:
@@ -116,7 +100,7 @@ def import_tensorflow(
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     if "tensorflow" in sys.modules:
         return
-    print("Starting TensorFlow ...", file=sys.stderr, flush=True)
+    say("Starting TensorFlow ...")
     if importlib.util.find_spec("tensorflow") is None:
         raise UsageError(
             f"{sys.executable} has no TensorFlow. `make train` installs it into .venv; "
@@ -151,38 +135,16 @@ def guard_streams(*, output_is_log: bool) -> None:
     """Replaces stdout and stderr by streams that handle failed writes.
 
     A failed write to stderr loses the line. A failed write to stdout ends the program
-    or, if `output_is_log`, loses the line. A closed stream becomes /dev/null, so that
-    libraries do not print into the next file that gets its descriptor.
+    or, if `output_is_log`, loses the line.
     """
-    # Read-only, so that writing to a closed log fails with a warning.
-    mode = os.O_RDONLY if output_is_log else os.O_RDWR
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, mode)  # Takes the lowest free number.
-    # Python creates no stream for a descriptor that was closed.
-    stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    # An unbuffered stream silently drops what a full pipe does not accept.
-    if isinstance(getattr(stdout, "buffer", None), io.RawIOBase):
-        stdout = open(stdout.fileno(), "w", 1, stdout.encoding, closefd=False)  # noqa: SIM115
-    if isinstance(stdout, io.TextIOWrapper):  # File names may be any bytes.
-        stdout.reconfigure(errors="surrogateescape")
-    sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
-    sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # File names may be any bytes.
+        sys.stdout.reconfigure(errors="surrogateescape")
+    if sys.stdout:  # Absent if its descriptor was closed.
+        sys.stdout = cast("TextIO", _Output(sys.stdout, lossy=output_is_log))
+    if sys.stderr:
+        sys.stderr = cast("TextIO", _Output(sys.stderr, lossy=True))
     # Python 3.13 would color tracebacks with control sequences.
     os.environ.setdefault("PYTHON_COLORS", "0")
-
-
-@contextlib.contextmanager
-def drawing() -> Iterator[None]:
-    """Allows control characters while a library draws its progress bar."""
-    _Output.is_inert = False
-    try:
-        yield
-    finally:
-        _Output.is_inert = True
 
 
 class _Output:
@@ -191,8 +153,6 @@ class _Output:
     Escapes control characters, unless another program may read the output.
     """
 
-    is_inert = True
-
     def __init__(self, stream: TextIO, *, lossy: bool) -> None:
         self._stream = stream
         self._lossy = lossy
@@ -200,15 +160,10 @@ class _Output:
         self._failed = False
 
     def write(self, text: str) -> int:
-        shown = text
-        if self._is_for_people and self.is_inert and text.strip("\r") != _CLEAR:
-            shown = inert(text)
+        is_inert = self._is_for_people and text.strip("\r") != _CLEAR
         with self._writing():
-            self._stream.write(shown)
+            self._stream.write(inert(text) if is_inert else text)
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
 
     def flush(self) -> None:
         with self._writing():
@@ -228,10 +183,8 @@ class _Output:
             self._failed = True
             problem = f"the output cannot be written: {reason(error)}."
             if self._lossy:
-                loss = f"{problem}\nThe program continues without these lines."
-                print(
-                    f"{invocation.program_name()}: {loss}", file=sys.stderr, flush=True
-                )
+                name = invocation.program_name()
+                say(f"{name}: {problem}\nThe program continues without these lines.")
                 return
             # Otherwise Python 3.13 would report another failed write at exit.
             with contextlib.suppress(OSError, ValueError):

@@ -20,8 +20,6 @@ from cifar10.errors import DiskError, UsageError, reason, say
 
 # More bytes than a `config.json` or a manifest ever has.
 DESCRIPTION_BYTES = 1_000_000
-# A file that a command may replace has a mark within this many first bytes.
-_MARK_BYTES = 256
 
 
 def opened(
@@ -31,16 +29,13 @@ def opened(
 
     Raises an `OSError` for pipes and devices. Folders in `path` may always be links.
     """
-    further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    if path.is_symlink() and not follow:
+        said = "it is a link, and links are not followed"
+        raise OSError(errno.ELOOP, said, str(path))
 
-    def opener(name: str, flags: int) -> int:
-        try:
-            return os.open(name, flags | further, 0o666)
-        except OSError as error:
-            if error.errno != errno.ELOOP or follow:
-                raise
-            said = "it is a link, and links are not followed"
-            raise OSError(errno.ELOOP, said, name) from error
+    def opener(name: str, flags: int) -> int:  # A link may have come since then.
+        further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+        return os.open(name, flags | further, 0o666)
 
     # `Path.open` takes no opener.
     file = open(path, mode, buffering, opener=opener)  # noqa: SIM115
@@ -91,14 +86,14 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
     """Refuses an output path that holds anything but an earlier output of this `kind`.
 
-    Such an output contains `mark` in its first bytes.
+    Such an output contains `mark` in its first 256 bytes.
     """
     try:
         path.parent.stat()
         if not path.exists():
             return
         with opened(path) as file:
-            is_ours = mark.encode() in file.read(_MARK_BYTES)
+            is_ours = mark.encode() in file.read(256)
     except OSError as error:
         raise unwritable(path, flag, error) from error
     if not is_ours:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import FineTuning
-from cifar10.errors import UsageError, first_few, printable, reason
+from cifar10.errors import UsageError, first_few, printable, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.registry import find_architecture, is_code
-from cifar10.process import entry_point, files
+from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
@@ -187,7 +187,8 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
     Layers are matched by their order, because Keras generates some of their names.
     """
     build_features = _imagenet_features(name)
-    with entry_point.drawing():  # Shows Keras's download.
+    say("Loading the weights of ImageNet, which Keras downloads once.")
+    with contextlib.redirect_stdout(io.StringIO()):  # Hides Keras's progress bar.
         features = build_features(model.input_shape[1:])
     head = layer_tree.head(model).name
     others = [layer for layer in layer_tree.by_name(model) if layer != head]
