@@ -19,7 +19,6 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 import argparse
 
 from cifar10.config import flags
-from cifar10.distributed import cluster
 from cifar10.process import entry_point
 from cifar10.tools.doctor import explain_missing_gpus
 from cifar10.training import train_command
@@ -36,7 +35,6 @@ def main() -> None:
         variable_update="towers",
         worker_timeout=1.0,
     )
-    cluster.warn_if_ignored()
     train_command.train_or_launch(config, alone=True)
 
 

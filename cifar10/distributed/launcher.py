@@ -11,11 +11,9 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from cifar10.config import flags
 from cifar10.distributed import cluster
@@ -34,11 +32,9 @@ from cifar10.process.signals import stop_signals
 
 # Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
 _FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
-# Exit codes of a worker that lost another one, and of a killed worker, as in shells.
-_LOST = {EXIT_TRY_AGAIN, 128 + signal.SIGKILL}
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def launch(
@@ -49,12 +45,6 @@ def launch(
     If `workers` is None, a single process trains, alone or as a worker of `TF_CONFIG`.
     After a process is lost, all are restarted, at most `max_restarts` times.
     """
-    if workers and os.environ.get(cluster.TF_CONFIG):
-        raise UsageError(
-            "--local_workers: TF_CONFIG is set, so this process is a worker already."
-            "\nUnset TF_CONFIG, or leave out --local_workers."
-        )
-    resuming = invocation.to_paste(flags.without(command, "fresh"))
     command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
@@ -67,27 +57,23 @@ def launch(
         if ends := [*ends, *(128 + number for number in stops)]:
             why = f"the run ended with exit code {ends[0]} and is not restarted."
             raise StoppedError(why, ends[0])
-        names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(
-            f"{name} was killed by {signal.Signals(-code).name}"
+            f"worker {index} was killed by {signal.Signals(-code).name}"
             if code < 0
-            else f"{name} ended with exit code {code}"
-            for name, code in zip(names, codes, strict=True)
+            else f"worker {index} ended with exit code {code}"
+            for index, code in enumerate(codes)
         )
-        if -signal.SIGKILL in codes:
-            losses += ". Probably memory ran out (see dmesg): lower --batch_size"
         if restart < max_restarts:
             say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
             # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
     message = (
-        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\n"
-        "--max_restarts N restarts the run up to N times."
+        f"{losses}.\nThe same command, without --fresh, resumes from the last "
+        "checkpoint. With --max_restarts N, that happens up to N times by itself."
     )
-    if faults := [code for code in codes if code > 0 and code not in _LOST]:
-        raise StoppedError(message, faults[0])
-    raise LostWorkerError(message)
+    faults = [code for code in codes if code > 0 and code != EXIT_TRY_AGAIN]
+    raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
 
 
 def _beginning_of_run(train_dir: Path) -> int:
@@ -114,8 +100,18 @@ def _run_workers(
     with contextlib.ExitStack() as stack:
         for number in stop_signals():
             stack.callback(signal.signal, number, signal.signal(number, note))
-        for index, environment in enumerate(environments):
-            processes.append(_start_worker(stack, index, environment, command))
+        for environment in environments:
+            process = subprocess.Popen(  # noqa: S603 - this very program.
+                invocation.to_spawn(command),
+                env={**os.environ, **environment},
+                # Ctrl-C reaches workers only through this process, and so only once.
+                start_new_session=True,
+                # The function makes a single system call, which is safe with threads.
+                preexec_fn=_end_with_parent,  # noqa: PLW1509
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
         deadline, passed_on = math.inf, 0
         while None in (codes := [process.poll() for process in processes]):
             for received in stops[passed_on:]:  # Includes signals during the start.
@@ -130,32 +126,10 @@ def _run_workers(
     return [process.wait() for process in processes], stops
 
 
-def _start_worker(
-    stack: contextlib.ExitStack,
-    index: int,
-    environment: Mapping[str, str],
-    command: Sequence[str],
-) -> subprocess.Popen[bytes]:
-    """Starts a worker, which is killed when `stack` is closed."""
-    process = subprocess.Popen(  # noqa: S603 - this very program.
-        invocation.to_spawn(command),
-        env={**os.environ, **environment},
-        # The chief's output is shown as it is; that of other workers gets a prefix.
-        stderr=subprocess.PIPE if index else None,
-        # Ctrl-C reaches workers only through this process, and so only once.
-        start_new_session=True,
-        # The function makes a single system call, which is safe with threads.
-        preexec_fn=_end_with_parent,  # noqa: PLW1509
-    )
-    stack.enter_context(process)
-    if process.stderr:
-        reader = threading.Thread(
-            target=_print_lines, args=(process.stderr, index), daemon=True
-        )
-        reader.start()
-        stack.callback(reader.join)  # All output is shown before a restart.
-    stack.callback(process.kill)
-    return process
+def _end_with_parent() -> None:
+    """Makes Linux send SIGTERM to this worker when the launcher is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
@@ -166,43 +140,21 @@ def _environments(workers: int) -> list[dict[str, str]]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    # By default NCCL would listen on the network, not only on loopback.
-    shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")}
-    return [
-        {**gpus, **shared, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
-        for index, gpus in enumerate(_gpus(workers))
-    ]
-
-
-def _gpus(workers: int) -> list[dict[str, str]]:
-    """Returns for each worker the environment variable that selects its GPUs."""
-    name = "CUDA_VISIBLE_DEVICES"
-    visible = os.environ.get(name)
-    if visible is None:
-        found = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
-        visible = ",".join(sorted(found, key=int))
-    gpus = visible.split(",") if visible and visible != "-1" else []
-    if not gpus:
-        return [{}] * workers
+    installed = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
+    visible = os.environ.get(_GPUS, ",".join(sorted(installed, key=int)))
+    gpus = [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
     share = len(gpus) // workers
-    if not share:
+    if gpus and not share:
         raise UsageError(
             f"--local_workers {workers}: this machine has only {len(gpus)} GPUs.\nGive "
-            f"at most {len(gpus)}, or put {name}=-1 before the command to use the CPU."
+            f"at most {len(gpus)}, or put {_GPUS}=-1 before the command to use the CPU."
         )
-    return [
-        {name: ",".join(gpus[index * share : (index + 1) * share])}
-        for index in range(workers)
-    ]
-
-
-def _end_with_parent() -> None:
-    """Makes Linux send SIGTERM to this worker when the launcher is killed."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _print_lines(stream: IO[bytes], index: int) -> None:
-    with stream:
-        for line in stream:
-            say(f"[worker {index}] {line.decode(errors='replace').rstrip()}")
+    # By default NCCL would listen on the network, not only on loopback.
+    shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")}
+    environments = []
+    for index in range(workers):
+        own = {cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
+        if gpus:
+            own[_GPUS] = ",".join(gpus[index * share : (index + 1) * share])
+        environments.append({**shared, **own})
+    return environments

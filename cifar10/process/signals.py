@@ -7,20 +7,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 from cifar10.errors import STOP_SIGNALS
 from cifar10.process import invocation
 
-_AT_ONCE = "interrupted; there was nothing to save yet"
-
-# Erases a progress bar, or the ^C of Ctrl-C, from the terminal's line.
-CLEAR_LINE = "\r\x1b[K"
-
 # A scheduler's signal may come twice: directly, and through a parent process.
 _ONE_SIGNAL_SECONDS = 1.0
-_MOST_MILLISECONDS = 500  # The longest wait for a full stderr.
+_SECONDS_TO_WRITE = 0.5
 
 
 class StopSignals:
@@ -49,17 +44,6 @@ class StopSignals:
     def defer(self) -> None:
         """Only records signals from now on; the caller has to check `requested`."""
         self._at_once = False
-
-    @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Ends the program at once if a signal came before the block or comes in it."""
-        before, self._at_once = self._at_once, True
-        try:
-            if self.requested is not None:
-                self._exit(self.requested, _AT_ONCE)
-            yield
-        finally:
-            self._at_once = before
 
     def reinstall(self) -> None:
         """Restores the handlers after TensorFlow has connected several machines.
@@ -96,23 +80,21 @@ class StopSignals:
 
     def _note(self, number: signal.Signals) -> None:
         if self._at_once:
-            self._exit(number, _AT_ONCE)
+            self._exit(number, "interrupted; there was nothing to save yet")
         now = time.monotonic()
         if number == self.requested and now < self._first_at + _ONE_SIGNAL_SECONDS:
             return
         if self.requested is not None:
             self._exit(number, "second signal: stopped at once, without a checkpoint")
         self.requested, self._first_at = number, now
-        self._print(f"{number.name}: saving after this step; a second signal exits now")
+        how = "saving after this step; a second signal exits now"
+        write_line(f"{number.name}: {how}.", self._stderr)
 
     def _exit(self, number: signal.Signals, how: str) -> None:
-        self._print(f"{number.name}: {how}")
+        write_line(f"{number.name}: {how}.", self._stderr)
         with contextlib.suppress(OSError):
             self.clean_up()
         os._exit(128 + number)  # The exit code that shells use.
-
-    def _print(self, text: str) -> None:
-        write_line(f"{text}.", self._stderr)
 
 
 def stop_signals() -> set[signal.Signals]:
@@ -129,10 +111,9 @@ def write_line(text: str, descriptor: int = 2) -> None:
     """Writes the program's name and `text` to stderr, without waiting for a lock."""
     # Avoids sys.stderr, whose lock the main thread may hold, and a full pipe, which
     # would block this thread and delay a second signal.
-    writable = select.poll()
-    writable.register(descriptor, select.POLLOUT)
-    if not writable.poll(_MOST_MILLISECONDS):
-        return
-    with contextlib.suppress(OSError):
-        clear = CLEAR_LINE if os.isatty(descriptor) else ""
-        os.write(descriptor, f"{clear}{invocation.program_name()}: {text}\n".encode())
+    if select.select([], [descriptor], [], _SECONDS_TO_WRITE)[1]:
+        # Erases a progress bar, or the ^C of Ctrl-C, from the terminal's line.
+        clear = "\r\x1b[K" if os.isatty(descriptor) else ""
+        line = f"{clear}{invocation.program_name()}: {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(descriptor, line.encode())

@@ -369,12 +369,12 @@ def _gigabytes(count: float) -> str:
 
 
 def build_tower(
-    requested: Memory, placement: Placement, planner: Planner, sharing: int = 1
+    requested: Memory, placement: Placement, planner: Planner
 ) -> tuple[Tower, str | None]:
     """Builds a tower with the sections that a flag or the model's code requests.
 
-    `sharing` is the number of workers on this machine. Returns the tower, and what
-    to tell the user about its sections: None if no sections are requested.
+    Returns the tower, and what to tell the user about its sections: None if no sections
+    are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":
@@ -386,7 +386,7 @@ def build_tower(
         return planner.tower, None
     limit = math.inf
     if sections == "auto":
-        limit = memory_limit(gigabytes, placement, planner.bytes_so_far, sharing)
+        limit = memory_limit(gigabytes, placement, planner.bytes_so_far)
     plan = planner.choose(sections, limit)
     needed = _gigabytes(plan.total_bytes)
     if not plan.cuts:
@@ -402,16 +402,13 @@ def build_tower(
     )
 
 
-def memory_limit(
-    gigabytes: float | None, placement: Placement, held: int, sharing: int = 1
-) -> float:
+def memory_limit(gigabytes: float | None, placement: Placement, held: int) -> float:
     """Returns how many bytes a run may use: per GPU, or in total on the CPU.
 
     Args:
         gigabytes: The value of `--memory_limit`; None for 85 % of the free memory.
         placement: The devices of the towers.
         held: The bytes that the run already uses.
-        sharing: Number of workers that share the CPU. Each should have its own GPUs.
 
     Returns:
         The bytes; infinity if the free memory is unknown.
@@ -422,7 +419,7 @@ def memory_limit(
         on_gpus = _free_on_gpus()
         return held + _PART_FOR_STEPS * min(on_gpus[name] for name in placement.devices)
     free = hardware.available_memory()
-    return math.inf if free is None else held + _PART_FOR_STEPS / sharing * free
+    return math.inf if free is None else held + _PART_FOR_STEPS * free
 
 
 def _free_on_gpus() -> dict[str, float]:

@@ -135,7 +135,7 @@ def assemble(
         requested: The configuration.
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None for this process alone.
-        stop: Makes signals end the program at once while it connects or downloads.
+        stop: The signals, which connecting several machines may claim.
 
     Raises:
         UsageError: The run is not possible; the message says what to change.
@@ -155,55 +155,53 @@ def assemble(
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    with workers.sharing_refusals():
-        config = resolve_config(requested, placement, workers=workers.count)
-        check_initial_weights(
-            config.fine_tuning, config.network.model, config.images.distortions
-        )
-        # Refuses a wrong --model before a download, which may take long.
-        find_architecture(config.network.model)
-        train_dir = layout.locate_run(config.run.train_dir)
-        # A resumed run keeps its division of the images into splits.
-        run = None if config.run.fresh else starting.find_run(train_dir)
-        known = {**config.values, "data_division": run and run["data_division"]}
-        with stop.at_once():
-            dataset = datasets.find_for(known, dataset)
-        images, labels = dataset.read("train")
-        if epochs := config.run.max_epochs:
-            steps = epochs * len(images) / config.global_batch_size
-            # Rounded because 1.1 * 10 is more than 11 in floating point.
-            config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-        on_device.check(config.speed.input_device, images)
-        states = build_states(config, placement, replicas, dataset, images)
-        settings = describe_training(config, placement, dataset, states)
-        # Not in `settings`: a resumed run may have other periods, hooks and devices.
-        if config.speed.steps_per_call is None:
-            count = default_steps_per_call(config, placement, images.shape[1:])
-            config = config.replace(steps_per_call=count)
-        towers, planner, description = build_towers(
-            config,
-            placement,
-            states,
-            strategy,
-            workers,
-            images,
-            class_weights=resolve_class_weights(
-                config.loss.class_weights, labels, dataset.class_names
-            ),
-        )
-        return Training(
-            config=config,
-            train_dir=train_dir,
-            workers=workers,
-            placement=placement,
-            dataset=dataset,
-            images=images,
-            labels=labels,
-            towers=towers,
-            planner=planner,
-            sections=description,
-            settings=settings,
-        )
+    config = resolve_config(requested, placement, workers=workers.count)
+    check_initial_weights(
+        config.fine_tuning, config.network.model, config.images.distortions
+    )
+    # Refuses a wrong --model before a download, which may take long.
+    find_architecture(config.network.model)
+    train_dir = layout.locate_run(config.run.train_dir)
+    # A resumed run keeps its division of the images into splits.
+    run = None if config.run.fresh else starting.find_run(train_dir)
+    known = {**config.values, "data_division": run and run["data_division"]}
+    dataset = datasets.find_for(known, dataset)
+    images, labels = dataset.read("train")
+    if epochs := config.run.max_epochs:
+        steps = epochs * len(images) / config.global_batch_size
+        # Rounded because 1.1 * 10 is more than 11 in floating point.
+        config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
+    on_device.check(config.speed.input_device, images)
+    states = build_states(config, placement, replicas, dataset, images)
+    settings = describe_training(config, placement, dataset, states)
+    # Not in `settings`: a resumed run may have other periods, hooks and devices.
+    if config.speed.steps_per_call is None:
+        count = default_steps_per_call(config, placement, images.shape[1:])
+        config = config.replace(steps_per_call=count)
+    towers, planner, description = build_towers(
+        config,
+        placement,
+        states,
+        strategy,
+        workers,
+        images,
+        class_weights=resolve_class_weights(
+            config.loss.class_weights, labels, dataset.class_names
+        ),
+    )
+    return Training(
+        config=config,
+        train_dir=train_dir,
+        workers=workers,
+        placement=placement,
+        dataset=dataset,
+        images=images,
+        labels=labels,
+        towers=towers,
+        planner=planner,
+        sections=description,
+        settings=settings,
+    )
 
 
 def resolve_config(
@@ -359,9 +357,7 @@ def build_towers(
         config.batch.accumulate,
         replicas=len(states),
     )
-    tower, description = planning.build_tower(
-        config.memory, placement, planner, workers.count_on_this_machine
-    )
+    tower, description = planning.build_tower(config.memory, placement, planner)
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
     towers = TowerBuilder(states[0], batch_devices, **what)

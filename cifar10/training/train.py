@@ -56,12 +56,11 @@ def train(
     loop = Loop(training, stop)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workers.reporting_losses())
-        with workers.sharing_refusals():
-            validation = Validation(loop)
-            if lock is None:
-                lock = RunLock(training.train_dir)
-                if workers.is_chief:
-                    stack.enter_context(lock)
+        validation = Validation(loop)
+        if lock is None:
+            lock = RunLock(training.train_dir)
+            if workers.is_chief:
+                stack.enter_context(lock)
         begin = functools.partial(_begin_run, loop, lock)
         messages = workers.begin(settings_in_common(training.settings), begin)
         loop.progress.share(training.towers)

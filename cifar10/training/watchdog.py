@@ -18,8 +18,6 @@ _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # For evaluations, and steps that are compiled.
 _SLOW = ("start", "evaluation")  # Parts that take longer.
 _STEPS_OF_MEDIAN = 101
-# A step that takes this long may be waiting for a machine that is gone.
-_SECONDS_TO_LIMIT_SILENCE = 5.0
 # Writing the report may hang as well, for example on the same disk as the step.
 _SECONDS_TO_WRITE = 10.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
@@ -81,17 +79,14 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
-        doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
+        doing, taken, is_reported = self._doing(), 0.0, False
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
             taken += min(now - looked, 2 * tick)
             looked = now
             if doing != self._doing():
-                doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
-            if taken > _SECONDS_TO_LIMIT_SILENCE and not is_limited:
-                is_limited = True
-                self._loop.training.workers.limit_silence()
+                doing, taken, is_reported = self._doing(), 0.0, False
             is_usual = self._ended and self._loop.timer.part not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])

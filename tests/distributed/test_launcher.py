@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import textwrap
 import time
 
@@ -71,9 +72,7 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     assert [words for words, _ in starts(tmp_path)] == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
-    assert said.count("memory") == 1, "of the killed one"
     assert "2 of 2" in said
-    assert "[worker 1] worker 1 ends" in said
 
 
 @pytest.mark.parametrize(("ends", "code"), [([2, 75], 2), ([75, 138], 138)], ids=str)
@@ -87,7 +86,7 @@ def test_ends_that_a_restart_does_not_mend_are_final(tmp_path, launch, ends, cod
 
 @pytest.mark.parametrize(("code", "error"), [(75, LostWorkerError), (1, StoppedError)])
 def test_too_many_losses_end_it(tmp_path, launch, code, error):
-    with pytest.raises(error, match="Resume") as ended:
+    with pytest.raises(error, match="resumes") as ended:
         launch([[code]] * 3, restarts=2)
     assert len(starts(tmp_path)) == 3
     if error is StoppedError:
@@ -107,15 +106,15 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
 
 
 def test_signal_while_workers_are_started_ends_all(launch, monkeypatch):
-    start, ends = launcher._start_worker, []
+    start, ends = subprocess.Popen, []
 
-    def start_interrupted(stack, index, *more):
-        if index == 1:
+    def start_interrupted(*words, **options):
+        if ends:
             os.kill(os.getpid(), signal.SIGTERM)
-        ends.append(start(stack, index, *more))
+        ends.append(start(*words, **options))
         return ends[-1]
 
-    monkeypatch.setattr(launcher, "_start_worker", start_interrupted)
+    monkeypatch.setattr(launcher.subprocess, "Popen", start_interrupted)
     with pytest.raises(StoppedError):
         launch([["wait", "wait"]], workers=2)
     assert {abs(process.returncode) for process in ends} <= {signal.SIGTERM, 143}
@@ -147,12 +146,6 @@ def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
     assert len(starts(tmp_path)) == 1
     # Ctrl-C in a terminal reaches all of the launcher's own group.
     assert len({*(path.read_text() for path in waiting), str(os.getpgrp())}) == 3
-
-
-def test_worker_does_not_launch_workers(launch, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
-    with pytest.raises(UsageError, match="TF_CONFIG"):
-        launch([[0, 0]], workers=2)
 
 
 def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):

@@ -1,4 +1,4 @@
-"""Machines whose cables are pulled, whose links are cut, and who say the same place.
+"""Machines whose cables are pulled, whose links are cut, and who have the same index.
 
 Loss is iptables' to make; for a delay the kernels of most containers lack netem.
 """
@@ -134,23 +134,19 @@ def test_the_chiefs_machine_comes_back(net, tmp_path, undisturbed):
     assert final_files(train_dir) == undisturbed(2)
 
 
-def test_a_link_between_two_that_are_no_chief_is_named(net, tmp_path, undisturbed):
+def test_a_link_between_two_that_are_no_chief_ends_the_run_on_request(
+    net, tmp_path, undisturbed
+):
     """Their heartbeats go to the chief, whom they still reach."""
     train_dir = tmp_path / "run"
-    processes = start(net, THREE, train_dir)
+    processes = start(net, THREE, train_dir, "--hang_timeout=20")
     runs.read_until(processes[0].stdout, "step 50,")
     began = time.monotonic()
     net.cut("node2", "node10")
     said, codes = ends(processes)
     assert time.monotonic() - began < 90
     assert codes == [75, 75, 75], said
-    # The one that is a moment later may hear from the chief of the first.
-    named = [
-        f"has lost worker {other} at {machines.ADDRESSES[name]}" in one
-        for one, other, name in ((said[1], 2, "node10"), (said[2], 1, "node2"))
-    ]
-    assert any(named), said
-    assert "has lost worker" in said[0]
+    assert any("the other workers" in one for one in said), said
     net.mend()
     said, codes = ends(start(net, THREE, train_dir))
     assert codes == [0, 0, 0], said
@@ -158,27 +154,14 @@ def test_a_link_between_two_that_are_no_chief_is_named(net, tmp_path, undisturbe
     assert final_files(train_dir) == undisturbed(3)
 
 
-@pytest.mark.parametrize(("index", "code"), [(0, 2), (1, 75)])
-def test_the_same_index_twice_is_named_on_both_machines(net, tmp_path, index, code):
-    """Without a chief nobody can compare them, and both miss it."""
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_same_index_twice_leaves_the_other_missing(net, tmp_path, index):
     flags = (*FLAGS, "--worker_timeout=30")
     processes = [
         net.work(name, index, tmp_path / name, *flags, nodes=TWO) for name in TWO
     ]
     said, codes = ends(processes)
-    assert codes == [code, code], said
-    problems = ("two processes have the same index: {}", "stopped waiting: {}")
+    assert codes == [75, 75], said
     for one in said:
-        assert problems[index].format("worker 0 at") in one
-
-
-def test_the_same_index_twice_is_named_by_the_chief_too(net, tmp_path):
-    indices = dict(zip(THREE, (0, 1, 1), strict=True))
-    processes = [
-        net.work(name, index, tmp_path / name, *FLAGS, nodes=THREE)
-        for name, index in indices.items()
-    ]
-    said, codes = ends(processes)
-    assert codes == [2, 2, 2], said
-    for one in said:
-        assert "two processes have the same index: worker 1 at" in one
+        assert f"in vain for worker {1 - index} at" in one
+        assert "an index of its own" in one

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import keras
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 from tensorflow.python.eager import context
 
 PACKAGE = Path(__file__).parents[2] / "cifar10"
@@ -16,9 +17,12 @@ TREES = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
 OF_PYTHON = {"_asdict", "_replace", "_exit", "_current_frames"}
 
 MODULES = {
-    # Several machines: after how long a silent one counts as lost.
+    # Several machines: after how long a silent one counts as lost, and what they tell
+    # one another.
     "tensorflow.compiler.xla.tsl.protobuf",
     "tensorflow.python.eager",
+    # The lists of nodes that SLURM writes in short.
+    "tensorflow.python.distribute.cluster_resolver",
 }
 
 
@@ -46,6 +50,10 @@ def test_the_private_modules_are_these_and_have_what_is_used():
     assert {name for name in imported if name.startswith(private)} == MODULES
     assert coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
     assert callable(context.Context.configure_coordination_service)
+    assert callable(context.Context.set_config_key_value)
+    assert callable(context.Context.get_config_key_value)
+    assert slurm_cluster_resolver.expand_hostlist("a[9-10],b") == ["a9", "a10", "b"]
+    assert slurm_cluster_resolver.expand_tasks_per_node("2(x2),1") == [2, 2, 1]
 
 
 def private_attributes():

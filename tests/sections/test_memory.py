@@ -40,8 +40,8 @@ def placed(*names):
     return devices.Placement(names, simulated=False, description="")
 
 
-def limit_on(*names, held=0, sharing=1):
-    return planning.memory_limit(None, placed(*names), held, sharing)
+def limit_on(*names, held=0):
+    return planning.memory_limit(None, placed(*names), held)
 
 
 def test_a_step_may_take_most_of_the_free_memory_where_that_is_known(monkeypatch):
@@ -60,11 +60,12 @@ def test_free_memory_of_a_gpu_is_the_drivers_or_that_of_its_part(monkeypatch):
     assert limit_on("/gpu:1", "/gpu:2") == 0.85 * 100 * 2**20
 
 
-def test_workers_share_the_memory_of_a_cpu(monkeypatch):
+def test_the_limit_of_a_cpu_is_a_part_of_its_free_memory_unless_it_is_given(
+    monkeypatch,
+):
     monkeypatch.setattr(hardware, "available_memory", lambda: 400)
-    for sharing, expected in ((1, 440), (2, 270)):
-        assert limit_on("/cpu:0", held=100, sharing=sharing) == expected
-    assert planning.memory_limit(2.0, placed("/cpu:0"), 100, 2) == 2e9
+    assert limit_on("/cpu:0", held=100) == 440
+    assert planning.memory_limit(2.0, placed("/cpu:0"), 100) == 2e9
 
 
 @pytest.mark.soak

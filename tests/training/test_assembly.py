@@ -110,7 +110,7 @@ def test_labels_are_smoothed_as_much_as_the_flag_says():
 
 def test_towers_are_numbered_across_workers():
     strategy = types.SimpleNamespace(num_replicas_in_sync=3)
-    cluster = Cluster.at([f"{index}:1" for index in range(3)], 2)
+    cluster = Cluster(("0:1", "1:1", "2:1"), 2)
     towers, *_ = assembly.build_towers(
         resolved(model=runs.SMALL, workers=3),
         TWO_TOWERS,
@@ -127,7 +127,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (50, 32, 32, 3), np.uint8)
     numbers = np.arange(50, dtype=np.int32)
-    cluster = Cluster.at(["a:1", "b:1"], 1)
+    cluster = Cluster(("a:1", "b:1"), 1)
     expected = pipeline.training_batches(
         images,
         numbers,

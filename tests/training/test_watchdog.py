@@ -59,16 +59,14 @@ def loop_of(
     hang_timeout=None,
     *,
     part="training",
-    limit_silence=lambda: None,
     steps_per_call=1,
 ):
     """What a watchdog looks at in a loop."""
-    workers = types.SimpleNamespace(limit_silence=limit_silence)
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
         steps_per_call=steps_per_call,
     )
-    training = types.SimpleNamespace(config=config, workers=workers)
+    training = types.SimpleNamespace(config=config)
     timer = Timer()
     timer.enter(part)
     return types.SimpleNamespace(training=training, timer=timer)
@@ -83,7 +81,7 @@ class Watched:
 
     def __init__(self, script, *options, part="training", **more):
         self.codes, self.told = [], []
-        self._steps = self.limits = 0
+        self._steps = 0
         actions = [
             (seconds, lambda what=what: self._act(what)) for seconds, what in script
         ]
@@ -96,15 +94,10 @@ class Watched:
         with pytest.MonkeyPatch.context() as patch:
             for name, fake in fakes.items():
                 patch.setattr(watchdog, name, fake)
-            self.loop = loop_of(
-                *options, part=part, limit_silence=self._limit_silence, **more
-            )
+            self.loop = loop_of(*options, part=part, **more)
             self.dog = Watchdog(self.loop, self.codes.append)
             self.dog.on_start(None)
             self.dog.on_end(0, "finished")
-
-    def _limit_silence(self):
-        self.limits += 1
 
     def _act(self, what):
         if what == "step":
@@ -158,13 +151,6 @@ def test_on_request_a_step_that_hangs_ends_the_run():
     script = [*QUICK, (70.0, "step")]
     codes = [Watched(script, 30.0, steps_per_call=n).codes for n in (1, 2, 3)]
     assert [bool(found) for found in codes] == [True, True, False]
-
-
-def test_connections_of_a_step_that_hangs_are_limited():
-    """Once in each such step, however long it takes; and in no quick one."""
-    watched = Watched([*QUICK, (50.0, "step"), (1.0, "step"), (9.0, "step"), *QUICK])
-    assert watched.limits == 2
-    assert watched.codes == []
 
 
 # ---- What it waits for, in real time

@@ -1,0 +1,84 @@
+"""How TensorFlow is asked to connect the workers, and who reaches its port then."""
+
+import socket
+from unittest import mock
+
+import pytest
+
+import runs
+from cifar10.distributed import workers
+from cifar10.distributed.cluster import Cluster
+
+LINUX = pytest.mark.skipif(
+    not hasattr(socket, "SO_BINDTODEVICE"), reason="only Linux confines open sockets"
+)
+
+
+@pytest.fixture
+def everywhere():
+    """A port at all addresses, as TensorFlow's server opens it."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as server:
+        yield server
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Stands for TensorFlow's strategy, and its context."""
+    made = mock.Mock()
+    monkeypatch.setattr(workers.context, "context", mock.Mock())
+    monkeypatch.setattr(workers.tf.distribute, "MultiWorkerMirroredStrategy", made)
+    return made
+
+
+def device_of(server):
+    return server.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+
+
+@LINUX
+@pytest.mark.usefixtures("made")
+def test_port_of_workers_of_one_machine_is_closed_to_others(everywhere):
+    port = everywhere.getsockname()[1]
+    for host, device in (("a", b""), ("127.0.0.1", b"lo\0")):
+        with socket.create_server(("", 0)) as other:
+            cluster = Cluster((f"{host}:1", f"{host}:{port}"), 1)
+            workers.connect_cluster(cluster, gpus=0)
+            assert device_of(everywhere) == device
+            assert device_of(other) == b"", "it is another program's"
+    with socket.create_connection(("127.0.0.1", port)) as caller:
+        called, _ = everywhere.accept()
+        with called:
+            caller.sendall(b"connected")
+            assert called.recv(100) == b"connected"
+
+
+def test_gpus_are_connected_by_nccl(made):
+    for gpus, name in ((2, "NCCL"), (0, "RING")):
+        workers.connect_cluster(Cluster(("a:1", "b:1"), 1), gpus=gpus)
+        options = made.call_args.kwargs["communication_options"]
+        assert options.implementation.name == name
+
+
+def test_process_that_is_never_connected_ends_and_shows_where_it_waited():
+    """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
+    program = (
+        "import time\n"
+        "from unittest import mock\n"
+        "from cifar10.distributed import workers\n"
+        "from cifar10.distributed.cluster import Cluster\n"
+        "workers.context = mock.Mock()\n"
+        "workers._SECONDS_TO_CONNECT = 0.4\n"
+        "def connect(seconds):\n"
+        "    wait = mock.Mock(side_effect=lambda **_: time.sleep(seconds))\n"
+        "    workers.tf.distribute.MultiWorkerMirroredStrategy = wait\n"
+        "    workers.connect_cluster(Cluster(('a:1', 'b:1'), 0), gpus=0)\n"
+        "connect(0)\n"
+        "time.sleep(0.6)\n"
+        "print('connected in time', flush=True)\n"
+        "connect(30)\n"
+    )
+    ended = runs.run("-c", program)
+    assert ended.stdout == "connected in time\n"
+    assert ended.returncode == 1
+    assert "in connect_cluster" in ended.stderr
