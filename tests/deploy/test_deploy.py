@@ -262,7 +262,7 @@ def test_pod_knows_which_worker_it_is(manifest, worker, tmp_path):
     assert job["spec"]["parallelism"] == count
     name, domain = (one["metadata"]["name"] for one in (job, service))
     expected = [f"{name}-{number}.{domain}:{port}" for number in range(count)]
-    assert [worker.address for worker in found.workers] == expected
+    assert [*found.addresses] == expected
     assert found.index == 1
     assert [one["containerPort"] for one in worker["ports"]] == [port]
 
