@@ -171,6 +171,7 @@ def assemble(
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
+    check_epoch(config, len(images))
     on_device.check(config.speed.input_device, images)
     states = build_states(config, placement, replicas, dataset, images)
     settings = describe_training(config, placement, dataset, states)
@@ -234,6 +235,33 @@ def resolve_config(
             "workers": workers,
         }
     )
+
+
+def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
+    """Checks the batch size and the warm-up against the size of the training set."""
+    images, update, steps = (
+        config.global_batch_size,
+        config.update,
+        config.run.max_steps,
+    )
+    if images > examples_per_epoch:
+        batches = config.machine.towers * config.batch.accumulate
+        raise UsageError(
+            f"--batch_size {config.batch.batch_size}: the global batch of "
+            f"{images:,} images is larger than the training set of "
+            f"{examples_per_epoch:,}. Give at most --batch_size "
+            f"{examples_per_epoch // batches}."
+        )
+    epochs = steps * images / examples_per_epoch
+    # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
+    if update.schedule_ends and update.warmup_epochs >= epochs:
+        raise UsageError(
+            f"--warmup_epochs {update.warmup_epochs}: with --schedule "
+            f"{update.schedule}, the warm-up must be shorter than the run, which lasts "
+            f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
+            "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
+            f"from recipe {config.run.recipe}."
+        )
 
 
 def default_steps_per_call(

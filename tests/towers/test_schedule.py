@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from cifar10.config.fields import Update
 from cifar10.config.options import options
+from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
     CURVES,
     ScaledCurve,
@@ -19,6 +20,8 @@ from cifar10.towers.schedule import (
     one_cycle,
     staircase,
 )
+from cifar10.training import assembly
+from small_towers import resolved
 
 # Falls after 100, 200, ... examples.
 STAIRCASE = ScaledCurve(0.5, staircase, 100)
@@ -44,6 +47,19 @@ def test_rate_falls_by_a_tenth_at_each_period():
 
 def test_the_flag_takes_the_name_of_each_curve():
     assert set(options(Update)["schedule"].choices) == set(CURVES)
+
+
+def test_a_schedule_that_ends_before_the_warmup_is_refused():
+    def check(**changed):
+        # 40 steps of 10 images are 4 epochs of 100.
+        options = {"batch_size": 10, "max_steps": 40, "warmup_epochs": 4.0, **changed}
+        assembly.check_epoch(resolved(**options), 100)
+
+    check()  # The staircase has no end, so --max_steps may be raised.
+    for schedule in ("linear", "cosine"):
+        check(schedule=schedule, warmup_epochs=3.9)
+        with pytest.raises(UsageError, match="--warmup_epochs"):
+            check(schedule=schedule)
 
 
 def test_warmup_rises_by_the_same_each_step_and_then_leaves_the_rate():
