@@ -30,6 +30,25 @@ _TRAINED_WITH = (
     *("stages", "global_batch_size", "distortions", "augmentation", "label_smoothing"),
     *("loss", "precision", "seed", "keras_schedule", "versions"),
 )
+# How a program loads each format and calls it with a batch of images.
+_CODE = {
+    "savedmodel": """\
+import tensorflow as tf
+model = tf.saved_model.load(".").signatures["serving_default"]
+(outputs,) = model(tf.constant(images)).values()""",
+    "onnx": """\
+import onnxruntime
+model = onnxruntime.InferenceSession({file})
+(outputs,) = model.run(None, {{"images": images}})""",
+    "keras": """\
+import keras
+model = keras.saving.load_model({file})
+outputs = model(images)""",
+    "litert": """\
+from ai_edge_litert.interpreter import Interpreter
+model = Interpreter({file}).get_signature_runner()
+(outputs,) = model(images=images).values()""",
+}
 _CHOSEN = """
 The run had no validation split. If these images also decided which step is the best or
 when training ended, the scores are slightly too good.
@@ -55,7 +74,11 @@ interval (Wilson) of the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}
 
 {scores}
 
-## Description
+## Load it
+
+```python
+{code}
+```
 
 The data set, how images are prepared, and the settings of the training run:
 
@@ -100,5 +123,6 @@ def build(
         chosen=_CHOSEN if scores.deciding_part(run) == "test" else "",
         interval=scores.interval(found["precision @ 1"], entry["num_examples"]),
         scores="\n".join(f"- {key}: {value:.4f}" for key, value in found.items()),
+        code=_CODE[file_format].format(file=json.dumps(name)),
         description=json.dumps({**description, "training": training}, indent=2),
     )

@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from cifar10.config import run_config
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
 from cifar10.run_directory import scores
-from cifar10.tools import model_card
+from cifar10.tools import exported, model_card
 from small_exports import export
 from small_runs import describe, save, small
 
@@ -41,7 +42,7 @@ NAMES = list(synthetic.CLASS_NAMES)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_card_is_what_the_hub_reads(run_dir, tmp_path, kind):
+def test_a_card_is_what_the_hub_reads_and_its_code_runs(run_dir, tmp_path, kind):
     hub = pytest.importorskip("huggingface_hub")
     suffix, library = FORMATS[kind]
     output = tmp_path / f"it's: # no\"YAML{suffix}"
@@ -60,6 +61,14 @@ def test_a_card_is_what_the_hub_reads(run_dir, tmp_path, kind):
     described = json.loads(re.search(r"```json\n(.*?)\n```", card.text, re.DOTALL)[1])
     assert described["class_names"] == NAMES
     assert described["training"]["versions"] == {"keras": "3.15.1"}
+    images = np.random.default_rng(0).normal(size=(3, 24, 24, 3)).astype(np.float32)
+    code = re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1]
+    variables = {"images": images}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(code, variables)  # noqa: S102 - as a user does.
+    logits = exported.compute_in_another_process(output, kind, images)
+    np.testing.assert_allclose(variables["outputs"], logits, rtol=1e-4, atol=1e-5)
 
 
 def test_a_card_says_if_the_test_part_may_have_chosen_the_step(run_dir, tmp_path):
