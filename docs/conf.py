@@ -203,12 +203,6 @@ def scopes(one):
         yield "not in recipes"
     if one.scope is RESULT:
         yield "fixed for a run"
-    elif one.result_if:
-        field, held = one.result_if
-        which = "of a model with batch norm or dropout"
-        if field in options(fields.ALL):
-            which = f"if `{field}` is " + ", ".join(f"`{shown(each)}`" for each in held)
-        yield f"fixed for a run {which}"
 
 
 def shown(value):

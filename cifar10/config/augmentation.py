@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cifar10.config.options import Option, Range
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import UsageError
 
 
 def _number(default: float, least: float, most: float) -> Option:
@@ -65,8 +65,9 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         known = PARTS[name]
         for key, value in given.items():
             if key not in known:
-                meant = did_you_mean(key, known)
-                raise UsageError(f"{_WHERE}: {name} has no {key}.{meant}")
+                raise UsageError(
+                    f"{_WHERE}: {name} has no {key}. Give {' or '.join(known)}."
+                )
             known[key].check(value, f"{_WHERE}: {name}.{key}")
         defaults = {key: one.default for key, one in known.items()}
         parts[name] = {**defaults, **given}

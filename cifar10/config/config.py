@@ -19,8 +19,8 @@ from cifar10.config import (
     python_objects,
     run_config,
 )
-from cifar10.config.options import defaults, names, options
-from cifar10.errors import UsageError, did_you_mean, reason
+from cifar10.config.options import options
+from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
 from cifar10.process import files
 from cifar10.towers.stages import Stage, resolve_stages
@@ -28,8 +28,6 @@ from cifar10.towers.stages import Stage, resolve_stages
 _RECIPES = Path(__file__).parent / "recipes"
 # In bytes. Python takes minutes to parse a key of thousands of dotted names.
 _LONGEST_RECIPE = 50_000
-# Fields of comma-separated names, which a program may give as a list.
-_NAMES = ("freeze", "sections")
 
 
 class Config(fields.Sections):
@@ -50,12 +48,11 @@ class Config(fields.Sections):
             [count, height, width, 3], from 0 to 255. Grey images may also be [count,
             height, width] or [count, height, width, 1]. Labels are integers [count] or
             [count, 1]. A finite `tf.data.Dataset` of (image, label) may replace (x, y).
-        **given: The other settings. `freeze` and `sections` may be lists of names;
-            `sections` may be a number. `initial_weights` and `resume` may be a
-            `Record`, `optimizer` a Keras optimizer, `learning_rate` a Keras schedule
-            and `loss` a `keras.losses.Loss`. `loss` and the values of the dict
-            `metrics` may be functions: from labels, int64 [batch], and logits, floating
-            [batch, classes], they compute one value per image, or the mean.
+        **given: The other settings. `initial_weights` and `resume` may be a `Record`,
+            `optimizer` a Keras optimizer, `learning_rate` a Keras schedule and `loss` a
+            `keras.losses.Loss`. `loss` and the values of the dict `metrics` may be
+            functions: from labels, int64 [batch], and logits, floating [batch,
+            classes], they compute one value per image, or the mean.
 
     Attributes:
         model_function: `model` if it is a function, else None.
@@ -76,7 +73,7 @@ class Config(fields.Sections):
         **given: Any,
     ) -> None:
         resolved = python_objects.resolve(given)
-        named = {name: _plain(name, value) for name, value in resolved.items()}
+        named = {name: _plain(value) for name, value in resolved.items()}
         if model is not None:
             named["model"] = _name_of_model(model)
         if data is not None:
@@ -84,18 +81,12 @@ class Config(fields.Sections):
         known = {**options(fields.ALL), fields.RESUME.name: fields.RESUME}
         for name, value in named.items():
             if name not in known:
-                raise UsageError(
-                    f"Config: there is no argument {name}.{did_you_mean(name, known)}"
-                )
+                raise UsageError(f"Config: there is no argument {name}.")
             known[name].check(value)
         self._assign(_completed(named))
         scores = (*fields.SCORES, *(self.loss.metrics or ()))
         if (best_by := self.checkpoints.best_by) not in scores:
-            raise UsageError(
-                f"--best_by {best_by}: there is no such score."
-                f"{did_you_mean(best_by, scores)} Give one of {', '.join(scores)}. A "
-                "program can also give one of its own metrics."
-            )
+            raise UsageError(f"--best_by {best_by}: give one of {', '.join(scores)}.")
         self.model_function = model if callable(model) else None
         self.data_objects = None if isinstance(data, str | Path) else data
 
@@ -122,16 +113,6 @@ class Config(fields.Sections):
         config.model_function = self.model_function
         config.data_objects = self.data_objects
         return config
-
-    def __repr__(self) -> str:
-        """Shows the values that differ from the defaults."""
-        before = defaults(fields.ALL)
-        shown = (
-            f"{name}={value!r}"
-            for name, value in self.values.items()
-            if value not in (before.get(name), fields.OPEN_STEPS)
-        )
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def periods(self) -> dict[str, int]:
@@ -164,17 +145,15 @@ class Config(fields.Sections):
         """Returns the number of steps in the next call: `steps_per_call` or 1.
 
         A call runs a single step if `steps_per_call` steps would pass a log, a
-        checkpoint or the end of a stage, or include a verified or profiled step.
+        checkpoint or the end of a stage, or include a verified step.
         """
         count = self.steps_per_call
         last = step + count
-        profiled = self.output.profiled_steps or (math.inf, -math.inf)
         if (
             count == 1
             or any(step // p != (last - 1) // p for p in self.periods.values())
             or last > self.stage(step).end
             or last % (self.checkpoints.verify_steps or math.inf) < count
-            or (profiled[0] <= last and step < profiled[1])
         ):
             return 1
         return count
@@ -182,8 +161,8 @@ class Config(fields.Sections):
     def _assign(self, values: Mapping[str, Any]) -> None:
         for section in dataclasses.fields(self):
             build: Any = section.type
-            given = {name: values[name] for name in names(build) & values.keys()}
-            setattr(self, section.name, build(**given))
+            given = options(build).keys() & values.keys()
+            setattr(self, section.name, build(**{name: values[name] for name in given}))
         self._check()
 
     def _check(self) -> None:
@@ -196,37 +175,21 @@ class Config(fields.Sections):
                     f"--steps_per_call {self.steps_per_call} is more than --{name} "
                     f"{period}. Give at most {period}, or raise --{name}."
                 )
-        keep, max_steps = self.checkpoints, self.run.max_steps
-        eval_steps = keep.eval_steps
-        if keep.stop_after_no_gain and not eval_steps:
-            some = max(1, max_steps // (2 * keep.stop_after_no_gain))
-            is_open = max_steps == fields.OPEN_STEPS  # Until data are known.
-            how = "" if is_open else f" {min(keep.checkpoint_steps, some)}"
+        keep = self.checkpoints
+        if keep.stop_after_no_gain and not keep.eval_steps:
             raise UsageError(
                 f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
-                f"during training. Add --eval_steps{how}, or leave out "
-                "--stop_after_no_gain."
-            )
-        if eval_steps and eval_steps > max_steps:
-            raise UsageError(
-                f"--eval_steps {eval_steps}: the training run ends earlier, at "
-                f"--max_steps {max_steps}. Give at most {max_steps}."
+                "during training. Add --eval_steps."
             )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
                 "best_by total_loss: evaluations do not compute your loss function. "
                 "Give another score, such as best_by='cross_entropy'."
             )
-        if self.run.max_hours and self.update.schedule_ends:
-            raise UsageError(
-                f"--max_hours {self.run.max_hours:g}: --schedule {self.update.schedule}"
-                " must know the last step in advance. Give --max_epochs, or "
-                "--schedule staircase."
-            )
         self.all_stages  # noqa: B018 - refuses invalid tables.
 
 
-@dataclasses.dataclass(init=False, repr=False)
+@dataclasses.dataclass(init=False)
 class ResolvedConfig(Config):
     """A configuration whose machine-dependent values are resolved.
 
@@ -255,8 +218,8 @@ def read_recipe(name: str) -> dict[str, Any]:
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         raise UsageError(
-            f"--recipe {name}: there is no such recipe and no such file."
-            f"{did_you_mean(name, known)} The recipes are {', '.join(known)}."
+            f"--recipe {name}: there is no such recipe and no such file. The recipes "
+            f"are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -268,8 +231,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     for field, value in values.items():
         if field not in possible:
             raise UsageError(
-                f"{source}a recipe cannot set {field}.{did_you_mean(field, possible)} "
-                "Correct or remove that line."
+                f"{source}a recipe cannot set {field}. Correct or remove that line."
             )
         possible[field].check(value, source)
     return values
@@ -304,26 +266,24 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
     if named:
-        base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
-    elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
+        base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None}
+    elif base.get("max_epochs"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     return {**base, **given}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Converts an argument of `Config` to the value that its flag would have.
 
-    A path becomes a string, a `Record` its directory, a list of names a
-    comma-separated string, and a NumPy number a Python number.
+    A path becomes a string, a `Record` its directory, and a NumPy number a Python
+    number.
     """
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    if name in _NAMES and isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value) if name == "sections" and type(value) is int else value
+        return value.item()
+    return value
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
@@ -32,11 +32,11 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     if data in (None, *NAMES) or is_located or data.startswith(PYTHON):
         return given
     path = layout.absolute_path(data)
-    if not _exists(path):
+    if not os.path.exists(path):  # noqa: PTH110 - `Path.exists` raises errors.
         raise UsageError(
-            f"--data {data}: there is no such data set, file or folder."
-            f"{did_you_mean(data, NAMES)} Give {', '.join(NAMES)}, or the "
-            "path of a folder of pictures or of an .npz file."
+            f"--data {data}: there is no such data set, file or folder. Give "
+            f"{', '.join(NAMES)}, or the path of a folder of pictures or of an .npz "
+            "file."
         )
     if "data_dir" in given:
         raise UsageError(
@@ -56,18 +56,10 @@ def check(data: str, image_size: int | None) -> None:
     """Refuses an unknown name in `data`, and an `image_size` that `data` cannot use."""
     if data not in FINDABLE and not data.startswith(PYTHON):
         raise UsageError(
-            f"--data {data} is neither one of {', '.join(NAMES)} nor a path. To "
-            "continue a run with this value, use the package version that started it."
+            f"--data {data} is neither one of {', '.join(NAMES)} nor a path."
         )
     if image_size and data != FOLDER:
         raise UsageError(
             f"--image_size {image_size}: the images of --data {data} have a fixed size."
             " Leave out --image_size, or give --data a folder of pictures."
         )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError as error:
-        raise UsageError(f"--data {path} cannot be read: {error.strerror}.") from error

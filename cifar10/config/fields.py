@@ -23,27 +23,22 @@ from cifar10.config.options import (
     Fraction,
     Option,
     Range,
-    ResultIf,
+    options,
 )
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
-from cifar10.models.registry import ARCHITECTURES
 from cifar10.towers import optimizers
 from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
 
 _Towers: TypeAlias = Annotated[int, Range(1, 64)]  # A larger number is a typing error.
-_Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 _NotNegative: TypeAlias = Annotated[float, Range(0.0)]
 _Pixels: TypeAlias = Annotated[int, Range(8, 1024)]
 _Images: TypeAlias = Annotated[int, Range(1, 10**6)]
 _AboveZero: TypeAlias = Annotated[float, Range(1e-6)]
 # The maximum is 11 days, because timers overflow at far larger numbers.
 _Seconds: TypeAlias = Annotated[float, Range(1.0, 1e6)]
-_Steps: TypeAlias = Annotated[
-    str, Form(r"[1-9]\d{0,11}:[1-9]\d{0,11}", "START:STOP, two steps such as 100:110")
-]
 _Sections: TypeAlias = Annotated[
     str,
     Form(
@@ -78,8 +73,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 # One of these sets the length of a training run. `max_epochs` is converted to steps
-# once the size of the training set is known; `max_hours` leaves the last step open.
-LENGTHS = ("max_steps", "max_epochs", "max_hours")
+# once the size of the training set is known.
+LENGTHS = ("max_steps", "max_epochs")
 OPEN_STEPS = 10**12
 
 
@@ -97,8 +92,6 @@ class Run(Checked):
         fresh: start over: move an earlier run in --train_dir aside, without deleting it
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
-        max_hours: hours of training after which the training run ends, instead of
-            --max_steps; includes the hours before a resume
         seed: random seed of the initial values, the order of the images, the
             distortions and dropout
     """
@@ -106,11 +99,8 @@ class Run(Checked):
     recipe: Annotated[str, WORKER, FLAG_ONLY] = "tutorial"
     train_dir: Annotated[str, WORKER, FLAG_ONLY] = TRAIN_DIR
     fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
-    max_steps: Annotated[Count, ResultIf("schedule", ENDING_SCHEDULES)] = 100_000
-    max_epochs: Annotated[
-        float | None, Range(1e-6, 1e6), ResultIf("schedule", ENDING_SCHEDULES)
-    ] = None
-    max_hours: _AboveZero | None = None
+    max_steps: Count = 100_000
+    max_epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
     seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 
@@ -136,25 +126,20 @@ class Towers(Checked):
 
     num_gpus: Annotated[_Towers | None, FLAG_ONLY] = None
     split_gpu: Annotated[_Towers, FLAG_ONLY] = 1
-    # Batch norm and dropout see the images of one batch.
-    batch_size: Annotated[_Images, ResultIf("stateful_model", (True,))] = 128
+    batch_size: _Images = 128
     global_batch_size: Annotated[Count | None, RESULT] = None
     accumulate: Annotated[int, Range(1, 4096)] = 1
     variable_update: Literal["auto", "towers", "mirrored"] = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Network(
-    Checked,
-    scope=RESULT,
-    models=", ".join(f"`{name}`" for name in ARCHITECTURES),
-):
+class Network(Checked, scope=RESULT):
     """Model and precision.
 
     Attributes:
-        model: model to train: {models}, applications:NAME for a model of
-            keras.applications, or module:function for your own function that takes
-            (image_shape, classes) and returns a Keras model
+        model: model to train: `tutorial`, `airbench`, `resnet`, applications:NAME for a
+            model of keras.applications, or module:function for your own function that
+            takes (image_shape, classes) and returns a Keras model
         depth: depth of a model (airbench: convolutions in each group, 2 or 3; resnet:
             blocks; default: set by the model)
         width: width of a model (airbench: filters of the first group; resnet: filters
@@ -252,20 +237,16 @@ class Loss(Checked, scope=RESULT):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Update(
-    Checked,
-    scope=RESULT,
-    of_keras=", ".join(optimizers.KERAS_NAMES),
-    with_momentum=", ".join(optimizers.WITH_MOMENTUM),
-):
+class Update(Checked, scope=RESULT):
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
         optimizer: sgd; muon, as in airbench, with separate learning rates for biases
-            and the head; or a Keras optimizer: {of_keras}
+            and the head; or a Keras optimizer: adadelta, adafactor, adagrad, adam,
+            adamax, adamw, lamb, lion, nadam, rmsprop
         optimizer_arguments: further arguments of the optimizer's class, not for muon
             (see towers/optimizers.py)
-        momentum: momentum of the optimizer, only for {with_momentum}
+        momentum: momentum of the optimizer, only for sgd, muon, rmsprop
         learning_rate: peak learning rate
         schedule: learning-rate schedule; staircase: times 0.1 every --epochs_per_decay
             epochs; linear, cosine: falls to zero at the last step; one_cycle: rises
@@ -293,9 +274,6 @@ class Update(
     stages: Annotated[Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
-        # As in Keras, case does not matter; `config.json` records lower case.
-        if isinstance(self.optimizer, str):
-            object.__setattr__(self, "optimizer", self.optimizer.lower())
         super().__post_init__()
         optimizers.check_optimizer(
             self.optimizer, self.momentum, self.optimizer_arguments
@@ -305,11 +283,6 @@ class Update(
                 f"--schedule {self.schedule}: the recipe's stages need a schedule that "
                 f"ends at --max_steps.\nGive one of {', '.join(ENDING_SCHEDULES)}, or "
                 "use a copy of the recipe without the stages."
-            )
-        if self.schedule == "one_cycle" and self.warmup_epochs:
-            raise UsageError(
-                f"--warmup_epochs {self.warmup_epochs}: --schedule one_cycle already "
-                "begins with a warm-up. Give --warmup_epochs 0."
             )
 
     @property
@@ -368,8 +341,6 @@ class Checkpoints(Checked):
             on the test split if there is no val split (default: none)
         stop_after_no_gain: number of consecutive evaluations by --eval_steps without a
             new best score after which the training run ends (default: never)
-        on_save_error: what to do if a checkpoint cannot be written: stop, or continue
-            and try again at the next checkpoint
         on_nan: what to do if a loss or gradient is not finite: stop; skip the update;
             rollback to the last checkpoint, and leave out the batches since then
         verify_steps: steps between two verified steps, whose gradients are computed on
@@ -385,7 +356,6 @@ class Checkpoints(Checked):
     best_by: str = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
-    on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     verify_steps: Count | None = None
     hang_timeout: Annotated[_Seconds | None, WORKER] = None
@@ -393,7 +363,7 @@ class Checkpoints(Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output(Checked):
-    """Logs, summaries and profiles.
+    """Logs and summaries.
 
     Attributes:
         log_frequency: steps between two lines on the console and in metrics.jsonl
@@ -401,28 +371,11 @@ class Output(Checked):
             more steps if the sets would take over 5 % of the time
         log_device_placement: make TensorFlow print the device of each operation, such
             as tower_0/tutorial/conv1/convolution for tower 0
-        profile: first and last step to profile for TensorBoard, as START:STOP (default:
-            none)
     """
 
     log_frequency: Count = 10
     summary_steps: Count = 100
     log_device_placement: bool = False
-    profile: _Steps | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.profiled_steps  # noqa: B018 - refuses a stop before the start.
-
-    @property
-    def profiled_steps(self) -> tuple[int, int] | None:
-        """The first and the last step that `--profile` names, if any."""
-        if self.profile is None:
-            return None
-        start, stop = map(int, self.profile.split(":"))
-        if start > stop:
-            raise UsageError(f"--profile {self.profile}: STOP must not be below START.")
-        return start, stop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -434,16 +387,13 @@ class Speed(Checked):
             logged or saved between them (default: 1, or up to 10 on GPUs)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
-        input_device: device that distorts images; gpu: each GPU holds the whole data
-            set in memory; auto: gpu if the data set fits
         xla: compile each tower with XLA; meant for GPUs
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """
 
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
-    variable_device: _Device = "auto"
-    input_device: _Device = "auto"
+    variable_device: Literal["auto", "cpu", "gpu"] = "auto"
     xla: Annotated[bool, RESULT] = False
     deterministic: Annotated[bool, RESULT] = False
 
@@ -478,7 +428,7 @@ class Machine(Checked):
     workers: Count
 
 
-@dataclasses.dataclass(init=False, repr=False)
+@dataclasses.dataclass(init=False)
 class Sections:
     """The sections of a configuration."""
 
@@ -513,3 +463,17 @@ MAIN = (
     *("recipe", "num_gpus", "batch_size", "max_steps", "train_dir", "fresh", "model"),
     *("data", "data_dir", "precision", "learning_rate", "seed"),
 )
+
+
+def result_determining(entries: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the fields that a resumed run must not change.
+
+    `entries` holds the values of the run's fields. Its entry `stateful_model` says
+    whether the model has batch norm or dropout, which see the images of one batch.
+    """
+    found = [name for name, one in options(RECORDED).items() if one.scope is RESULT]
+    if entries.get("schedule") in ENDING_SCHEDULES:
+        found += ["max_steps", "max_epochs"]
+    if entries.get("stateful_model"):
+        found.append("batch_size")
+    return found

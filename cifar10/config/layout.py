@@ -24,25 +24,8 @@ def evaluation_events(split: str) -> str:
 def absolute_path(name: str) -> Path:
     """Returns the absolute path that a flag names; `~` and `~user` are home folders."""
     expanded = os.path.expanduser(name)  # noqa: PTH111 - pathlib raises other errors.
-    if expanded.startswith("~"):
-        user, here = name.partition("/")[0], f"./{name}"
-        raise UsageError(f"{name}: no home folder {user}. Did you mean {here}?")
-    try:
-        # Links are not resolved, so that --fresh moves a link aside, not its target.
-        return Path(os.path.abspath(expanded))  # noqa: PTH100
-    except OSError as error:
-        raise UsageError(f"{name}: the current directory was deleted.") from error
-
-
-def locate_run(name: str) -> Path:
-    """Returns a run's absolute path. `name` is its directory or a folder inside."""
-    path = absolute_path(name)
-    if os.path.isdir(path) and not os.path.exists(path / CONFIG):  # noqa: PTH110, PTH112
-        folders = (CHECKPOINTS, TRAIN_EVENTS, EVALUATION_EVENTS)
-        for inner in (path, path.parent):
-            if inner.name in folders and os.path.isfile(inner.parent / CONFIG):  # noqa: PTH113
-                return inner.parent
-    return path
+    # Links are not resolved, so that --fresh moves a link aside, not its target.
+    return Path(os.path.abspath(expanded))  # noqa: PTH100
 
 
 def refuse_link(folder: Path) -> None:

@@ -6,19 +6,17 @@
         seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 The type says which values are valid: one of the words of a `Literal`, a number within
-a `Range`, or a string that matches a `Form`. `Annotated` can add a `Scope`, `ResultIf`,
-`FLAG_ONLY` or `RECIPE_ONLY` to a type. The text on an attribute in the docstring of the
-class is the help of the flag. Flags, recipes, the arguments of `Config` and the entries
-of `config.json` are all made from these declarations.
+a `Range`, or a string that matches a `Form`. `Annotated` can add a scope, `FLAG_ONLY`
+or `RECIPE_ONLY` to a type. The text on an attribute in the docstring of the class is
+the help of the flag. Flags, recipes, the arguments of `Config` and the entries of
+`config.json` are all made from these declarations.
 """
 
 import dataclasses
-import enum
 import functools
 import inspect
 import json
 import re
-from collections.abc import Mapping
 from typing import (
     Annotated,
     Any,
@@ -31,7 +29,7 @@ from typing import (
     get_type_hints,
 )
 
-from cifar10.errors import UsageError, did_you_mean, reason
+from cifar10.errors import UsageError, reason
 
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
@@ -49,10 +47,7 @@ class Range(NamedTuple):
         """Returns the rule that a number breaks, or None if the number is valid."""
         if self.minimum <= value <= self.maximum:
             return None
-        if value != value:  # NaN.
-            return "it must be a finite number"
-        name = "minimum" if value < self.minimum else "maximum"
-        return f"the {name} is {getattr(self, name)}"
+        return f"give a number from {self.minimum} to {self.maximum}"
 
 
 class Form(NamedTuple):
@@ -71,24 +66,10 @@ CountOrZero: TypeAlias = Annotated[int, Range(0, _LARGEST_INTEGER)]
 Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 
 
-class Scope(enum.Enum):
-    """Whether an option must be equal on all workers, and unchanged after a resume."""
-
-    # The same on all workers and after a resume: the value determines the result.
-    RESULT = enum.auto()
-    SESSION = enum.auto()  # The same on all workers; a resumed run may change it.
-    WORKER = enum.auto()  # Each worker may have a different value.
-
-
-RESULT, SESSION, WORKER = Scope
-
-
-class ResultIf(NamedTuple):
-    """A condition: an option affects the result only if `field` has one of `values`."""
-
-    field: str
-    values: tuple
-
+# The scope of an option. An option of scope RESULT is the same on all workers and after
+# a resume, because it determines the result. One of scope SESSION is the same on all
+# workers, but a resumed run may change it. One of scope WORKER may differ anywhere.
+RESULT, SESSION, WORKER = SCOPES = ("result", "session", "worker")
 
 # The only way to set an option, apart from an argument of `Config`.
 FLAG_ONLY, RECIPE_ONLY = "by a flag", "by a recipe"
@@ -106,7 +87,6 @@ class Option:
         default: The default value; `dataclasses.MISSING` if the flag is required.
         help: The help text of the flag.
         scope: Whether all workers, and a resumed run, must have the same value.
-        result_if: Condition under which `scope` counts as `RESULT`, if any.
         in_recipes: Whether a recipe may set the option.
         in_flags: Whether the option has a flag.
     """
@@ -117,8 +97,7 @@ class Option:
     limits: tuple[Range | Form, ...] = ()
     default: Any = None
     help: str = ""
-    scope: Scope = SESSION
-    result_if: ResultIf | None = None
+    scope: str = SESSION
     in_recipes: bool = True
     in_flags: bool = True
 
@@ -141,10 +120,7 @@ class Option:
         if callable(value):  # A function of a Python program, which has no limits.
             return None
         if self.choices and value not in self.choices:
-            meant = did_you_mean(str(value), self.choices)
-            return (
-                f"there is no such value.{meant} Give one of {', '.join(self.choices)}"
-            )
+            return f"give one of {', '.join(self.choices)}"
         if value == "":
             return "the value is empty. Give a value, or leave out the option"
         if isinstance(value, str) and not value.isprintable():
@@ -153,11 +129,7 @@ class Option:
             try:
                 json.dumps(value)
             except (TypeError, ValueError, RecursionError) as error:
-                return (
-                    f"it cannot be written as JSON ({reason(error)}). Give plain "
-                    "numbers, strings, lists and dicts; convert NumPy values with "
-                    ".item() or .tolist()"
-                )
+                return f"it cannot be written as JSON ({reason(error)})"
         limits = self.limits if value is not None else ()
         return next(filter(None, (limit.problem(value) for limit in limits)), None)
 
@@ -165,15 +137,13 @@ class Option:
 class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    The class argument `scope` is the default scope of the subclass's options. The other
-    class arguments fill placeholders in its docstring: `word="x"` replaces `{word}`.
+    The class argument `scope` is the default scope of the subclass's options.
     """
 
-    scope: ClassVar[Scope] = SESSION
+    scope: ClassVar[str] = SESSION
 
-    def __init_subclass__(cls, scope: Scope = SESSION, **words: str) -> None:
+    def __init_subclass__(cls, scope: str = SESSION) -> None:
         cls.scope = scope
-        cls.__doc__ = (cls.__doc__ or "").format_map(words)
 
     def __post_init__(self) -> None:
         declared: Any = type(self)
@@ -196,7 +166,6 @@ def options(declared: Any) -> dict[str, Option]:
         plain = types[field.name]
         choices = get_args(plain) if get_origin(plain) is Literal else ()
         marks = _marks(hints[field.name])
-        of_kind = {type(mark): mark for mark in marks}
         found[field.name] = Option(
             name=field.name,
             type=str if choices else plain,
@@ -204,8 +173,7 @@ def options(declared: Any) -> dict[str, Option]:
             limits=tuple(mark for mark in marks if isinstance(mark, Range | Form)),
             default=field.default,
             help=texts.get(field.name, ""),
-            scope=of_kind.get(Scope, declared.scope),
-            result_if=of_kind.get(ResultIf),
+            scope=next((mark for mark in marks if mark in SCOPES), declared.scope),
             in_recipes=FLAG_ONLY not in marks,
             in_flags=RECIPE_ONLY not in marks,
         )
@@ -231,30 +199,6 @@ def _attribute_texts(declared: type) -> dict[str, str]:
 def defaults(declared: Any) -> dict[str, Any]:
     """Returns the defaults of the options of one or several classes, by name."""
     return {name: one.default for name, one in options(declared).items()}
-
-
-def names(declared: Any, **details: Any) -> set[str]:
-    """Returns the names of options whose attributes have the values in `details`."""
-    return {
-        name
-        for name, one in options(declared).items()
-        if details.items() <= vars(one).items()
-    }
-
-
-def result_determining(
-    declared: Any, entries: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Returns the names of the options that a resumed run must not change.
-
-    Includes the options whose condition `result_if` is met by the run's `entries`.
-    """
-    found = []
-    for name, one in options(declared).items():
-        other, values = one.result_if or ("", ())
-        if one.scope is RESULT or (entries or {}).get(other) in values:
-            found.append(name)
-    return found
 
 
 def is_a(value: Any, hint: Any) -> bool:

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
-from cifar10.config.data_flag import FOLDER
 from cifar10.config.options import is_a, options
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to the entries of a `config.json` when it is read.
-_ALWAYS = ("model",)  # Recorded by every version.
-# Without these entries a run cannot be evaluated.
+# Without these entries a run cannot be resumed or evaluated.
 _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
-    *(*_ALWAYS, "parameters", "precision", "simulated"),
+    *("model", "parameters", "precision", "simulated"),
 )
 # The entries of `config.json` that are not fields of the configuration.
 _FACTS = {
@@ -35,7 +33,6 @@ _FACTS = {
     "data_division": str | None,
     "data_fingerprint": str | None,
     "data_parts": list[str],
-    "earlier_sessions": list[dict],
     "image_shape": list[int],
     "global_batch_size": int,
     "parameters": int,
@@ -45,12 +42,11 @@ _FACTS = {
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
-def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
+def read_run_config(directory: Path) -> dict[str, Any]:
     """Reads a run's `config.json`; makes the values of an untrusted file harmless.
 
     Raises:
-        UsageError: There is no run, or its `config.json` is not valid. If `complete`,
-            the file must also have all entries that an evaluation needs.
+        UsageError: There is no run, or its `config.json` is not valid.
     """
     path = directory / layout.CONFIG
     try:
@@ -58,7 +54,8 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
         values = _judged(content, json.loads(content.decode()))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{why_no_run(directory)} Give the directory of an existing run."
+            f"{directory} holds no run: it contains no {layout.CONFIG}. Give the "
+            "directory of an existing run."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -69,8 +66,7 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
     known = [name for name in types if name in values]
     wrong = [name for name in known if not is_a(values[name], types[name])]
-    needed = _NEEDED if complete else _ALWAYS
-    wrong += [name for name in needed if name not in values]
+    wrong += [name for name in _NEEDED if name not in values]
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
         wrong.append("data_division")
     if wrong:
@@ -78,26 +74,7 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
             f"{path} was not written by this package: {wrong[0]} is missing or has the "
             "wrong type. Restore the file, or give the directory of another run."
         )
-    if "data_division" not in values:
-        # From an older version, which split pictures by `validation_fraction` alone,
-        # and cropped images with `--distortions none`.
-        if values.get("data") == FOLDER or values.get("distortions") == "none":
-            raise UsageError(
-                f"{path}: this run was trained by an older version, which prepared "
-                "these images in\nanother way. Use the older version, or train again "
-                "in another --train_dir."
-            )
-        values["data_division"] = None
     return values
-
-
-def why_no_run(directory: Path) -> str:
-    """Returns a message that says why a directory holds no run."""
-    runs = sorted(path.parent.name for path in directory.parent.glob("*/config.json"))
-    beside = f" Runs beside it: {', '.join(runs[:5])}." if runs else ""
-    if not directory.is_dir():
-        return f"{directory} does not exist, so it holds no run.{beside}"
-    return f"{directory} holds no run: it contains no {layout.CONFIG}.{beside}"
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +90,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 "that run with the\nsettings in its config.json. Leave out one of the "
                 "two flags."
             )
-    directory = layout.locate_run(name)
+    directory = layout.absolute_path(name)
     run = read_run_config(directory)
     if check_model(run, given.get("model"), "--model"):
         del given["model"]  # The run keeps its name for the model.
@@ -132,9 +109,8 @@ def mark_as_own(content: bytes) -> str:
         note.touch()
     except (OSError, RuntimeError) as error:
         return (
-            "The run could not be recorded as yours in ~/.local/state: "
-            f"{reason(error)}.\nFor this run, give other commands --data_dir, and "
-            "--trust_model if the model is your own code."
+            f"The run could not be recorded as yours: {reason(error)}.\nFor this run, "
+            "give other commands --data_dir, and --trust_model for your own model."
         )
     return ""
 

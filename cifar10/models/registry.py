@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.errors import did_you_mean
 from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
     Architecture,
@@ -68,8 +67,8 @@ def check_name(name: str) -> None:
     if not colon or not function or module[:1] in ("", "."):
         raise model_error(
             name,
-            f"there is no such model.{did_you_mean(name, ARCHITECTURES)} Known models "
-            f"are {', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
+            "there is no such model. Known models are "
+            f"{', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
             "module:function, for example --model my_models:small.\nFor Keras's models "
             "give applications:NAME, for example --model applications:MobileNetV2.",
         )

@@ -8,12 +8,12 @@ TRAINING = """
     accumulate batch_size best_by checkpoint_steps clip_norm corrections data data_dir
     data_url
     depth deterministic distortions epochs_per_decay eval_steps freeze fresh
-    global_batch_size hang_timeout help_all image_size initial_weights input_device
+    global_batch_size hang_timeout help_all image_size initial_weights
     keep_best keep_checkpoints
     label_smoothing learning_rate log_device_placement
-    log_frequency max_bad_images max_epochs max_hours max_restarts max_steps
+    log_frequency max_bad_images max_epochs max_restarts max_steps
     memory_limit model momentum moving_average_decay on_nan
-    on_save_error optimizer precision profile recipe resume
+    optimizer precision recipe resume
     schedule sections seed steps_per_call stop_after_no_gain
     summary_steps train_dir val_fraction validation_fraction variable_device
     verify_steps
@@ -56,7 +56,7 @@ FLAGS = {
     """,
     "cifar10/__main__.py runs --help": "json prune yes",
     "cifar10/__main__.py serve --help": """
-        device host interval_secs max_request_mb port queue step timeout_secs
+        device host interval_secs max_request_mb port step timeout_secs
         train_dir trust_model use_averages
     """,
 }
