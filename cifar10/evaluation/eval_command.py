@@ -8,7 +8,6 @@ from typing import Literal
 from cifar10.config import flags, run_options
 from cifar10.config.options import Count
 from cifar10.process import entry_point
-from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
 DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
@@ -76,8 +75,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.usage = "%(prog)s [FLAGS]"  # A list of all flags is too long.
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
-    if options.once:
-        restoring.check_usable(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     from cifar10.evaluation import evaluate
 

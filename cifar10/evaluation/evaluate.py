@@ -16,7 +16,7 @@ from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, temperature
+from cifar10.run_directory import temperature
 from cifar10.towers import devices
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Evaluator(FollowedRun):
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
-            layout.locate_run(options.train_dir),
+            layout.absolute_path(options.train_dir),
             device,
             wanted=options.step,
             use_averages=options.use_averages,
@@ -73,14 +73,12 @@ class _Evaluator(FollowedRun):
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, prints the scores and records them."""
         options = self._options
-        # Keeps the checkpoint until its score shows whether it is the best.
-        with checkpoints.reading(self.directory / layout.CHECKPOINTS, step):
-            trained, device = self._trained, self._device
-            if options.calibrate:
-                found = self._val.score(trained.trainable, device).outcomes
-                trained.calibrate(temperature.fit(found.logits, found.labels))
-            result = self._scored.score(trained.trainable, device, trained.temperature)
-            self._scored.record(step, result)
+        trained, device = self._trained, self._device
+        if options.calibrate:
+            found = self._val.score(trained.trainable, device).outcomes
+            trained.calibrate(temperature.fit(found.logits, found.labels))
+        result = self._scored.score(trained.trainable, device, trained.temperature)
+        self._scored.record(step, result)
         sums, scalars = result[:2]
         text = self._scored.line(step, result)
         if options.json:

@@ -108,7 +108,7 @@ class Follower(FollowedRun):
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        directory = layout.locate_run(str(train_dir))
+        directory = layout.absolute_path(str(train_dir))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
         super().__init__(directory, device, wanted=step, **reading)
         self._snapshot: Snapshot | None = None  # Another thread may replace it.

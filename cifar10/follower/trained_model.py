@@ -100,9 +100,7 @@ class TrainedModel:
         # Skipping the model's last values saves two thirds of the time.
         last_values = {} if self._use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        # `restore` compares this step with the name of the folder.
-        step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
-        checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
+        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
         kind = "" if self._use_averages else "_raw"
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)

@@ -7,17 +7,15 @@ syncs it to disk and renames it, so a crash leaves no incomplete checkpoint. The
 checksums reveal later disk damage. Only `save` and `restore` import TensorFlow.
 """
 
-import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,14 @@ _STATE = "state"
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 # Names of files that TensorFlow writes. Without a slash, none leaves the folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
-_LARGEST_COUNT = 10**12  # For batches, steps, images and evaluations.
 # Prefix of folders that are half-written or half-deleted, and never read.
 INCOMPLETE = ".incomplete-"
 
 # Raised while parsing a file that is not a manifest.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-# Errors that do not mean damage: missing permissions, exhausted resources, or a file
-# handle that the server has dropped.
-_NO_DAMAGE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ESTALE,
-)
+# Errors that do not mean damage: missing permissions and exhausted resources.
+_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class DamagedError(Exception):
@@ -93,7 +82,12 @@ def save(
         files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
-        raise _not_saved(directory, step, error) from error
+        raise DiskError(
+            f"The checkpoint of step {step} could not be written to {directory}: "
+            f"{reason(error)}. Earlier checkpoints are intact.",
+            "Free space or make the folder writable, then repeat the command without "
+            "--fresh. Leave room for one checkpoint more than --keep_checkpoints.",
+        ) from error
     return published
 
 
@@ -108,29 +102,6 @@ def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
 def _sums(path: Path) -> dict[str, Any]:
     """Returns the size and SHA-256 of a file, as a manifest records them."""
     return {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
-
-
-def _not_saved(directory: Path, step: int, error: Exception) -> DiskError:
-    """Returns the error for a checkpoint that could not be written."""
-    what = f"The checkpoint of step {step} could not be written"
-    if not directory.parent.exists():
-        return DiskError(
-            f"{what}: {directory.parent} and its checkpoints are gone.",
-            "If the directory was moved, give its new path as --resume. If its disk is "
-            "unmounted, mount the disk and repeat the command.",
-        )
-    earlier = [other for other in steps(directory) if other != step]
-    kept = (
-        f"The checkpoint of step {earlier[-1]} is kept"
-        if earlier
-        else "There is no earlier one"
-    )
-    return DiskError(
-        f"{what} to {directory}: {reason(error)}. {kept}.",
-        "Free space or make the folder writable, then repeat the command without "
-        "--fresh. Old checkpoints are deleted after the new one is complete, so leave "
-        "room for one more than --keep_checkpoints.",
-    )
 
 
 def folder(directory: Path, step: int) -> Path:
@@ -153,8 +124,6 @@ def steps(directory: Path) -> list[int]:
 
 def verify(directory: Path, step: int) -> Checkpoint:
     """Compares the files of one checkpoint with its manifest.
-
-    Call it inside `reading`, so that no other process deletes the checkpoint.
 
     Raises:
         DamagedError: A file is missing or differs.
@@ -186,46 +155,21 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
     file = folder(directory, step) / MANIFEST
     try:
         manifest = json.loads(files.read(file).decode())
-        is_ours = manifest.pop("sha256") == digest_of(manifest)
-        if not (is_ours and manifest["step"] == step and is_plausible(manifest)):
+        is_intact = manifest.pop("sha256") == digest_of(manifest)
+        are_ours = all(map(_FILE_NAME.fullmatch, manifest["files"]))
+        if not (is_intact and are_ours and manifest["step"] == step):
             raise DamagedError(f"{file} was edited, damaged or moved here")
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(file, error) from error
     return manifest
 
 
-@contextlib.contextmanager
-def reading(directory: Path, step: int) -> Iterator[None]:
-    """Keeps the checkpoint of a step from being deleted while it is read.
-
-    A reader holds a shared lock on the manifest, and `delete` needs an exclusive one.
-    NFS grants an exclusive lock only on a file that is open for writing, so the lock
-    cannot be on the folder. The lock ends with the process. On a file system without
-    locks, the checkpoint may vanish while it is read.
-    """
-    with contextlib.ExitStack() as stack:
-        # The caller handles a missing file. A refused lock means that the checkpoint is
-        # being deleted, so waiting would not help.
-        with contextlib.suppress(OSError):
-            manifest = files.opened(folder(directory, step) / MANIFEST)
-            fcntl.flock(stack.enter_context(manifest), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-
-
 def delete(directory: Path, step: int) -> None:
-    """Deletes the checkpoint of a step, unless it is being read."""
+    """Deletes the checkpoint of a step. Whoever reads it finds that it is gone."""
     path = folder(directory, step)
     doomed = path.with_name(f"{INCOMPLETE}{path.name}-old")
-    with contextlib.ExitStack() as stack:
-        try:
-            manifest = stack.enter_context(files.opened(path / MANIFEST, "r+b"))
-            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        except OSError:  # There is no such file, or the file system has no locks.
-            pass
-        if path.exists():  # The user may have deleted it.
-            files.rename(path, doomed)
+    if path.exists():  # The user may have deleted it.
+        files.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -243,7 +187,7 @@ def restore(
     If `partly`, `trackables` may omit entries of the checkpoint, but only whole ones.
 
     Raises:
-        UsageError: The checkpoint belongs to another model or step, or cannot be read.
+        UsageError: The checkpoint belongs to another model, or cannot be read.
         DamagedError: The checkpoint was changed after verification.
         FileNotFoundError: The checkpoint was deleted after verification.
     """
@@ -258,7 +202,6 @@ def restore(
             setattr(reader, name, value)  # Assignment restores the values.
         if partly:
             status.assert_existing_objects_matched()
-            _check_lengths(checkpoint, trackables)
         else:
             status.assert_consumed()
     except OSError as error:
@@ -270,35 +213,12 @@ def restore(
         raise UsageError(
             f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
         ) from error
-    step = int(trackables.get("global_step", checkpoint.step))
-    if step != checkpoint.step:
-        raise UsageError(
-            f"{checkpoint.path} is named after step {checkpoint.step}, but holds "
-            f"global_step {step}. Move the folder away."
-        )
 
 
-def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` unless each list is as long as in the checkpoint."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
-    keys = reader.get_variable_to_shape_map()
-    for name, value in trackables.items():
-        if isinstance(value, list):
-            saved = {key.split("/")[1] for key in keys if key.startswith(f"{name}/")}
-            if len(saved) != len(value):
-                raise ValueError(
-                    f"{name}: {len(saved)} saved variables, {len(value)} in the model"
-                )
-
-
-def delete_incomplete(directory: Path) -> list[str]:
-    """Deletes half-written folders of killed processes; returns the folders' names."""
-    left = sorted(directory.glob(f"{INCOMPLETE}*"))
-    for path in left:
+def delete_incomplete(directory: Path) -> None:
+    """Deletes half-written folders of killed processes."""
+    for path in directory.glob(f"{INCOMPLETE}*"):
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in left if not path.exists()]
 
 
 def _trouble(file: Path, error: Exception) -> Exception:
@@ -308,23 +228,6 @@ def _trouble(file: Path, error: Exception) -> Exception:
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
-
-
-def is_plausible(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a manifest's entries have the expected types and ranges."""
-    try:
-        averages = manifest.get("loss_averages", {})
-        counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
-        best = manifest.get("validation", {})
-        counts += [best.get(name, 0) for name in ("images", "step", "without_gain")]
-        floats = [manifest.get("time", 0.0), best.get("score", 0.0), *averages.values()]
-        return (
-            all(map(_FILE_NAME.fullmatch, manifest["files"]))
-            and all(type(one) is int and 0 <= one < _LARGEST_COUNT for one in counts)
-            and all(isinstance(one, float) for one in floats)
-        )
-    except _NOT_A_MANIFEST:
-        return False
 
 
 def digest_of(value: Any) -> str:

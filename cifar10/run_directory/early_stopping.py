@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
@@ -70,59 +68,33 @@ class EarlyStopping:
 def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
-    The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain`, which stands for
+    The limit is `max_steps`, `max_epochs`, or `no_gain`, which stands for
     `stop_after_no_gain`. `settings` is the content of the run's `config.json`.
     """
     if manifest["step"] >= settings["max_steps"]:
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
-    if manifest.get("hours", 0.0) >= (settings.get("max_hours") or math.inf):
-        return "max_hours"
     record = EarlyStopping.from_manifest(manifest, settings)
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
-def what_next(run: Path, step: int, record: EarlyStopping) -> tuple[str, str]:
-    """Returns what to do after a run has ended, and the command that does this.
-
-    The command scores the best checkpoint, or the newest if the best was not kept, on
-    the test split. If that checkpoint already has a score, the command is `report`.
-    """
-    best = scores.ranked(_all_scores(run, record), record.best_by)[:1]
-    kept = {*best} & {*checkpoints.steps(run / layout.CHECKPOINTS)} - {step}
-    at = next(iter(kept), None)
-    with contextlib.suppress(DiskError):
-        if (at or step) in scores.read(run / layout.EVALUATION_EVENTS):
-            report = f"{invocation.command('report')} --train_dir"
-            return "report it:", f"{report} {shlex.quote(str(run))}"
-    return "score it:", invocation.to_score(str(run), at)
-
-
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Describes a run's best score, and how to go on; empty if there are no scores."""
-    run = layout.locate_run(config.run.train_dir)
-    found = _all_scores(run, record)
+    """Describes a run's best score, and how to export it; empty without scores."""
+    run = layout.absolute_path(config.run.train_dir)
+    found = record.scores
+    with contextlib.suppress(DiskError):
+        found = {**found, **scores.deciding(run)}
     if not found:
         return ""
+    lines = []
+    patience = config.checkpoints.stop_after_no_gain
+    if step < config.run.max_steps and record.should_stop(patience):
+        lines.append(f"Ended at step {step} by --stop_after_no_gain {patience}.")
     best = scores.ranked(found, record.best_by)[0]
     score = scores.shown(record.best_by, found[best], record.images)
-    lines = [f"Best:   {score} at step {best} on {scores.deciding_part(run)}"]
+    lines.append(f"Best:   {score} at step {best} on {scores.deciding_part(run)}")
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
-        lines[0] += "; its checkpoint was not kept (--keep_best)"
+        lines[-1] += "; its checkpoint was not kept (--keep_best)"
     else:
         export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
-    patience = config.checkpoints.stop_after_no_gain
-    if step < config.run.max_steps and record.should_stop(patience):
-        lines.insert(0, f"Ended at step {step} by --stop_after_no_gain {patience}.")
-        longer = 2 * record.without_gain
-        command = invocation.to_resume(run, config.values, stop_after_no_gain=longer)
-        if command:
-            lines.append(f"  train longer:  {command}")
     return "\n".join(lines)
-
-
-def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
-    """Returns all known scores of a run, by step."""
-    with contextlib.suppress(DiskError):
-        return {**record.scores, **scores.deciding(run)}
-    return record.scores

@@ -60,7 +60,16 @@ class RunLock:
             self._is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = files.opened(path / _LOCK, "a+b", buffering=0)
-            _lock(held.enter_context(lock).fileno(), path)
+            held.enter_context(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(lock.fileno(), 300, 0).decode(errors="replace")
+                raise UsageError(
+                    f"--train_dir {path} is in use by another training run: "
+                    f"{printable(holder)}. Wait until that run ends, stop that run, or "
+                    "choose another --train_dir."
+                ) from error
             if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
             with contextlib.suppress(PermissionError):  # Another user owns it.
@@ -114,41 +123,3 @@ def is_locked(path: Path) -> bool:
     except OSError:  # For example, this user may not read the file.
         return True
     return False
-
-
-class DirectoryGuard:
-    """Detects that the directory of a run, or its lock file, was replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._paths = (path, path / _LOCK)
-        self._before = [*map(_identity, self._paths)]
-
-    def problem(self) -> str:
-        """Returns why the run must not write to the directory; empty if it may.
-
-        A deleted directory is not reported here, because writing to it fails anyway.
-        """
-        (directory, lock), (now, lock_now) = self._before, map(_identity, self._paths)
-        if directory and now and directory != now:
-            return "another directory has replaced the run's directory"
-        if now and lock and lock != lock_now:
-            return f"its {_LOCK} was deleted, so another training run may write there"
-        return ""
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        return path.stat().st_dev, path.stat().st_ino
-    return None
-
-
-def _lock(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(file, 300, 0).decode(errors="replace")
-        raise UsageError(
-            f"--train_dir {path} is in use by another training run: "
-            f"{printable(holder)}. Wait until that run ends, stop that run, or choose "
-            "another --train_dir."
-        ) from error

@@ -5,7 +5,6 @@ lines that a killed process left incomplete or that a disk has damaged.
 """
 
 import contextlib
-import errno
 import json
 import operator
 import os
@@ -16,7 +15,6 @@ from typing import Any
 
 from cifar10.errors import DiskError, reason, say
 from cifar10.process import files
-from cifar10.run_directory.lock import DirectoryGuard
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
@@ -86,21 +84,17 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 class LogWriter:
     """Writes to the logs of a run, and lets the run continue if a write fails.
 
-    Prints one message when writes begin to fail, and one when they succeed again.
-    Writes nothing if the run's directory has vanished or was replaced.
+    Prints a message when writes begin to fail.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._guard = DirectoryGuard(directory)
         self._failed = False
 
     def attempt(self, write: Callable[[], object]) -> bool:
         """Calls `write`; returns whether it succeeded."""
         try:
             with writing(self._directory):
-                if problem := self._guard.problem():
-                    raise OSError(errno.ESTALE, problem)
                 self._directory.stat()  # Fails if the directory has vanished.
                 write()
         except DiskError as error:
@@ -109,17 +103,20 @@ class LogWriter:
                 say(f"{error.what} {loss}")
             self._failed = True
             return False
-        if self._failed:
-            self._failed = False
-            say(f"The event files and logs in {self._directory} can be written again.")
+        self._failed = False
         return True
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards the records of all steps after `step`, which will be run again."""
+    """Discards the records of all steps after `step`, which will be run again.
+
+    Removes damaged lines from `log`, too.
+    """
     if events.exists():
         _mark_resume(events, step)
-    drop_later_lines(log, step)
+    kept = lines_up_to(log, step)
+    if log.exists() and kept != files.read(log, LARGEST_LOG):
+        files.write_atomically(log, kept)
 
 
 def wait_for_later_second(events: Path) -> None:
@@ -147,13 +144,6 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     with tf.io.TFRecordWriter(str(events / name)) as file:
         for event in (event_pb2.Event(file_version="brain.Event:2"), mark, mark):
             file.write(event.SerializeToString())
-
-
-def drop_later_lines(log: Path, resumed_step: int) -> None:
-    """Removes lines of steps after `resumed_step`, and damaged lines, from a log."""
-    kept = lines_up_to(log, resumed_step)
-    if log.exists() and kept != files.read(log, LARGEST_LOG):
-        files.write_atomically(log, kept)
 
 
 def lines_up_to(log: Path, step: int) -> bytes:

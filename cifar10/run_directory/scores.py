@@ -33,7 +33,7 @@ def deciding_score(run: Path) -> str:
 
 def _recorded(run: Path, name: str, default: Any) -> Any:
     with contextlib.suppress(UsageError):  # A damaged `config.json` stops no run.
-        return run_config.read_run_config(run, complete=False).get(name, default)
+        return run_config.read_run_config(run).get(name, default)
     return default
 
 

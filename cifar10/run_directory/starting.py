@@ -23,7 +23,7 @@ def find_run(path: Path) -> dict[str, Any] | None:
     with explaining_errors(path):
         if not holds_run(path):
             return None
-        return run_config.read_run_config(path, complete=False)
+        return run_config.read_run_config(path)
 
 
 def find_differences(
@@ -61,49 +61,13 @@ def start_run(
     note = ""
     with explaining_errors(path):
         if recorded is not None and fresh:
-            aside = unused_sibling(path)
+            aside = files.unused(path.with_name(f"{path.name}."))
             lock.move_aside(aside)
             note = f"The earlier run was moved to {aside}."
-        elif recorded is not None:
-            note = version_note(recorded, settings)
-            settings = _with_history(settings, recorded)
+        elif recorded is not None and recorded.get("simulated"):
+            settings = {**settings, "simulated": True}
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # Marked first, because a follower may read the file as soon as it exists.
         unmarked = run_config.mark_as_own(content)
         files.write_atomically(path / layout.CONFIG, content)
     return "\n".join(filter(None, (note, unmarked))) or None
-
-
-def unused_sibling(path: Path) -> Path:
-    """Returns an unused path beside the directory of a run, such as `run.1`."""
-    return files.unused(path.with_name(f"{path.name}."))
-
-
-def _with_history(
-    settings: Mapping[str, Any], recorded: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns `settings` plus the history of the run: earlier devices and versions."""
-    kept = ("devices", "versions")
-    before = {name: recorded.get(name) for name in kept}
-    sessions = list(recorded.get("earlier_sessions", []))
-    if before != {name: settings.get(name) for name in kept}:
-        sessions.append(before)
-    merged = {**settings, "earlier_sessions": sessions} if sessions else dict(settings)
-    if recorded.get("simulated"):
-        merged["simulated"] = True
-    return merged
-
-
-def version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Returns a line on versions changed since a run was recorded; empty if none.
-
-    This package's version counts as changed if the run has not recorded it.
-    """
-    now = settings.get("versions", {})
-    before = {"cifar10": "of unknown version", **recorded.get("versions", {})}
-    changed = [
-        f"{name} {before[name]}, now {now[name]}"
-        for name in now
-        if before.get(name, now[name]) != now[name]
-    ]
-    return f"Code:   was {'; '.join(changed)}" if changed else ""

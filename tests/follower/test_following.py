@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import runs
 import scored_runs
 from cifar10.config import config, run_config
-from cifar10.config.fields import Checkpoints
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, scored_set
 from cifar10.evaluation.eval_command import Options
 from cifar10.follower import followed_run
-from cifar10.run_directory import checkpoints, retention, scores
+from cifar10.run_directory import checkpoints, scores
 
 
 @pytest.fixture
@@ -156,16 +156,16 @@ def test_damaged_and_foreign_checkpoints_are_named_once_and_passed_over(
     assert said.count("step 15 is refused") == said.count("step 20 is refused") == 1
 
 
-def test_a_checkpoint_is_not_deleted_while_it_is_scored(run_dir, follow):
+def test_a_checkpoint_that_goes_while_it_is_scored_keeps_its_score(run_dir, follow):
     save(run_dir, 10)
 
     def train_on():
         save(run_dir, 30)
-        retention.delete_old(run_dir, Checkpoints(keep_checkpoints=1), step=30)
-        assert checkpoints.steps(run_dir / "checkpoints") == [10, 30]
+        checkpoints.delete(run_dir / "checkpoints", 10)
 
     scored = follow(while_scoring=[train_on], while_waiting=[lambda: None])
     assert scored == [10, 30]
+    assert [line["step"] for line in runs.logged(run_dir / "eval")] == [10, 30]
 
 
 def test_a_longer_training_is_followed_further(run_dir, follow):
@@ -224,13 +224,16 @@ def test_one_step_or_the_best_that_is_left_is_scored_once(run_dir, follow, capsy
     shutil.rmtree(run_dir / "checkpoints" / "step-00000010")
     score(run_dir, {20: 0.3})
     assert follow(step="best") == [25]
-    assert "step 10 scored" in capsys.readouterr().err
 
 
 def test_a_step_that_cannot_be_scored_is_refused_with_what_there_is(run_dir, follow):
     save(run_dir, 10)
     (save(run_dir, 20) / "manifest.json").write_text("{}")
-    for step, named in (("15", "10, 20"), ("best", "--step 20"), ("20", "manifest")):
+    for step, named in (
+        ("15", "10, 20"),
+        ("best", "no checkpoint has a score"),
+        ("20", "manifest"),
+    ):
         with pytest.raises(UsageError, match=named):
             follow(step=step)
 

@@ -73,11 +73,9 @@ def save(
     model="small",
     precision="float32",
     shape=(24, 24, 3),
-    global_step=None,
     **facts,
 ):
     """Writes a checkpoint whose values are random numbers of their own."""
-    held = step if global_step is None else global_step
     made = build_model(model, shape, 10, precision=precision, seed=step)
     random = np.random.default_rng(step)
     for variable in made.variables:
@@ -92,7 +90,7 @@ def save(
                 for one in made.trainable_variables
             ],
             "non_trainable": [one.value for one in made.non_trainable_variables],
-            "global_step": tf.Variable(held, dtype=tf.int64),
+            "global_step": tf.Variable(step, dtype=tf.int64),
         },
         step=step,
         facts={"seed": 0, "global_batch_size": 128, **facts},

@@ -105,14 +105,16 @@ def test_restored_state_is_the_saved_one_to_the_bit_and_its_files_to_the_byte(tm
 def test_restore_into_another_model_is_refused(tmp_path):
     save(tmp_path, 7, state=new_state())
     checkpoint = checkpoints.verify(tmp_path, 7)
-    # Another input, another width, a layer more, a layer less.
-    for units, inputs in (((4, 3), 6), ((5, 3), 5), ((4, 3, 3), 5), ((4,), 5)):
+    # Another input, another width, a layer more.
+    for units, inputs in (((4, 3), 6), ((5, 3), 5), ((4, 3, 3), 5)):
         other = new_state(units, inputs).trackables()
         with pytest.raises(UsageError, match="model"):
             checkpoints.restore(checkpoint, other)
         part = {name: other[name] for name in ("model", "averages")}
         with pytest.raises(UsageError, match="model"):
             checkpoints.restore(checkpoint, part, partly=True)
+    with pytest.raises(UsageError, match="model"):  # A layer less.
+        checkpoints.restore(checkpoint, new_state((4,), 5).trackables())
 
 
 def test_restore_of_a_part_is_refused_unless_it_is_asked_for(tmp_path, caplog):
@@ -242,16 +244,6 @@ def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path)
         shutil.rmtree(tmp_path / "step-00000002")
 
 
-def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path):
-    for step, held in ((7, 6), (9, 10)):
-        held_step = {"global_step": tf.Variable(held)}
-        checkpoints.save(tmp_path, held_step, step=step, facts={})
-        with pytest.raises(UsageError, match=f"global_step {held}"):
-            checkpoints.restore(
-                checkpoints.verify(tmp_path, step), {"global_step": tf.Variable(0)}
-            )
-
-
 def forge(folder, **entries):
     """Changes a manifest as somebody does who gets its sum right."""
     path = folder / MANIFEST
@@ -266,9 +258,8 @@ def forge(folder, **entries):
 def test_odd_content_with_the_right_sums_is_damage(tmp_path):
     forge(save(tmp_path, 5))
     assert newest_intact(tmp_path) == (5, {})
-    odd = {"files": [], "loss_averages": {"total_loss": 10**400}}
-    for step, (name, value) in enumerate(odd.items(), start=6):
-        forge(save(tmp_path, step), **{name: value})
+    for step, names in ((6, []), (7, {"../outside": {"bytes": 1, "sha256": "0"}})):
+        forge(save(tmp_path, step), files=names)
     step, refused = newest_intact(tmp_path)
     assert (step, [*refused]) == (5, [7, 6])
 
@@ -285,7 +276,6 @@ def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
 
     assert checkpoints.steps(tmp_path) == [4]
     assert [aside.name[-2:] for aside, _ in kept] == ["-2", "-3"]
-    assert checkpoints.delete_incomplete(tmp_path) == []
     save(tmp_path, 6)
     for aside, expected in kept:
         assert runs.files(aside) == expected
@@ -299,7 +289,7 @@ def test_failing_write_publishes_nothing_and_leaves_nothing(tmp_path, monkeypatc
     exhausted = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail(no_space))
-        with pytest.raises(DiskError, match="no earlier"):
+        with pytest.raises(DiskError, match="step 1 could not be written"):
             save(tmp_path, 1)
     earlier = runs.files(save(tmp_path, 1))
 
@@ -310,9 +300,8 @@ def test_failing_write_publishes_nothing_and_leaves_nothing(tmp_path, monkeypatc
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail(error))
-            with pytest.raises(DiskError, match="No space") as raised:
+            with pytest.raises(DiskError, match="No space"):
                 save(tmp_path, 2)
-        assert "step 1 is kept" in str(raised.value)
         assert names(tmp_path) == ["step-00000001"]
         assert runs.files(tmp_path / "step-00000001") == earlier
 
@@ -365,5 +354,6 @@ save(2)
         assert done.returncode == -9, done.stderr
         assert len(names(tmp_path)) == 2
         assert newest_intact(tmp_path) == (1, {})
-        assert len(checkpoints.delete_incomplete(tmp_path)) == 1
+        checkpoints.delete_incomplete(tmp_path)
+        assert names(tmp_path) == ["step-00000001"]
         shutil.rmtree(tmp_path / "step-00000001")

@@ -1,14 +1,8 @@
-"""Which checkpoints stay, and that nobody loses one while reading it."""
-
-import contextlib
-import errno
-import fcntl
-import os
+"""Which checkpoints stay, and what somebody finds whose checkpoint goes."""
 
 import pytest
 import tensorflow as tf
 
-import runs
 from cifar10.config.fields import Checkpoints
 from cifar10.errors import DiskError
 from cifar10.run_directory import checkpoints, restoring, retention, scores
@@ -40,15 +34,6 @@ def keep(run_dir, newest=1, best=0, step=10**9):
     rules = Checkpoints(keep_checkpoints=newest, keep_best=best)
     retention.delete_old(run_dir, rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
-
-
-def failing(number):
-    """Returns a function that the system refuses."""
-
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 # The newest.
@@ -126,52 +111,17 @@ def test_what_a_user_has_marked_stays_and_is_intact(run_dir):
 # What somebody is reading.
 
 
-def test_what_is_being_read_stays_until_its_reader_has_died(run_dir):
-    code = """
-import sys, time
-from pathlib import Path
-from cifar10.run_directory import checkpoints
-
-with checkpoints.reading(Path(sys.argv[1]), 2):
-    print("reading", flush=True)
-    time.sleep(60)
-"""
-    save(run_dir, 1, 2, 3)
-    folder = run_dir / "checkpoints"
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(runs.started("-c", code, folder)) for _ in range(2)
-        ]
-        for process in processes:
-            runs.read_until(process.stdout, "reading")
-        for process in processes:
-            assert keep(run_dir) == [2, 3]
-            assert checkpoints.verify(run_dir / "checkpoints", 2).step == 2
-            process.kill()
-            process.wait()
-        assert keep(run_dir) == [3]
-
-
-def test_restoring_counts_as_reading(run_dir, monkeypatch):
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
+    run_dir, monkeypatch
+):
     save(run_dir, 1, 2)
-    sha256, kept = checkpoints.files.sha256, []
+    sha256 = checkpoints.files.sha256
 
-    def meanwhile(path):
-        kept.append(keep(run_dir))
+    def delete_first(path):
+        checkpoints.delete(run_dir / "checkpoints", 2)
         return sha256(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.files, "sha256", meanwhile)
-        load = lambda _: kept.append(keep(run_dir))  # noqa: E731
-        restoring.restore_newest(run_dir / "checkpoints", load, {}, wanted=1)
-    assert kept == [[1, 2]] * 3
-    assert keep(run_dir) == [2]
-
-
-def test_without_locks_reading_and_deleting_go_on(run_dir, monkeypatch):
-    save(run_dir, 1, 2)
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    with checkpoints.reading(run_dir / "checkpoints", 1):
-        assert keep(run_dir) == [2]
-    with pytest.raises(FileNotFoundError):
-        checkpoints.verify(run_dir / "checkpoints", 1)
+    loaded = []
+    monkeypatch.setattr(checkpoints.files, "sha256", delete_first)
+    restoring.restore_newest(run_dir / "checkpoints", loaded.append, {})
+    assert [found.step for found in loaded] == [1]

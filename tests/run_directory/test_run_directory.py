@@ -6,16 +6,18 @@ import os
 
 import pytest
 
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 
 SETTINGS = {
-    "batch_size": 128,
+    **Config(batch_size=128, max_steps=1000).values,
     "model": "cnn",
-    "max_steps": 1000,
-    "versions": {"python": "3.11.7", "tensorflow": "2.21.0"},
+    "global_batch_size": 128,
+    "parameters": 1,
+    "simulated": False,
 }
 DETERMINING = ("batch_size", "model")
 
@@ -89,41 +91,16 @@ def test_same_settings_resume_and_others_that_do_not_matter_are_taken_over(run):
     assert (run / "checkpoints" / "weights").read_bytes() == b"precious"
 
 
-def test_other_code_is_noted_once_with_what_wrote_the_run_and_what_continues_it(run):
-    """Also if the run does not say which code wrote it."""
-    notes = []
-    for code in ("A", "A", "B", "B"):
-        versions = {**SETTINGS["versions"], "cifar10": f"0.1.0 (sources {code})"}
-        notes.append(prepare(run, {**SETTINGS, "versions": versions}))
-
-    unknown, same, other, same_again = notes
-    assert "unknown" in unknown
-    assert "0.1.0 (sources A)" in unknown
-    assert (same, same_again) == (None, None)
-    assert other.index("sources A") < other.index("sources B")
-    assert "python" not in other
-
-
-def test_earlier_sessions_are_kept_and_what_was_simulated_says_so_for_ever(tmp_path):
+def test_what_was_simulated_says_so_until_a_new_run_begins(tmp_path):
     run = tmp_path / "run"
-
-    def session(devices, tensorflow="2.21.0", *, simulated=False, fresh=False):
-        facts = {"devices": devices, "versions": {"tensorflow": tensorflow}}
-        settings = {**SETTINGS, **facts, "simulated": simulated}
-        prepare(run, settings, fresh=fresh)
-        config = read_config(run)
-        assert config.items() >= facts.items()
-        sessions = [tuple(one.values()) for one in config.get("earlier_sessions", [])]
-        return config["simulated"], sessions
-
-    versions = {"tensorflow": "2.21.0"}
-    assert session("1 on A") == (False, [])
-    assert session("1 on A") == (False, [])
-    assert session("2 on A", simulated=True) == (True, [("1 on A", versions)])
-    for _ in range(2):
-        both = [("1 on A", versions), ("2 on A", versions)]
-        assert session("2 on A", "2.21.1") == (True, both)
-    assert session("2 on A", fresh=True) == (False, []), "a new run has no past"
+    for simulated, fresh, recorded in (
+        (False, False, False),
+        (True, False, True),
+        (False, False, True),
+        (False, True, False),
+    ):
+        prepare(run, {**SETTINGS, "simulated": simulated}, fresh=fresh)
+        assert read_config(run)["simulated"] is recorded
 
 
 # Another configuration.
@@ -135,7 +112,8 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
     assert "model:" not in message
     assert "max_steps" not in message
 
-    (run / "config.json").write_text(json.dumps({"model": "cnn"}))
+    older = {name: SETTINGS[name] for name in SETTINGS if name != "batch_size"}
+    (run / "config.json").write_text(json.dumps(older))
     # An entry that an older run did not record had the default's value.
     message = refusal(run, {**SETTINGS, "batch_size": 64})
     assert "batch_size: 128 there, 64 now" in message

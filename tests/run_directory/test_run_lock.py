@@ -4,19 +4,16 @@ import contextlib
 import fcntl
 import os
 import socket
-import types
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 import runs
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, starting
+from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
-from cifar10.training.progress import Progress
-from small_towers import resolved
 
 # Trains beyond a checkpoint, and waits there.
 _HOLDER = """
@@ -70,7 +67,8 @@ def refuse(path):
 
 def begun(train_dir, lock, *, fresh=False):
     """Begins a run in a directory that is held."""
-    settings = {"batch_size": 1, "model": "cnn"}
+    settings = {**Config(batch_size=1).values, "global_batch_size": 1}
+    settings |= {"parameters": 1, "simulated": False}
     earlier = preflight.check_run(train_dir, {"batch_size": 1}, fresh=fresh)
     starting.start_run(train_dir, settings, earlier, lock, fresh=fresh)
 
@@ -161,48 +159,3 @@ def test_a_holders_name_commands_no_terminal(tmp_path):
         with pytest.raises(UsageError) as error, RunLock(tmp_path):
             pass
     assert r"\x1b]0;owned\x07" in str(error.value)
-
-
-def with_a_checkpoint(train_dir):
-    """A training of one variable in a directory, after its first checkpoint."""
-    halted, trackables = tf.Variable(False), {"step": tf.Variable(0)}
-    state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    progress = Progress(train_dir, state, resolved(global_batch_size=8), 8)
-    progress.restore()
-    progress.save(last=False)
-    progress.step = 8
-    return progress
-
-
-def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
-    """Where it was, another training may have begun by now."""
-    train_dir, moved = tmp_path / "run", tmp_path / "moved"
-    train_dir.mkdir()
-    training = with_a_checkpoint(train_dir)
-    train_dir.rename(moved)
-    with pytest.raises(UsageError, match="gone"):
-        training.save(last=False)
-    train_dir.mkdir()
-    with pytest.raises(UsageError, match="another"):
-        training.save(last=False)
-    assert [*train_dir.iterdir()] == []
-    assert checkpoints.steps(moved / "checkpoints") == [0]
-
-
-@pytest.mark.parametrize("other_trains", [True, False])
-def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_trains):
-    """Neither over what another one has written meanwhile, nor does it unlock that."""
-    train_dir = tmp_path / "run"
-    lock_file = train_dir / ".lock"
-    with contextlib.ExitStack() as other:
-        with RunLock(train_dir) as lock:
-            begun(train_dir, lock)
-            training = with_a_checkpoint(train_dir)
-            lock_file.unlink()
-            if other_trains:
-                other.enter_context(RunLock(train_dir))
-            for write in (lambda: training.save(last=True), training.restore):
-                with pytest.raises(UsageError, match="deleted"):
-                    write()
-        assert lock_file.exists() is other_trains
-    assert checkpoints.steps(train_dir / "checkpoints") == [0]
