@@ -1,4 +1,4 @@
-"""Makes a `Dataset` from the arrays or objects that a program passes as data."""
+"""Makes a `Dataset` from the arrays that a program passes as data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,17 +18,12 @@ from cifar10.input.pictures.arrays import (
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
-# The attributes of `Dataset` that an object from a program must have.
-_NEEDED = (
-    *("name", "directory", "image_shape", "class_names", "description", "fingerprint"),
-    *("is_real", "read"),
-)
 # The splits that pairs of arrays stand for, by the number of pairs.
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
     "Give (x, y), ((x, y), (x_test, y_test)) or ((x, y), (x_val, y_val), (x_test, "
-    "y_test)), a finite tf.data.Dataset of (image, label) instead of a pair, or an "
-    "object with the attributes of cifar10.input.dataset_base.Dataset."
+    "y_test)), a finite tf.data.Dataset of (image, label) instead of a pair, or a "
+    "cifar10.input.dataset_base.Dataset."
 )
 
 
@@ -40,8 +35,10 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)
+    if isinstance(data, Dataset):
+        return _checked(data)
     if not isinstance(data, tuple):
-        return _wrap(data)
+        raise UsageError(f"data: got {type(data).__name__}. {_EXPECTED}")
     order = _ORDERS.get(len(data)) if all(isinstance(p, tuple) for p in data) else None
     pairs = dict(zip(order, data, strict=True)) if order else None
     found = {}
@@ -72,20 +69,15 @@ def _in_memory(data: Any) -> Any:
     return tuple(data.batch(count).get_single_element())
 
 
-def _wrap(data: Any) -> Dataset:
-    """Builds a `Dataset` from the attributes of an object in a user's program."""
-    if missing := [name for name in _NEEDED if not hasattr(data, name)]:
-        kind = type(data).__name__
-        raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
+def _checked(data: Dataset) -> Dataset:
+    """Returns a program's own `Dataset`, which checks its images on reading."""
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         images, labels = data.read(split)
         check_pixels(images.dtype, f"data.read({split!r})")
         return images, labels
 
-    values = {name: getattr(data, name) for name in _NEEDED}
-    parts = tuple(getattr(data, "parts", WITHOUT_VAL))
-    return Dataset(**values | {"name": name_of(data), "read": read}, parts=parts)
+    return dataclasses.replace(data, name=name_of(data), read=read)
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:

@@ -5,7 +5,6 @@ from typing import Any
 
 from cifar10.config import data_flag, layout
 from cifar10.config.config import Config
-from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split
@@ -24,7 +23,6 @@ def evaluate(
     num_examples: int | None = None,
     use_averages: bool = True,
     test_time_augmentation: bool = False,
-    batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
     """Scores a checkpoint of a run on every image of a split, exactly once.
 
@@ -41,7 +39,6 @@ def evaluate(
         use_averages: Whether to score the moving averages of the variables instead of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
-        batch_size: The number of images per batch; it does not affect the result.
 
     Returns:
         The metrics by name, such as `precision @ 1`, like those of `eval.py --json`.
@@ -55,7 +52,6 @@ def evaluate(
         step=None if step is None else str(step),
         eval_data="train_eval" if split == "train" else split,
         num_examples=num_examples,
-        batch_size=batch_size,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,
     )
@@ -74,7 +70,7 @@ def evaluate(
         if data is None:
             dataset = as_dataset(run.config.data_objects)
     else:
-        directory = layout.locate_run(str(run))
+        directory = layout.absolute_path(str(run))
     if model is not None:
         own = Config(model=model)
         trusted = own.network.model

@@ -4,15 +4,11 @@ import contextlib
 import dataclasses
 import math
 import os
-import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
@@ -22,10 +18,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import checkpoints, early_stopping, logs, scores
-
-if TYPE_CHECKING:
-    from cifar10.training.hooks import Run
+from cifar10.run_directory import early_stopping, logs, scores
 
 # The entries of a line of `metrics.jsonl` that are not metrics.
 _FACTS = ("step", "time", "seconds")
@@ -38,8 +31,8 @@ class Record:
     Attributes:
         train_dir: The directory of the run.
         step: The last step.
-        ended: Why training ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain`
-            for `stop_after_no_gain`.
+        ended: Why training ended: `max_steps`, `max_epochs`, or `no_gain` for
+            `stop_after_no_gain`.
         seconds: Wall time of this call of `train`, without earlier sessions.
         history: Metrics by step, every `log_frequency` steps, from all sessions.
         scores: Maps steps to the recorded score that `best_by` names, on the val split
@@ -71,8 +64,9 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     """Trains a model as `config` says, resuming from the newest checkpoint.
 
     Like the command `train`, uses several towers and machines (`TF_CONFIG`), resumes
-    exactly and writes files to `train_dir`. In the main thread, Ctrl-C, SIGTERM,
-    SIGUSR1 and SIGHUP save a checkpoint after the current step and end training.
+    exactly and writes files to `train_dir`. It seeds the random generators of Python,
+    NumPy and TensorFlow. In the main thread, Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save a
+    checkpoint after the current step and end training.
 
     Args:
         config: The configuration.
@@ -97,8 +91,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             "processes. Pass local_workers and max_restarts to that command."
         )
     began = time.perf_counter()
-    stop = StopSignals()
-    _start_tensorflow(stop, deterministic=config.speed.deterministic)
+    _start_tensorflow(deterministic=config.speed.deterministic)
     # These modules import TensorFlow, whose environment is set above.
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
@@ -106,21 +99,20 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     know_model(config)
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_own_random_numbers())
-        all_hooks = [*hooks]
+        stop = StopSignals()
         if is_main and cluster.is_requested():  # All machines stop after the same step.
             stack.enter_context(stop)
         elif is_main:
-            all_hooks.append(_Signals(stop))
+            stop = _SignalsOfSteps(stack)
         workers = cluster.from_environment()
         step = training.train(
             config,
             stop,
             workers,
-            hooks=all_hooks,
+            hooks=hooks,
             dataset=as_dataset(config.data_objects),
         )
-    train_dir = layout.locate_run(config.run.train_dir)
+    train_dir = layout.absolute_path(config.run.train_dir)
     return read_record(train_dir, step, time.perf_counter() - began, config)
 
 
@@ -146,14 +138,13 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
-    settings, manifest = config.values, {"step": step}
+    settings = config.values
     if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
         settings = run_config.read_run_config(train_dir)
-        manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
-    return early_stopping.why_ended(settings, manifest) or "no_gain"
+    return early_stopping.why_ended(settings, {"step": step}) or "no_gain"
 
 
-def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
+def _start_tensorflow(*, deterministic: bool) -> None:
     """Imports TensorFlow, unless the program has already imported it."""
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
     if deterministic and "tensorflow" in sys.modules and not without:
@@ -162,7 +153,7 @@ def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
             "\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import TensorFlow "
             "and Keras only in\nthe function that builds the model."
         )
-    entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
+    entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())
 
 
 def know_model(config: Config) -> None:
@@ -172,34 +163,14 @@ def know_model(config: Config) -> None:
         ARCHITECTURES[name] = Architecture(name, config.model_function)
 
 
-@contextlib.contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Restores the program's random state after the block, because training reseeds it.
+class _SignalsOfSteps(StopSignals):
+    """Handles signals from the first step on, until `held` is closed."""
 
-    Otherwise a program would draw the same random values after every training run.
-    """
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
+    def __init__(self, held: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._held = held
 
-
-class _Signals:
-    """A hook that delays each signal during training until the current step ends."""
-
-    def __init__(self, stop: StopSignals) -> None:
-        self._stop = stop
-        self._held = contextlib.ExitStack()
-        self._is_held = False
-
-    def on_start(self, run: "Run") -> None:  # noqa: ARG002
-        """Installs the signal handlers; does nothing when called after a rollback."""
-        if not self._is_held:
-            self._held.enter_context(self._stop)
-            self._is_held = True
-
-    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Restores the previous signal handlers."""
-        self._held.close()
+    def defer(self) -> None:
+        """Installs the signal handlers, which only record signals."""
+        super().defer()
+        self._held.enter_context(self)

@@ -167,7 +167,7 @@ def test_a_step_is_that_of_a_loop_of_keras(everything):
         optimizer.apply(tape.gradient(loss, variables), variables)
     logits = model(images[:12])
     expected = float(np.mean(margin(Y[:12], logits)))
-    scored = evaluate(record, batch_size=5)
+    scored = evaluate(record)
     assert scored["metrics/margin"] == pytest.approx(expected, rel=1e-6)
     (line,) = runs.logged(record.train_dir / "eval")
     assert line["metrics/margin"] == pytest.approx(scored["metrics/margin"])
