@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import UsageError
 from cifar10.input.dataset_base import Images
 from cifar10.input.images_in_graph import is_in_memory
 from cifar10.input.pipeline import BatchMaker, BatchSlice, TowerBatch
@@ -33,16 +32,6 @@ def fits(images: Images, labels: np.ndarray, parts: int = 1) -> bool:
     Each of the `parts` into which --split_gpu divides a GPU would hold a copy.
     """
     return is_in_memory(images) and stored_bytes(images, labels) <= MOST_BYTES // parts
-
-
-def check(input_device: str, images: Images) -> None:
-    """Refuses `--input_device gpu` for images that are not in host memory."""
-    if input_device == "gpu" and not is_in_memory(images):
-        raise UsageError(
-            f"--input_device gpu: the {len(images):,} training images, "
-            f"{images.nbytes / 1e9:,.1f} GB, are read from disk. Only images in memory "
-            "can be stored on a GPU.\nGive --input_device auto."
-        )
 
 
 def store(

@@ -14,11 +14,10 @@ Keras, biases do not decay, nor do scales and offsets of normalization.
 Arguments that Keras does not know are refused when `build_optimizer` is called.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import UsageError
 
 if TYPE_CHECKING:
     import keras
@@ -60,8 +59,8 @@ def check_optimizer(
     """
     if not isinstance(name, type) and name not in NAMES:
         raise UsageError(
-            f"--optimizer {name}: there is no such optimizer."
-            f"{did_you_mean(name, NAMES)} The optimizers are {', '.join(NAMES)}."
+            f"--optimizer {name}: there is no such optimizer. The optimizers are "
+            f"{', '.join(NAMES)}."
         )
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
@@ -81,7 +80,8 @@ def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
             f"{what}: only a flag sets this, such as --learning_rate, --momentum, "
             "--clip_norm, --moving_average_decay or --accumulate. Remove this argument."
         )
-    is_number = isinstance(value, int | float) and abs(value) < math.inf
+    # Larger numbers are not finite in float32, or no float at all.
+    is_number = isinstance(value, int | float) and abs(value) < 1e30
     if not is_own and not is_number:
         raise UsageError(f"{what}: the value has to be true, false or a finite number.")
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import augmentation, fields, layout, python_objects
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import Scope, names, result_determining
+from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
@@ -98,12 +98,10 @@ class Training:
             "start_step": batch,
             "worker": (self.workers.index, self.workers.count),
         }
-        device, parts = config.speed.input_device, config.batch.split_gpu
-        fits = on_device.fits(images, labels, parts)
         batches: Iterable
-        if devices.chooses_gpus(
-            "--input_device", device, self.placement, by_default=fits
-        ):
+        # GPUs that can hold the whole data set also distort the images.
+        fits = on_device.fits(images, labels, config.batch.split_gpu)
+        if self.placement.on_gpus and fits:
             batches = on_device.device_batches(*source, devices=batch_devices, **order)
         else:
             towers = len(batch_devices)
@@ -116,7 +114,7 @@ class Training:
         # With batch norm or dropout, the result depends on the batch size of a tower.
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         entries = {**self.settings, "stateful_model": is_stateful}
-        names = [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
+        names = [*fields.result_determining(entries), "data_fingerprint"]
         return {name: self.settings[name] for name in names}
 
 
@@ -161,10 +159,10 @@ def assemble(
     )
     # Refuses a wrong --model before a download, which may take long.
     find_architecture(config.network.model)
-    train_dir = layout.locate_run(config.run.train_dir)
+    train_dir = layout.absolute_path(config.run.train_dir)
     # A resumed run keeps its division of the images into splits.
     run = None if config.run.fresh else starting.find_run(train_dir)
-    known = {**config.values, "data_division": run and run["data_division"]}
+    known = {**config.values, "data_division": (run or {}).get("data_division")}
     dataset = datasets.find_for(known, dataset)
     images, labels = dataset.read("train")
     if epochs := config.run.max_epochs:
@@ -172,7 +170,6 @@ def assemble(
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
     check_epoch(config, len(images))
-    on_device.check(config.speed.input_device, images)
     states = build_states(config, placement, replicas, dataset, images)
     settings = describe_training(config, placement, dataset, states)
     # Not in `settings`: a resumed run may have other periods, hooks and devices.
@@ -476,6 +473,7 @@ def describe_training(
 
 def settings_in_common(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of `config.json` that must be equal on all workers."""
-    differing = names(fields.RECORDED, scope=Scope.WORKER)
+    declared = options(fields.RECORDED)
+    differing = {name for name, one in declared.items() if one.scope is WORKER}
     differing |= {"data_description", "devices"}
     return {key: value for key, value in settings.items() if key not in differing}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config.python_objects import METRICS
+from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
@@ -65,9 +66,7 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
     """Returns lines on a run's towers, data and so on, from `config.json`."""
     global_batch_size = settings["global_batch_size"]
     epoch = examples / global_batch_size
-    steps, hours = settings["max_steps"], settings["max_hours"]
-    total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
-    total = f"{hours:g} hours; each epoch is" if hours else total
+    steps = settings["max_steps"]
     workers = settings["workers"]
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     batches = settings["accumulate"]
@@ -83,7 +82,8 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
         f"{of_recipe}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
-        f"Length: {total} {epoch:,.1f} steps"
+        f"Length: {steps:,} steps, which are {steps / epoch:,.1f} epochs of "
+        f"{epoch:,.1f} steps"
     )
 
 
@@ -94,15 +94,11 @@ def last_lines(loop: Loop) -> list[str]:
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # A shorter path.
         shown = shown.relative_to(Path.cwd())
-    what, how = early_stopping.what_next(shown, loop.step, record)
     return [
         loop.timer.bottleneck(),
-        f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
-        if loop.progress.is_time_up
-        else "",
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
-        f"  {what:10} {how}",
+        f"  score it:  {invocation.to_score(str(shown))}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
     ]
 

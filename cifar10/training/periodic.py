@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import tensorflow as tf
-
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.evaluation.eval_command import Options
@@ -23,48 +21,13 @@ from cifar10.training.watchdog import Watchdog
 FORECAST_AFTER = 2.0
 
 
-class StepProfile:
-    """Profiles the steps that `--profile` names, for TensorBoard."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._first, self._last = loop.training.config.output.profiled_steps or (0, 0)
-        self._directory = loop.training.train_dir / layout.TRAIN_EVENTS
-        self._logs = LogWriter(loop.training.train_dir)
-        self._running = False
-
-    def on_start(self, run: Run) -> None:
-        """Starts the profiler if the next step is the first one to profile."""
-        self.on_step(run.step)
-
-    def on_step(self, step: int) -> None:
-        """Starts profiling before the first profiled step, and stops after the last."""
-        if self._running and step >= self._last:
-            with self._loop.apart("summaries"):
-                self._stop()
-        elif step == self._first - 1:
-            with self._loop.apart("summaries"):
-                tf.profiler.experimental.start(str(self._directory))
-                self._running = True
-
-    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Writes the profile so far."""
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._running:
-            self._running = False
-            self._logs.attempt(tf.profiler.experimental.stop)
-
-
 class Log:
     """Reports the metrics of steps, and a forecast of the time left."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
-        # With --max_hours, the number of steps left is unknown.
-        self._forecast = self._config.run.max_hours is not None
+        self._forecast = False  # Whether it was reported.
 
     def on_step(self, step: int) -> None:
         """Reports metrics every `--log_frequency` steps; reports the time left once."""
@@ -192,7 +155,7 @@ class Saving:
         """Saves the initial values if `--on_nan rollback` may need them."""
         rolls_back = self._config.checkpoints.on_nan == "rollback"
         if rolls_back and self._loop.progress.last_saved() is None:
-            self._loop.progress.save(last=True)
+            self._loop.progress.save()
 
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
@@ -202,21 +165,21 @@ class Saving:
         periods = (self._config.checkpoints.checkpoint_steps, scored)
         is_over = self._loop.progress.is_over
         if is_over or any(period and step % period == 0 for period in periods):
-            self._save(step, last=is_over)
+            self._save(step)
 
     def on_interruption(self, step: int) -> None:
         """Saves a checkpoint of the step reached, unless there is one."""
         if step and step != self._loop.progress.last_saved():
-            self._save(step, last=True)
+            self._save(step)
 
-    def _save(self, step: int, *, last: bool) -> None:
+    def _save(self, step: int) -> None:
         loop = self._loop
         with loop.apart("saving"):
             # Raises if a result is not finite, so that its state is never saved.
             loop.read_results()
             # Before saving, so that hooks' files are complete up to the checkpoint.
             loop.hooks.notify("on_save", step)
-            if path := loop.progress.save(last=last):
+            if path := loop.progress.save():
                 loop.hooks.notify("on_checkpoint", step, path)
 
 
@@ -231,7 +194,6 @@ def hooks_in_order(
     training, of_chief = loop.training, []
     if training.workers.is_chief:
         of_chief = [
-            StepProfile(loop),
             Console(training.config.batch.batch_size),
             TensorBoard(training.train_dir, loop.timer),
             *users,

@@ -12,7 +12,7 @@ from cifar10.config import fields, layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
-from cifar10.process import invocation
+from cifar10.process import files, invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
@@ -37,7 +37,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     check_initial_weights(
         config.fine_tuning, config.network.model, config.images.distortions
     )
-    path = layout.locate_run(config.run.train_dir)
+    path = layout.absolute_path(config.run.train_dir)
     with RunLock(path) as lock:
         stop.clean_up = lock.release
         resumes = not config.run.fresh and checkpoints.steps(path / layout.CHECKPOINTS)
@@ -65,7 +65,7 @@ def check_run(
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     """Returns a message that a run has ended at `step`, with commands to run next."""
-    train_dir = layout.locate_run(config.run.train_dir)
+    train_dir = layout.absolute_path(config.run.train_dir)
     values = config.values
     name = next(name for name in reversed(fields.LENGTHS) if values[name])
     lines = [
@@ -80,8 +80,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines.append(f"  train longer:  in another directory, with {weights}")
     elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
-    what, how = early_stopping.what_next(train_dir, step, record)
-    lines.append(f"  {what:14} {how}")
+    lines.append(f"  score it:      {invocation.to_score(str(train_dir))}")
     return "\n".join(filter(None, lines))
 
 
@@ -102,7 +101,8 @@ def _explained(
     resume = invocation.as_flags(resume=str(path))
     if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
-    other = invocation.as_flags(train_dir=str(starting.unused_sibling(path)))
+    unused = files.unused(path.with_name(f"{path.name}."))
+    other = invocation.as_flags(train_dir=str(unused))
     lines.append(
         f"Give {resume} alone to resume that run as it is,\n{other} to train in "
         "another directory,\nor --fresh to move that run aside and start over."

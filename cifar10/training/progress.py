@@ -2,21 +2,18 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
-from cifar10.errors import DiskError, UsageError, say
+from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
 from cifar10.run_directory import chain, checkpoints, logs, restoring, retention
-from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
-from cifar10.run_directory.lock import DirectoryGuard
+from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
-from cifar10.training.timing import HOUR
 
 
 class Progress:
@@ -31,7 +28,6 @@ class Progress:
         skipped_steps: The number of steps whose update was skipped (--on_nan skip).
         early_stopping: The best evaluation during training so far.
         metric_averages: Moving averages of metrics, by name.
-        is_time_up: Whether the run ends at this step because of `max_hours`.
     """
 
     def __init__(
@@ -51,11 +47,7 @@ class Progress:
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
-        self.is_time_up = False
-        # The hours of the run up to a moment, and this moment.
-        self._hours, self._since = 0.0, time.perf_counter()
         self._directory = train_dir / layout.CHECKPOINTS
-        self._guard: DirectoryGuard | None = None
         self._state = state
         self._config = config
         self._identity = {
@@ -71,21 +63,10 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended: by steps, by hours or by early stopping."""
+        """Whether the run has ended, by steps or by early stopping."""
         patience = self._config.checkpoints.stop_after_no_gain
-        ended = self.is_time_up or self.early_stopping.should_stop(patience)
-        return ended or self.step >= self._config.run.max_steps
-
-    @property
-    def hours(self) -> float:
-        """Hours spent on the run, including earlier processes but not lost work."""
-        return self._hours + (time.perf_counter() - self._since) / HOUR
-
-    @property
-    def has_no_time(self) -> bool:
-        """Whether `max_hours` have passed. Only the chief checks; others get False."""
-        limit = self._config.run.max_hours
-        return self._writes and limit is not None and self.hours >= limit
+        has_ended = self.early_stopping.should_stop(patience)
+        return has_ended or self.step >= self._config.run.max_steps
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
@@ -95,7 +76,6 @@ class Progress:
         """
         if not self._writes:
             return []
-        self._check_directory()
         self._state.halted.assign(False)
         messages = []
         checkpoints.delete_incomplete(self._directory)  # Those of killed runs.
@@ -112,18 +92,13 @@ class Progress:
                 f"PASSING OVER the damaged checkpoint of step {step}: {error}. "
                 f"It is kept as {aside}."
             )
-        self._hours, self._since = 0.0, time.perf_counter()
         if newest:
             self.step = newest.step
-            self._hours = newest.manifest.get("hours", 0.0)
             self.left_out = newest.manifest.get("left_out", 0)
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.metric_averages = newest.manifest.get("loss_averages", {})
             self.early_stopping = EarlyStopping.from_manifest(
                 newest.manifest, self._config.values
-            )
-            self.is_time_up = (
-                why_ended(self._config.values, newest.manifest) == "max_hours"
             )
         return messages
 
@@ -138,40 +113,30 @@ class Progress:
 
     def share(self, towers: TowerBuilder) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
-        numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
+        numbers = [self.step, self.left_out, self.skipped_steps]
         numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
-        self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
-        self.is_time_up = bool(is_time_up)
+        self.step, self.left_out, self.skipped_steps, count = numbers
         self.early_stopping = dataclasses.replace(
             self.early_stopping, without_gain=count
         )
 
-    def save(self, *, last: bool) -> Path | None:
+    def save(self) -> Path | None:
         """Writes a checkpoint, and deletes older ones that need not be kept.
 
-        With --on_save_error continue, a failing disk causes only a warning, except for
-        the `last` checkpoint of a run. Returns the checkpoint's folder or None.
+        Returns the checkpoint's folder, or None on a worker that never saves.
         """
         if not self._writes:
             return None
-        self._check_directory()
         with contextlib.suppress(DiskError):
             self._delete_old()  # Makes room if checkpoints have accumulated.
-        path = None
-        try:
-            link = chain.make_link(self._directory.parent, self.step, self._settings)
-            path = checkpoints.save(
-                self._directory,
-                self._state.trackables(),
-                step=self.step,
-                facts={**self._facts(), chain.LINK: link},
-            )
-            self._delete_old()
-        except DiskError as error:
-            if last or self._config.checkpoints.on_save_error != "continue":
-                raise
-            retry = "Training continues, and saves again at the next checkpoint."
-            say(f"{error.what} {retry}")
+        link = chain.make_link(self._directory.parent, self.step, self._settings)
+        path = checkpoints.save(
+            self._directory,
+            self._state.trackables(),
+            step=self.step,
+            facts={**self._facts(), chain.LINK: link},
+        )
+        self._delete_old()
         return path
 
     def keep(self) -> None:
@@ -221,16 +186,6 @@ class Progress:
             how = f"resume the run with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
-    def _check_directory(self) -> None:
-        """Raises a `UsageError` if another run may have taken over the directory."""
-        self._guard = self._guard or DirectoryGuard(self._directory.parent)
-        if problem := self._guard.problem():
-            raise UsageError(
-                f"Nothing is written to {self._directory.parent}: {problem}.\nStep "
-                f"{self.step} is not saved. Find the run's directory, which may have "
-                "been moved, and resume the run there once no other run uses it."
-            )
-
     def _facts(self) -> dict[str, Any]:
         """Returns what the manifest of a checkpoint records about this step."""
         epoch, position = self._epoch_and_position()
@@ -242,7 +197,6 @@ class Progress:
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.metric_averages,
             **self.early_stopping.to_manifest(),
-            **({"hours": self.hours} if self._config.run.max_hours else {}),
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:

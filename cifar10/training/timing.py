@@ -76,10 +76,7 @@ class Timer:
         waited = f"the towers waited {part:.0%} of the time for images."
         if part < _MUCH_WAITING:
             return f"Compute-bound: {waited}"
-        return (
-            f"Input-bound: {waited}\n"
-            "More CPU cores help; on GPUs, --input_device gpu also helps."
-        )
+        return f"Input-bound: {waited}\nMore CPU cores help."
 
 
 def format_duration(seconds: float) -> str:

@@ -39,7 +39,7 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     With `alone`, trains without other workers, even if the environment, such as
     `TF_CONFIG`, names some.
     """
-    processes, train_dir = config.processes, layout.locate_run(config.run.train_dir)
+    processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
     if processes.local_workers or processes.max_restarts:
         launcher.launch(
             processes.local_workers, processes.max_restarts, sys.argv, train_dir

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.errors import UsageError
 from cifar10.input import images_in_graph, on_device, pipeline
 from cifar10.input.evaluation_batches import evaluation_batches
 from small_sets import OnDisk, assert_equal, joined
@@ -277,10 +276,6 @@ def test_only_images_in_memory_are_stored_on_a_gpu():
     assert on_device.fits(*shapes, parts=3)
     assert not on_device.fits(*shapes, parts=4), "four copies on one GPU"
     assert not on_device.fits(OnDisk(IMAGES), NUMBERS)
-    on_device.check("gpu", IMAGES)
-    on_device.check("auto", OnDisk(IMAGES))
-    with pytest.raises(UsageError, match="103"):
-        on_device.check("gpu", OnDisk(IMAGES))
 
 
 def test_the_size_of_a_stored_data_set_is_known_before(four_cpus):

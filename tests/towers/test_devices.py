@@ -255,7 +255,7 @@ def test_an_evaluation_on_a_gpu_that_is_missing_is_refused(pretend_gpus):
 # ---- where variables and images are
 
 
-def test_variables_and_images_are_on_a_gpu_where_that_is_faster():
+def test_variables_are_on_a_gpu_where_that_is_faster():
     cpu, gpu = (
         devices.Placement((name,), simulated=False, description="")
         for name in ("/cpu:0", "/gpu:0")

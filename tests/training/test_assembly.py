@@ -89,7 +89,7 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
 def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
     assert build_state(momentum=0.7).optimizer.momentum == 0.7
     arguments = {"weight_decay": 0.05, "beta_2": 0.99}
-    state = build_state(optimizer="AdamW", optimizer_arguments=arguments)
+    state = build_state(optimizer="adamw", optimizer_arguments=arguments)
     assert type(state.optimizer) is keras.optimizers.AdamW
     assert (state.optimizer.weight_decay, state.optimizer.beta_2) == (0.05, 0.99)
     # No gradient: what changes is the decay, which biases do not have.

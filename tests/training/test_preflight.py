@@ -34,13 +34,3 @@ def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
         runs.call("train.py", *where, "--model", "mine:small")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert "resnet" in refused("cifar10/__main__.py", "plan", "--model", "resent")
-
-
-def test_commands_that_read_a_run_want_one(tmp_path):
-    for words in (
-        ("eval.py", "--run_once"),
-        ("cifar10/__main__.py", "export", "--output", "out"),
-    ):
-        missing = tmp_path / "missing"
-        assert str(missing) in refused(*words, "--train_dir", missing)
-        assert str(tmp_path) in refused(*words, "--checkpoint_dir", tmp_path)
