@@ -4,11 +4,10 @@
 exception is a bug in this package, and its traceback is shown.
 """
 
-import difflib
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL in sysexits.h: the same command may succeed later.
@@ -20,8 +19,6 @@ EXIT_BROKEN_PIPE = 141
 # Signals that end a training run after the current step: a scheduler's notice before it
 # kills the run, Ctrl-C, SLURM's `--signal=USR1`, and a closed terminal or connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# Never sent. Stands for "the time is up" where processes agree on a stop signal.
-TIME_IS_UP = signal.SIGALRM
 
 
 class UsageError(Exception):
@@ -73,10 +70,10 @@ class LostWorkerError(Exception):
 
 
 class DiskError(UsageError):
-    """A file operation failed. `--on_save_error` decides whether the run stops.
+    """A file operation failed.
 
     `what` says in full sentences what failed, why, and what remains. `fix` says how to
-    recover if the run stops.
+    recover.
     """
 
     def __init__(self, what: str, fix: str) -> None:
@@ -120,9 +117,3 @@ def first_few(names: Sequence[str], most: int) -> str:
 def counted(count: int, one: str, more: str = "") -> str:
     """Formats a number with its noun: "1 picture", "1,000 pictures"."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean NAME?" for the closest known name, or an empty string."""
-    closest = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {closest[0]}?" if closest else ""

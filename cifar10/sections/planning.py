@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.config.fields import Memory
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models.layer_tree import is_graph, same_but_number
 from cifar10.sections import cutting
@@ -119,9 +119,9 @@ class Planner:
             similar = [one for one in known if same_but_number(name.strip(), one)]
             if not similar:
                 raise UsageError(
-                    f"--sections: no section can begin with layer {name}."
-                    f"{did_you_mean(name, known)}\nThe model's summary() lists all "
-                    "layers. A section cannot begin where a mask is passed on."
+                    f"--sections: no section can begin with layer {name}.\nThe model's "
+                    "summary() lists all layers. A section cannot begin where a mask "
+                    "is passed on."
                 )
             place = known[name.strip() if name.strip() in known else similar[-1]]
             at[place] = self._boundaries[place]

@@ -10,10 +10,9 @@ from typing import Any
 
 from cifar10.config import fields, flags, layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.options import Checked, defaults, names
+from cifar10.config.options import Checked, defaults
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.process import entry_point, invocation
-from cifar10.run_directory import restoring
 
 HELP = "prepare a data set of your pictures, and show its contents"
 DESCRIPTION = """Prepares a data set as a training run would, and shows its contents.
@@ -57,21 +56,21 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "data set, as in --data of train: a folder, an .npz file, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
-    flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _PREPARATION)
+    flags.add_flags(parser, fields.ALL, only=_PREPARATION)
     given = flags.parse(parser, words)
-    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
+    own = defaults(Options).keys() & given.keys()
+    options = Options(**{name: given.pop(name) for name in own})
     if options.train_dir:
-        given = {**_division_of(options.train_dir, options.trust_model), **given}
+        given = {**_division_of(options.train_dir), **given}
     found = _look_at(given, options)
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
     return 0
 
 
-def _division_of(train_dir: str, trust_model: str | None) -> dict[str, Any]:
-    """Checks that a run is usable, and returns the flags that determined its splits."""
+def _division_of(train_dir: str) -> dict[str, Any]:
+    """Returns the flags that determined a run's splits."""
     invocation.require_packages("report", "jinja2")
-    restoring.check_usable(train_dir, None, trust_model)
-    run = layout.locate_run(train_dir)
+    run = layout.absolute_path(train_dir)
     if os.path.lexists(file := run / layout.CORRECTIONS):
         raise UsageError(f"{file} exists and may contain your changes. Rename it.")
     settings = run_config.read_run_config(run)
@@ -111,7 +110,7 @@ def _look_at(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         entry_point.import_tensorflow()
         from cifar10.tools.label_issues import list_issues
 
-        run = layout.locate_run(options.train_dir)
+        run = layout.absolute_path(options.train_dir)
         found["labels"] = list_issues(dataset, run, options.trust_model)
     return found
 

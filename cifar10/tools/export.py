@@ -103,7 +103,7 @@ def export_run(options: Options) -> int:
     if options.model_card:
         _check_free(card)
     devices.place_evaluation("cpu")
-    directory = layout.locate_run(options.train_dir)
+    directory = layout.absolute_path(options.train_dir)
     trained = TrainedModel(
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )

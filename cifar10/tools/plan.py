@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config
-from cifar10.config.options import names
 from cifar10.errors import say
 from cifar10.models.registry import check_name
 from cifar10.process import entry_point
@@ -44,7 +43,7 @@ _EXAMPLES = 50_000
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # All flags would make it too long.
-    flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _FLAGS)
+    flags.add_flags(parser, fields.ALL, only=_FLAGS)
     requested = Config(**flags.parse(parser, words))
     check_name(requested.network.model)
     entry_point.import_tensorflow()

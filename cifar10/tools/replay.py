@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import flags, layout, run_config
 from cifar10.errors import UsageError
 from cifar10.process import entry_point, files
-from cifar10.run_directory import restoring
 from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.run_directory.lock import is_locked
 
@@ -70,11 +69,11 @@ def open_run(
     parser.add_argument("--data_dir", help="directory of the data set")
     parser.add_argument("--trust_model", help="module:function of a model you trust")
     given = flags.parse(parser, words)
-    run = layout.locate_run(given["run"])
+    run = layout.absolute_path(given["run"])
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait until training ends.")
-    restoring.check_usable(str(run), None, given["trust_model"])
     settings = run_config.read_run_config(run)
+    run_config.check_model(settings, given["trust_model"])
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
     from cifar10.training.replay import Replay
 

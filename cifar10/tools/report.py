@@ -92,7 +92,7 @@ def write_report(options: Options) -> None:
     names = [*options.run_dirs]
     if options.train_dir != fields.TRAIN_DIR or not names:
         names.append(options.train_dir)
-    runs = read_runs([*map(layout.locate_run, names)])
+    runs = read_runs([*map(layout.absolute_path, names)])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
     files.check_replaceable(output, _FLAG, "report", MARK)
@@ -165,6 +165,4 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _text(value: Any) -> Any:
     """Formats a setting of config.json for readers."""
-    if value == fields.OPEN_STEPS:
-        return "open"
     return f"{value:,}" if type(value) is int else value

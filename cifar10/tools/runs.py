@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import flags, layout, run_config
-from cifar10.errors import UsageError, counted, did_you_mean, printable, reason, say
+from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.early_stopping import why_ended
@@ -71,8 +71,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other
-    runs have `step`, `best`, and `max_steps`, which is null if --max_hours ends the
-    run. Symbolic links are not followed.
+    runs have `step`, `best` and `max_steps`. Symbolic links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -123,8 +122,8 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         state = "finished" if why_ended(settings, manifest) else state
     state = "training" if is_locked(path) else state
-    most = None if settings.get("max_hours") else settings["max_steps"]
-    return {"state": state, "step": step, "max_steps": most, "best": best}
+    last = settings["max_steps"]
+    return {"state": state, "step": step, "max_steps": last, "best": best}
 
 
 def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
@@ -146,7 +145,7 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns the run `name`; refuses a run in use, or one that contains other runs."""
     if name not in runs:
-        why = f"there is no run of this name.{did_you_mean(name, runs)}"
+        why = "there is no run of this name."
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
     elif any(Path(name) in Path(other).parents for other in runs):

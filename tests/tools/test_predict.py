@@ -105,7 +105,7 @@ def test_following_predicts_at_each_new_checkpoint_to_the_end(
     assert predict(run, folder / "0.png", follow=True) == 0
     written = capsys.readouterr()
     assert steps(written.out) == ["step 10:", "step 20:", "step 30:"]
-    assert "does not exist" in written.err
+    assert "holds no run" in written.err
     assert written.err.count("step 25") == 1
     assert "SYNTHETIC" in written.err
 
@@ -121,7 +121,7 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")
     for name, why in (
-        ("none", "does not exist"),
+        ("none", "holds no run"),
         ("empty", "no run"),
         ("other", "another model"),
     ):
