@@ -58,7 +58,6 @@ eval.py --run_once --train_dir {tmp}/new
 eval.py --run_once --train_dir {tmp}/run --device gpu:7
 eval.py --run_once --train_dir {tmp}/run --num_examples 2001
 eval.py --step 1 --train_dir {tmp}/run
-cifar10/__main__.py tarin
 """
 
 
