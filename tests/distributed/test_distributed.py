@@ -289,15 +289,15 @@ def together(monkeypatch):
 
 
 def test_worker_started_differently_and_the_chief_refuse_with_the_difference(together):
-    begun = []
+    begun = threading.Event()
     chief, same, other = together(
         *(
-            lambda worker, x=x: worker.begin({"seed": 1, "x": x}, begun.append)
+            lambda worker, x=x: worker.begin({"seed": 1, "x": x}, begun.set)
             for x in (2, 2, 3)
         ),
         timeout=0.5,
     )
-    assert not begun, "a run was begun"
+    assert not begun.is_set(), "a run was begun"
     assert isinstance(chief, UsageError)
     assert str(chief) == str(other)
     assert "x: 2 on worker 0 at host0:1, 3 on worker 2 at host2:1" in str(chief)
