@@ -53,9 +53,7 @@ class ReplicaBuilder(TowerBuilder):
                 f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)
             )
-        self._stop_requests = tf.Variable(
-            tf.zeros([len(STOP_SIGNALS)]), trainable=False
-        )
+        self._stop_requests = tf.Variable(tf.zeros(len(STOP_SIGNALS)), trainable=False)
         self._stop_counts: list[tf.Tensor] = []
         self._share = traced(self._trace_sharing)
 
