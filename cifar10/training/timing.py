@@ -9,7 +9,6 @@ from collections.abc import Iterator
 _PARTS = ("training", "input", "start", "summaries", "evaluation", "saving")
 # Waiting for images for less than this fraction of the time needs no advice.
 _MUCH_WAITING = 0.1
-HOUR = 3600.0
 
 
 class Timer:
@@ -81,7 +80,7 @@ class Timer:
 
 def format_duration(seconds: float) -> str:
     """Formats a duration in the largest unit in which it is at least 1.5."""
-    for unit, size in (("days", 24 * HOUR), ("hours", HOUR), ("minutes", 60.0)):
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
             return f"{format_number(seconds / size, 2)} {unit}"
     return f"{format_number(seconds, 2)} seconds"
