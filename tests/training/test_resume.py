@@ -165,7 +165,7 @@ def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     flags = runs.training_flags(run, stand_in_dir, max_steps=3, learning_rate=0.05)
     assert runs.call("train.py", *flags).returncode == 0
-    words = runs.flags(resume=run / "checkpoints", num_gpus=2, max_steps=5)
+    words = runs.flags(resume=run, num_gpus=2, max_steps=5)
     done = runs.call(SCRIPT, *words)
     assert done.returncode == 0, done.stderr
     assert resumed_step(done.stdout) == 3
