@@ -186,6 +186,11 @@ class Config(fields.Sections):
                 "best_by total_loss: evaluations do not compute your loss function. "
                 "Give another score, such as best_by='cross_entropy'."
             )
+        if self.run.max_hours and self.update.schedule_ends:
+            raise UsageError(
+                f"--max_hours {self.run.max_hours:g}: --schedule {self.update.schedule}"
+                " needs a last step. Give --max_epochs, or --schedule staircase."
+            )
         self.all_stages  # noqa: B018 - refuses invalid tables.
 
 
@@ -266,8 +271,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
     if named:
-        base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None}
-    elif base.get("max_epochs"):  # From a recipe.
+        base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
+    elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     return {**base, **given}
 

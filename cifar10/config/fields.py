@@ -73,8 +73,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 # One of these sets the length of a training run. `max_epochs` is converted to steps
-# once the size of the training set is known.
-LENGTHS = ("max_steps", "max_epochs")
+# once the size of the training set is known; `max_hours` leaves the last step open.
+LENGTHS = ("max_steps", "max_epochs", "max_hours")
 OPEN_STEPS = 10**12
 
 
@@ -92,6 +92,8 @@ class Run(Checked):
         fresh: start over: move an earlier run in --train_dir aside, without deleting it
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
+        max_hours: hours of training after which the training run ends, instead of
+            --max_steps; includes the hours before a resume
         seed: random seed of the initial values, the order of the images, the
             distortions and dropout
     """
@@ -101,6 +103,7 @@ class Run(Checked):
     fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
     max_steps: Count = 100_000
     max_epochs: Annotated[float, Range(1e-6, 1e6)] | None = None
+    max_hours: _AboveZero | None = None
     seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 

@@ -13,13 +13,14 @@ from signal import Signals
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS
+from cifar10.errors import STOP_SIGNALS, TIME_IS_UP
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 
 # The metric that carries requests to stop through a step's all-reduce.
 _STOP = "stop"
+_REASONS = (*STOP_SIGNALS, TIME_IS_UP)
 
 
 class ReplicaBuilder(TowerBuilder):
@@ -53,7 +54,7 @@ class ReplicaBuilder(TowerBuilder):
                 f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)
             )
-        self._stop_requests = tf.Variable(tf.zeros(len(STOP_SIGNALS)), trainable=False)
+        self._stop_requests = tf.Variable(tf.zeros(len(_REASONS)), trainable=False)
         self._stop_counts: list[tf.Tensor] = []
         self._share = traced(self._trace_sharing)
 
@@ -70,13 +71,13 @@ class ReplicaBuilder(TowerBuilder):
         """
         if requested is not None:
             self._stop_requests.assign(
-                [float(requested == signal) for signal in STOP_SIGNALS]
+                [float(requested == signal) for signal in _REASONS]
             )
         if len(self._stop_counts) < 2:
             return None
-        counts = self._stop_counts[-2].numpy().reshape(-1, len(STOP_SIGNALS))
+        counts = self._stop_counts[-2].numpy().reshape(-1, len(_REASONS))
         stops = np.flatnonzero(counts.sum(axis=0))
-        return next((STOP_SIGNALS[index] for index in stops), None)
+        return next((_REASONS[index] for index in stops), None)
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Copies the first replica's variables to all replicas.

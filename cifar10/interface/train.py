@@ -18,7 +18,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import early_stopping, logs, scores
+from cifar10.run_directory import checkpoints, early_stopping, logs, scores
 
 # The entries of a line of `metrics.jsonl` that are not metrics.
 _FACTS = ("step", "time", "seconds")
@@ -31,8 +31,8 @@ class Record:
     Attributes:
         train_dir: The directory of the run.
         step: The last step.
-        ended: Why training ended: `max_steps`, `max_epochs`, or `no_gain` for
-            `stop_after_no_gain`.
+        ended: Why training ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain`
+            for `stop_after_no_gain`.
         seconds: Wall time of this call of `train`, without earlier sessions.
         history: Metrics by step, every `log_frequency` steps, from all sessions.
         scores: Maps steps to the recorded score that `best_by` names, on the val split
@@ -138,10 +138,11 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
-    settings = config.values
+    settings, manifest = config.values, {"step": step}
     if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
         settings = run_config.read_run_config(train_dir)
-    return early_stopping.why_ended(settings, {"step": step}) or "no_gain"
+        manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
+    return early_stopping.why_ended(settings, manifest) or "no_gain"
 
 
 def _start_tensorflow(*, deterministic: bool) -> None:

@@ -68,11 +68,13 @@ class EarlyStopping:
 def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
-    The limit is `max_steps`, `max_epochs`, or `no_gain`, which stands for
+    The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain`, which stands for
     `stop_after_no_gain`. `settings` is the content of the run's `config.json`.
     """
     if manifest["step"] >= settings["max_steps"]:
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
+    if (hours := settings.get("max_hours")) and manifest.get("hours", 0.0) >= hours:
+        return "max_hours"
     record = EarlyStopping.from_manifest(manifest, settings)
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 

@@ -165,4 +165,6 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _text(value: Any) -> Any:
     """Formats a setting of config.json for readers."""
+    if value == fields.OPEN_STEPS:
+        return "open"
     return f"{value:,}" if type(value) is int else value

@@ -71,7 +71,8 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other
-    runs have `step`, `best` and `max_steps`. Symbolic links are not followed.
+    runs have `step`, `best`, and `max_steps`, which is null if --max_hours ends the
+    run. Symbolic links are not followed.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -122,7 +123,7 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         state = "finished" if why_ended(settings, manifest) else state
     state = "training" if is_locked(path) else state
-    last = settings["max_steps"]
+    last = None if settings.get("max_hours") else settings["max_steps"]
     return {"state": state, "step": step, "max_steps": last, "best": best}
 
 

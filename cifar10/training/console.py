@@ -66,7 +66,9 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
     """Returns lines on a run's towers, data and so on, from `config.json`."""
     global_batch_size = settings["global_batch_size"]
     epoch = examples / global_batch_size
-    steps = settings["max_steps"]
+    steps, hours = settings["max_steps"], settings["max_hours"]
+    total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
+    total = f"{hours:g} hours; each epoch is" if hours else total
     workers = settings["workers"]
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     batches = settings["accumulate"]
@@ -82,8 +84,7 @@ def _parts(settings: Mapping[str, Any], examples: int) -> str:
         f"{of_recipe}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
-        f"Length: {steps:,} steps, which are {steps / epoch:,.1f} epochs of "
-        f"{epoch:,.1f} steps"
+        f"Length: {total} {epoch:,.1f} steps"
     )
 
 
@@ -94,8 +95,10 @@ def last_lines(loop: Loop) -> list[str]:
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # A shorter path.
         shown = shown.relative_to(Path.cwd())
+    by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
+        by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(str(shown))}",

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 
-from cifar10.errors import NotFiniteError, StoppedError
+from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -126,8 +126,12 @@ class Loop:
         # Until a call is traced, filling the queues and waiting count to the start.
         self.timer.enter("training" if self._traced else "start")
         while self.step < self._stage.end and not self.progress.is_over:
-            signal = training.towers.agree_to_stop(self._stop.requested)
-            if signal is not None:
+            time_is_up = TIME_IS_UP if self.progress.has_no_time else None
+            wanted = self._stop.requested or time_is_up
+            signal = training.towers.agree_to_stop(wanted)
+            if signal == TIME_IS_UP:
+                self.progress.is_time_up = True
+            elif signal is not None:
                 self._end_early(signal)
             count = training.config.steps_of_call(self.step)
             with self.timer.during("input" if self._traced else "start"):

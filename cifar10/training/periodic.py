@@ -27,7 +27,8 @@ class Log:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
-        self._forecast = False  # Whether it was reported.
+        # With --max_hours, the number of steps left is unknown.
+        self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
         """Reports metrics every `--log_frequency` steps; reports the time left once."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
 from cifar10.run_directory import chain, checkpoints, logs, restoring, retention
-from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
 
@@ -28,6 +29,7 @@ class Progress:
         skipped_steps: The number of steps whose update was skipped (--on_nan skip).
         early_stopping: The best evaluation during training so far.
         metric_averages: Moving averages of metrics, by name.
+        is_time_up: Whether the run ends at this step because of `max_hours`.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class Progress:
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}
+        self.is_time_up = False
+        self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
         self._config = config
@@ -63,10 +67,21 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, by steps or by early stopping."""
+        """Whether the run has ended: by steps, by hours or by early stopping."""
         patience = self._config.checkpoints.stop_after_no_gain
-        has_ended = self.early_stopping.should_stop(patience)
+        has_ended = self.is_time_up or self.early_stopping.should_stop(patience)
         return has_ended or self.step >= self._config.run.max_steps
+
+    @property
+    def hours(self) -> float:
+        """Hours spent on the run, including earlier processes but not lost work."""
+        return (time.perf_counter() - self._began) / 3600.0
+
+    @property
+    def has_no_time(self) -> bool:
+        """Whether `max_hours` have passed. Only the chief checks; others get False."""
+        limit = self._config.run.max_hours
+        return self._writes and limit is not None and self.hours >= limit
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
@@ -92,14 +107,18 @@ class Progress:
                 f"PASSING OVER the damaged checkpoint of step {step}: {error}. "
                 f"It is kept as {aside}."
             )
+        self._began = time.perf_counter()
         if newest:
             self.step = newest.step
+            self._began -= 3600.0 * newest.manifest.get("hours", 0.0)
             self.left_out = newest.manifest.get("left_out", 0)
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.metric_averages = newest.manifest.get("loss_averages", {})
             self.early_stopping = EarlyStopping.from_manifest(
                 newest.manifest, self._config.values
             )
+            ended_by = why_ended(self._config.values, newest.manifest)
+            self.is_time_up = ended_by == "max_hours"
         return messages
 
     def first_line(self) -> str:
@@ -113,9 +132,10 @@ class Progress:
 
     def share(self, towers: TowerBuilder) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
-        numbers = [self.step, self.left_out, self.skipped_steps]
+        numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
         numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
-        self.step, self.left_out, self.skipped_steps, count = numbers
+        self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
+        self.is_time_up = bool(is_time_up)
         self.early_stopping = dataclasses.replace(
             self.early_stopping, without_gain=count
         )
@@ -197,6 +217,7 @@ class Progress:
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.metric_averages,
             **self.early_stopping.to_manifest(),
+            **({"hours": self.hours} if self._config.run.max_hours else {}),
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ TRAINING = """
     global_batch_size hang_timeout help_all image_size initial_weights
     keep_best keep_checkpoints
     label_smoothing learning_rate log_device_placement
-    log_frequency max_bad_images max_epochs max_restarts max_steps
+    log_frequency max_bad_images max_epochs max_hours max_restarts max_steps
     memory_limit model momentum moving_average_decay on_nan
     optimizer precision recipe resume
     schedule sections seed steps_per_call stop_after_no_gain

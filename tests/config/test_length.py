@@ -9,13 +9,25 @@ from cifar10.errors import UsageError
 def test_one_length_is_given_and_replaces_the_recipes(tmp_path):
     assert Config().run.max_steps == 100_000
     assert Config(recipe="fast").run.max_steps == 250
-    assert Config(recipe="fast", max_epochs=3).run.max_epochs == 3
-    with pytest.raises(UsageError, match=r"--max_steps and --max_epochs"):
-        Config(max_steps=10, max_epochs=1)
+    epochs = Config(recipe="fast", max_epochs=3).run
+    assert (epochs.max_epochs, epochs.max_hours) == (3, None)
+    for two in (
+        {"max_steps": 10, "max_epochs": 1},
+        {"max_steps": 10, "max_hours": 1.0},
+        {"max_epochs": 1, "max_hours": 1.0},
+    ):
+        with pytest.raises(UsageError, match=" and ".join(f"--{n}.*" for n in two)):
+            Config(**two)
     recipe = tmp_path / "mine.toml"
     recipe.write_text("max_epochs = 2\n")
     assert Config(recipe=str(recipe)).run.max_epochs == 2
     assert Config(recipe=str(recipe), max_steps=7).run.max_epochs is None
+
+
+def test_a_schedule_that_ends_needs_a_last_step():
+    with pytest.raises(UsageError, match=r"max_hours.*cosine.*max_epochs"):
+        Config(max_hours=1.0, schedule="cosine")
+    assert Config(max_hours=1.0).run.max_hours == 1.0
 
 
 @pytest.mark.parametrize("epochs", [0, 1e29, float("nan")])

@@ -453,6 +453,13 @@ def test_chief_scores_and_all_end_after_the_same_step(
         runs.checkpoint(tmp_path / "still", step) for step in (8, 16)
     ]
 
+    # The chief's time ends all of them after the same step.
+    short = flags(tmp_path / "short", stand_in_dir, max_hours=1e-6)
+    short["schedule"] = "staircase"
+    del short["max_steps"]
+    assert "by --max_hours" in processes.train(2, **short)
+    assert len([*(tmp_path / "short" / "checkpoints").iterdir()]) == 1
+
 
 @pytest.mark.slow
 def test_all_stop_after_the_same_step_and_resume(

@@ -165,17 +165,23 @@ def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
     assert len({entry.get("src") for entry in explained}) == 24
 
 
-def test_confidence_is_at_the_temperature(copy, tmp_path):
+def test_confidence_is_at_the_temperature_and_open_steps_are_no_number(copy, tmp_path):
     def confidences():
         shown = report(tmp_path / "page.html", copy)
         found = shown.all("ul[@class='hardest']/{*}li/{*}span/{*}data")
-        return [float(entry.get("value")) for entry in found]
+        return shown, [float(entry.get("value")) for entry in found]
 
-    before = confidences()
+    _, before = confidences()
+    change(copy, max_steps=10**12, max_hours=0.5)
     (copy / "checkpoints/step-00000030/temperature.txt").write_text("3.0\n")
-    after = confidences()
+    shown, after = confidences()
     assert len(after) == 24
     assert all(0.1 < hot < cold for hot, cold in zip(after, before, strict=True))
+    assert "1,000,000,000,000" not in shown.text
+    main = shown.all("table[@class='settings']")[0]
+    rows = {row[0].text: row[1].text for row in main.iterfind(".//{*}tr")}
+    assert (rows["max hours"], rows["max steps"]) == ("0.5", "open")
+    assert "max epochs" not in rows
 
 
 def test_report_says_what_a_run_lacks(copy, tmp_path, capsys):

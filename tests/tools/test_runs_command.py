@@ -23,7 +23,7 @@ def originals(registered, tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
     (folder / "trials").mkdir()
     names = "finished", "stopped", "trials/killed", "lost", "not_finite", "no_config"
-    for name in (*names, "no_manifest", "no_gain", "training", "by_f1"):
+    for name in (*names, "no_manifest", "no_gain", "hours", "training", "by_f1"):
         run = folder / name
         most = 10 if name == "finished" else 30
         parts = ["train", "val", "test"]
@@ -32,6 +32,8 @@ def originals(registered, tmp_path_factory):
         if name == "by_f1":
             ended["best_by"] = "macro F1"
             facts = {"validation": {**ENDED_EARLY, "best_by": "macro F1"}}
+        if name == "hours":
+            ended["max_hours"], facts = 1.0, {"hours": 1.01}
         describe(run, parameters=1, data_parts=parts, data_division="", **ended)
         save(run, 10, **facts)
         (run / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n{"st')
@@ -79,6 +81,7 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert {name: run["state"] for name, run in found.items()} == {
         "finished": "finished",
         "no_gain": "finished",
+        "hours": "finished",
         "by_f1": "finished",
         "stopped": "stopped",
         "trials/killed": "failed",
@@ -91,6 +94,7 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert found["no_config"]["problem"]
     assert (found["not_finite"]["step"], found["lost"]["step"]) == (17, 20)
     assert (found["finished"]["step"], found["finished"]["max_steps"]) == (10, 10)
+    assert (found["hours"]["step"], found["hours"]["max_steps"]) == (10, None)
     assert found["finished"]["best"] == {
         "part": "val",
         "by": "precision @ 1",

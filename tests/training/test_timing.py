@@ -89,7 +89,7 @@ class ForecastLoop:
 
     def __init__(self, timer):
         output = types.SimpleNamespace(log_frequency=10)
-        run = types.SimpleNamespace(max_steps=1000)
+        run = types.SimpleNamespace(max_steps=1000, max_hours=None)
         checkpoints = types.SimpleNamespace(on_nan="stop")
         config = types.SimpleNamespace(
             output=output, run=run, checkpoints=checkpoints, global_batch_size=128

@@ -1,7 +1,8 @@
-"""Trainings whose length is given in epochs."""
+"""Trainings whose length is given in epochs or in hours."""
 
 import json
 import signal
+import types
 
 import keras
 import numpy as np
@@ -11,9 +12,11 @@ import cifar10
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.follower.followed_run import FollowedRun
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints
-from cifar10.training import train as training
+from cifar10.training import progress, train as training
+from cifar10.training.loop import Loop
 
 RANDOM = np.random.default_rng(0)
 # 96 images are 6 steps of 16.
@@ -113,8 +116,63 @@ def test_a_run_goes_on_for_more_epochs(train):
     assert (recorded(run)["max_steps"], recorded(run)["max_epochs"]) == (13, None)
 
 
+@pytest.fixture
+def an_hour_a_step(monkeypatch):
+    """Each step takes an hour, and all else no time."""
+    now = [0.0]
+    fake = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(progress, "time", fake)
+    call = Loop._call
+
+    def slow(self, batches):
+        now[0] += 3600.0 * len(batches)
+        return call(self, batches)
+
+    monkeypatch.setattr(Loop, "_call", slow)
+
+
+@pytest.mark.usefixtures("an_hour_a_step")
+def test_hours_count_over_resumes(train, capsys):
+    step, whole = train("whole", max_hours=6.0)
+    last = checkpoints.steps(whole / "checkpoints")[-1]
+    assert step == last == 7, "the step in which the time ended is the last"
+    said = capsys.readouterr().out
+    assert "6 hours" in said
+    assert "--max_hours" in said.rpartition("Ended at step 7")[2].splitlines()[0]
+    # Killed after step 4, it goes on from there, with the hours until there.
+    _, run = train("run", max_hours=6.0)
+    checkpoints.delete(run / "checkpoints", 7)
+    assert train("run", max_hours=6.0)[0] == 7
+    ours, theirs = weights(run, 7), weights(whole, 7)
+    assert ours == theirs
+    # It has ended, and who follows it knows.
+    capsys.readouterr()
+    assert train("run", max_hours=6.0)[0] == 7
+    assert "--max_hours is 6" in capsys.readouterr().out
+    follower = FollowedRun(run)
+    follower._prepare = lambda model: None
+    follower._use = lambda model, checkpoint: None
+    follower.look()
+    assert follower.has_finished
+    assert train("run", max_hours=8.0)[0] == 9
+    assert not follower.has_finished or follower.look()
+    assert train("run", max_steps=10)[0] == 10
+
+
+def test_a_training_of_no_time_takes_a_step(train, tmp_path):
+    assert train("run", max_hours=1e-6)[0] == 1
+    run = tmp_path / "run"
+    done = runs.call("train.py", f"--resume={run}")
+    assert (done.returncode, "Nothing to do" in done.stdout) == (0, True), done.stderr
+    assert f"--resume {run} --max_steps 2" in done.stdout
+
+
 def test_a_record_says_what_ended_it(tmp_path):
     config = Config(
         **{**OPTIONS, "data": DATA, "max_epochs": 0.5, "train_dir": str(tmp_path / "a")}
     )
     assert cifar10.train(config).ended == "max_epochs"
+    config = Config(
+        **{**OPTIONS, "data": DATA, "max_hours": 1e-6, "train_dir": str(tmp_path / "b")}
+    )
+    assert cifar10.train(config).ended == "max_hours"
