@@ -38,5 +38,5 @@ def test_a_model_larger_than_the_memory_ends_in_a_sentence():
     flags = runs.flags(model="resnet", width=10**12, num_gpus=1)
     found = runs.call(PROGRAM, "plan", *flags)
     assert found.returncode == 2
-    assert f"width={10**12}" in found.stderr
+    assert f"'width': {10**12}" in found.stderr
     assert "Traceback" not in found.stderr
