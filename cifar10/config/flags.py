@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from cifar10.config import fields
@@ -70,7 +71,29 @@ def parse(
     parser: argparse.ArgumentParser, words: Sequence[str] | None
 ) -> dict[str, Any]:
     """Parses a command line, and returns the given options by name."""
-    return vars(parser.parse_args(words))
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(_why_unknown(parser, unknown))
+    return vars(arguments)
+
+
+def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Returns an error message, which suggests the closest flags to unknown ones."""
+    names = [word.partition("=")[0].lstrip("-") for word in unknown if word[:1] == "-"]
+    if not names:
+        return f"unrecognized arguments: {' '.join(unknown)}"
+    # argparse has no other list of its flags that includes those without help.
+    listed = parser._option_string_actions  # noqa: SLF001
+    known = [flag[2:] for flag in listed if flag.startswith("--")]
+    one = options(fields.ALL).get(names[0])
+    if one and one.in_recipes and not one.in_flags and "recipe" in known:
+        fix = "it is set in a recipe (--recipe FILE), not by a flag."
+    else:
+        found = [get_close_matches(name, known, n=1) for name in names]
+        closest = " and ".join(f"--{name}" for names in found for name in names)
+        fix = "there is no such flag. "
+        fix += f"Did you mean {closest}?" if closest else "See --help."
+    return f"{' '.join(unknown)}: {fix}"
 
 
 def from_flags(

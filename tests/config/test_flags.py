@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 import runs
 
 TRAINING = """
@@ -73,3 +75,36 @@ def test_flags_are_those_that_were_decided_on():
             "environment variable does, and say why in "
             "docs/decisions/0010-one-configuration.md. Then change this list."
         )
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "train.py --bach_size 3",
+            "--bach_size 3: there is no such flag. Did you mean --batch_size?",
+        ),
+        (
+            "train.py -eval_step=3",
+            "-eval_step=3: there is no such flag. Did you mean --eval_steps?",
+        ),
+        ("train.py --lr 3", "--lr 3: there is no such flag. See --help."),
+        (
+            "train.py --stages=2",
+            "--stages=2: it is set in a recipe (--recipe FILE), not by a flag.",
+        ),
+        ("train.py 3", "unrecognized arguments: 3"),
+        (
+            "eval.py --class_weights 3",
+            "--class_weights 3: there is no such flag. See --help.",
+        ),
+        (
+            "cifar10/__main__.py predict 0.png --no-use_average",
+            "--no-use_average: there is no such flag. Did you mean --no-use_averages?",
+        ),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_closest(command, said):
+    done = runs.call(*command.split())
+    assert done.returncode == 2
+    assert done.stderr.endswith(f" error: {said}\n")
