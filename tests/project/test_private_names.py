@@ -1,8 +1,9 @@
-"""The package uses few private names of TensorFlow and Keras, and they exist.
+"""The package uses few private names of others, and they exist.
 
-Each has no public counterpart in TensorFlow 2.21 and 2.22. `tf.raw_ops` is public.
+Each has no public counterpart in Python, or in TensorFlow 2.21 and 2.22. `tf.raw_ops` is public.
 """
 
+import argparse
 import ast
 from pathlib import Path
 
@@ -33,10 +34,13 @@ def test_the_private_names_are_these_and_exist():
         "_nodes_by_depth": model._functional._nodes_by_depth,
         # The layers within a layer that is no model.
         "_flatten_layers": model.layers[0]._flatten_layers,
+        # The flags of a parser, also those that its help does not list.
+        "_option_string_actions": argparse.ArgumentParser()._option_string_actions,
     }
     assert private_attributes() == set(existing)
     assert callable(existing["_flatten_layers"])
     assert {*existing["_nodes_by_depth"]} == {0, 1}
+    assert {*existing["_option_string_actions"]} == {"-h", "--help"}
 
 
 def test_the_private_modules_are_these_and_have_what_is_used():
