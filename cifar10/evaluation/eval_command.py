@@ -8,6 +8,7 @@ from typing import Literal
 from cifar10.config import flags, run_options
 from cifar10.config.options import Count
 from cifar10.process import entry_point
+from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
 DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
@@ -75,6 +76,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.usage = "%(prog)s [FLAGS]"  # A list of all flags is too long.
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
+    if options.once:
+        restoring.check_usable(options.train_dir, options.trust_model, options.step)
     entry_point.import_tensorflow()
     from cifar10.evaluation import evaluate
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import layout, run_config
 from cifar10.config.run_options import BEST
 from cifar10.errors import UsageError
+from cifar10.models.registry import check_name
 from cifar10.run_directory import checkpoints, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
@@ -18,6 +20,21 @@ Wanted = int | str | None
 
 # Entries that a checkpoint's manifest shares with its run's `config.json`.
 _RUN_IDENTITY = ("seed", "global_batch_size")
+
+
+def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> dict[str, Any]:
+    """Returns a run's `config.json`; does not import TensorFlow, which takes seconds.
+
+    Refuses a missing run, model or `wanted` checkpoint, and an untrusted model.
+    """
+    run = layout.absolute_path(name)
+    settings = run_config.read_run_config(run)
+    run_config.check_model(settings, trusted)
+    check_name(settings["model"])
+    for one in wanted:
+        if not candidates(folder := run / layout.CHECKPOINTS, one):
+            raise UsageError(why_none(folder, one))
+    return settings
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Literal
 from cifar10.config import flags, layout, run_options
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
+from cifar10.run_directory import restoring
 
 HELP = "export the model of a run for other programs"
 DESCRIPTION = """Exports the model of a run for other programs.
@@ -83,6 +84,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
+    restoring.check_usable(options.train_dir, options.trust_model, options.step)
     entry_point.import_tensorflow()
     return export_run(options)
 

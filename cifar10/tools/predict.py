@@ -11,6 +11,7 @@ from cifar10.config import flags, layout, run_options
 from cifar10.config.options import Count
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files
+from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
@@ -73,6 +74,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
+    if not options.follow:
+        restoring.check_usable(options.train_dir, options.trust_model, options.step)
     entry_point.import_tensorflow()
     return predict_files(options)
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import flags, layout, run_config
+from cifar10.config import flags, layout
 from cifar10.errors import UsageError
 from cifar10.process import entry_point, files
+from cifar10.run_directory import restoring
 from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.run_directory.lock import is_locked
 
@@ -72,8 +73,7 @@ def open_run(
     run = layout.absolute_path(given["run"])
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait until training ends.")
-    settings = run_config.read_run_config(run)
-    run_config.check_model(settings, given["trust_model"])
+    settings = restoring.check_usable(str(run), given["trust_model"])
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
     from cifar10.training.replay import Replay
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
-from cifar10.config.run_config import IS_OWN
+from cifar10.config.run_config import IS_OWN, read_run_config
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
 
@@ -78,6 +78,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     invocation.require_packages("report", "jinja2", "matplotlib")
+    for name in options.run_dirs or [options.train_dir]:
+        read_run_config(layout.absolute_path(name))
     entry_point.import_tensorflow()
     write_report(options)
     return 0

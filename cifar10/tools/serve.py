@@ -7,10 +7,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from cifar10.config import flags, run_options
+from cifar10.config import flags, layout, run_options
 from cifar10.config.options import Range
 from cifar10.errors import UsageError, reason
 from cifar10.process import entry_point, invocation
+from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
     from cifar10.follower import Follower
@@ -60,6 +61,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     invocation.require_packages("serve", "starlette", "uvicorn")
+    if (layout.absolute_path(options.train_dir) / layout.CONFIG).exists():
+        restoring.check_usable(options.train_dir, options.trust_model)
     entry_point.import_tensorflow()
     serve_model(options)
     return 0

@@ -3,6 +3,7 @@
 import pytest
 
 import runs
+import small_runs
 from cifar10.process import entry_point
 
 
@@ -34,3 +35,57 @@ def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
         runs.call("train.py", *where, "--model", "mine:small")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert "resnet" in refused("cifar10/__main__.py", "plan", "--model", "resent")
+
+
+def commands_on(run):
+    """Command lines that read a run, which none of them waits for."""
+    where = ("--train_dir", run)
+    program = "cifar10/__main__.py"
+    return {
+        "eval": ("eval.py", "--run_once", *where),
+        "export": (program, "export", "--output", "out", *where),
+        "predict": (program, "predict", "0.png", *where),
+        "replay": (program, "replay", run, "--steps", "1:2"),
+        "report": (program, "report", run),
+    }
+
+
+def test_commands_that_read_a_run_want_one(tmp_path):
+    for run in (tmp_path / "missing", tmp_path):
+        for words in commands_on(run).values():
+            assert f"{run} holds no run" in refused(*words)
+
+
+def test_commands_that_read_a_run_want_its_model(tmp_path):
+    small_runs.describe(run := tmp_path / "run", model="mine:small", parameters=1)
+    commands = commands_on(run)
+    del commands["report"]  # It says what the run has logged.
+    serve = ("cifar10/__main__.py", "serve", "--train_dir", run)
+    for words in (*commands.values(), serve):
+        assert "--trust_model mine:small" in refused(*words)
+        assert "no module mine" in refused(*words, "--trust_model", "mine:small")
+
+
+def test_commands_that_read_a_checkpoint_want_one(tmp_path):
+    small_runs.describe(run := tmp_path / "run", model="tutorial", parameters=1)
+    commands = commands_on(run)
+    for words in (commands[name] for name in ("eval", "export", "predict")):
+        assert "There is no checkpoint" in refused(*words)
+        (folder := run / "checkpoints/step-00000010").mkdir(parents=True)
+        assert "--step 9: " in refused(*words, "--step", 9)
+        assert "one of 10." in refused(*words, "--step", 9)
+        assert "--step best: " in refused(*words, "--step", "best")
+        with pytest.raises(AssertionError, match="TensorFlow"):
+            runs.call(*words)
+        folder.rmdir()
+
+
+def test_commands_that_follow_a_run_wait_for_it(tmp_path):
+    program, where = "cifar10/__main__.py", ("--train_dir", tmp_path)
+    for words in (
+        ("eval.py",),
+        (program, "predict", "0.png", "--follow"),
+        (program, "serve"),
+    ):
+        with pytest.raises(AssertionError, match="TensorFlow"):
+            runs.call(*words, *where)
