@@ -1,6 +1,7 @@
 """The package uses few private names of others, and they exist.
 
-Each has no public counterpart in Python, or in TensorFlow 2.21 and 2.22. `tf.raw_ops` is public.
+Each has no public counterpart in Python, or in TensorFlow 2.21 and 2.22. `tf.raw_ops`
+is public.
 """
 
 import argparse
