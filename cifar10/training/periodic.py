@@ -87,8 +87,8 @@ class Validation:
             ):
                 self._loop.say(
                     "NOTE: scores on the test split decide the stop or the best "
-                    "checkpoint, so the last score is a little too good. With "
-                    "--val_fraction 0.1, a validation split decides instead."
+                    "checkpoint,\nso the last score is a little too good. With "
+                    "--val_fraction 0.1, a\nvalidation split decides instead."
                 )
 
     def on_step(self, step: int) -> None:
