@@ -43,11 +43,11 @@ class Config(fields.Sections):
         model: The name of a model, or a function that takes (image_shape, classes) and
             returns a Keras model.
         data: The name of a data set or the path of your pictures, as for --data;
-            arrays (x, y) or ((x, y), (x_test, y_test)); or an object with the
-            attributes of `cifar10.input.dataset_base.Dataset`. Images are uint8
-            [count, height, width, 3], from 0 to 255. Grey images may also be [count,
-            height, width] or [count, height, width, 1]. Labels are integers [count] or
-            [count, 1]. A finite `tf.data.Dataset` of (image, label) may replace (x, y).
+            arrays (x, y) or ((x, y), (x_test, y_test)); or a
+            `cifar10.input.dataset_base.Dataset`. Images are uint8 [count, height,
+            width, 3], from 0 to 255. Grey images may also be [count, height, width] or
+            [count, height, width, 1]. Labels are integers [count] or [count, 1]. A
+            finite `tf.data.Dataset` of (image, label) may replace (x, y).
         **given: The other settings. `initial_weights` and `resume` may be a `Record`,
             `optimizer` a Keras optimizer, `learning_rate` a Keras schedule and `loss` a
             `keras.losses.Loss`. `loss` and the values of the dict `metrics` may be

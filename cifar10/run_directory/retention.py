@@ -15,9 +15,9 @@ KEEP = "keep"
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
     """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
-    A checkpoint that is being read stays until the next call. Checkpoints after `step`,
-    the newest step of this run, belong to another run; they are neither deleted nor
-    counted. Even after a `DiskError`, all checkpoints to keep are intact.
+    Checkpoints after `step`, the newest step of this run, belong to another run; they
+    are neither deleted nor counted. Even after a `DiskError`, all checkpoints to keep
+    are intact.
     """
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]

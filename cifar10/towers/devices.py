@@ -1,4 +1,4 @@
-"""Chooses the devices of towers, variables, input and evaluations."""
+"""Chooses the devices of towers, variables and evaluations."""
 
 import contextlib
 import ctypes
