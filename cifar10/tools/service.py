@@ -1,8 +1,8 @@
 """The HTTP service of a model: predictions and health.
 
 The service withstands misbehaving clients. It limits the size of a request, the time to
-send one, and the number of connections. Pages of other web sites cannot use it. Images
-are decoded and classified in threads, so no request blocks another.
+send one, and the number of connections. Pages of other web sites cannot read answers.
+Images are decoded and classified in threads, so no request blocks another.
 """
 
 import asyncio
