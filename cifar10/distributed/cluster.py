@@ -15,6 +15,11 @@ _SLURM = (
     *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
     *("SLURM_STEP_TASKS_PER_NODE", "SLURMD_NODENAME"),
 )
+# Raised while reading a TF_CONFIG of another form.
+_NO_CLUSTER = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+):[0-9]{1,5}")  # IPv6 has brackets.
 
 # SLURM assigns no ports to a job. Ports that depend on the job ID keep two jobs apart.
@@ -58,7 +63,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
         return _from_slurm(environ) if is_requested(environ) else None
     try:
         return _from_tf_config(json.loads(text))
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except _NO_CLUSTER as error:
         raise UsageError(
             f"TF_CONFIG={text[:300]}: this does not name several workers, each with an "
             "address of\nits own, and this process among them. Unset it to train on "
@@ -117,7 +122,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
             for host, count in zip(hosts, counts, strict=True)
             for number in range(count)
         ]
-        if addresses[int(index)].rpartition(":")[0] != this:
+        if int(index) < 0 or addresses[int(index)].rpartition(":")[0] != this:
             raise ValueError(addresses)  # noqa: TRY301
     except (ValueError, LookupError) as error:
         given = {name: environ.get(name) for name in _SLURM}

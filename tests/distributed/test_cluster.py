@@ -60,6 +60,8 @@ def test_nonsense_in_tf_config_is_refused():
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}',
         '{"cluster": {"worker": "a:1,b:1"}}',
         "[1]",
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"index": Infinity}}',
+        "[" * 100_000,
     ]
     addresses = ["a", "b:x", "::1", "a:100000"]
     texts += [f'{{"cluster": {{"worker": ["c:1", "{at}"]}}}}' for at in addresses]
@@ -113,6 +115,7 @@ def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
         ("SLURM_STEP_TASKS_PER_NODE", "two"),
         ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),  # So there is no process 2.
         ("SLURM_PROCID", ""),
+        ("SLURM_PROCID", "-1"),
         ("SLURM_PROCID", "1"),  # As with --distribution=cyclic.
         ("SLURM_STEP_NODELIST", "node[2-3]-ib"),
     ):
