@@ -10,6 +10,7 @@ TensorFlow then accepts commands from anybody who can connect.
 
 import contextlib
 import socket
+import struct
 import time
 from multiprocessing.connection import Connection
 
@@ -70,7 +71,7 @@ def _wait_for_others(
             return missing
         listener.settimeout(min(left, _SECONDS_BETWEEN_NOTICES))
         try:
-            worker = Connection(listener.accept()[0].detach())
+            worker = _connection(listener.accept()[0])
             index = int(_receive(worker, _SECONDS_TO_SEND))
         except TimeoutError:
             say(f"{cluster.name(0)} is waiting for {cluster.name(*missing)}.")
@@ -92,12 +93,19 @@ def _wait_for_chief(cluster: Cluster, timeout: float) -> list[int]:
         with contextlib.suppress(*_NO_WORKER):  # The chief does not listen yet.
             called = socket.create_connection(cluster.host_and_port(0), left)
             called.settimeout(None)
-            chief = Connection(called.detach())
+            chief = _connection(called)
             chief.send_bytes(str(cluster.index).encode())
             if _receive(chief, left) == _ANSWER:
                 return []
         time.sleep(_SECONDS_BETWEEN_CALLS)
     return [0]
+
+
+def _connection(peer: socket.socket) -> Connection:
+    """Returns a connection that does not wait for the rest of a message for long."""
+    seconds = struct.pack("ll", int(_SECONDS_TO_SEND), 0)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    return Connection(peer.detach())
 
 
 def _is_absent(worker: Connection | None) -> bool:

@@ -147,6 +147,28 @@ def test_strangers_at_the_port_keep_no_worker_from_the_others(addresses, monkeyp
         assert_meet(addresses, *callers, indices=[2])
 
 
+@pytest.mark.parametrize("start", [b"\0", b"\0\0\0\1", b"\xff" * 4])
+def test_a_message_that_stops_halfway_keeps_nobody_waiting(
+    addresses, monkeypatch, start
+):
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SEND", 1)
+    chief = Caller(addresses, 0)
+    with call(addresses[0]) as stranger:
+        stranger.sendall(start)
+        assert_meet(addresses, chief, indices=[1, 2])
+
+
+def test_a_chief_that_stops_halfway_is_missing(addresses, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SEND", 1)
+    host, _, port = addresses[0].partition(":")
+    with socket.create_server((host, int(port))) as other:
+        other.settimeout(20)
+        waiting = Caller(addresses, 1, timeout=1.0)
+        with other.accept()[0] as connection:
+            connection.sendall(b"\0\0")
+            assert "in vain for worker 0" in str(waiting.end())
+
+
 def test_what_else_answers_at_the_chiefs_port_is_not_the_chief(addresses):
     host, _, port = addresses[0].partition(":")
     with contextlib.ExitStack() as stack:
