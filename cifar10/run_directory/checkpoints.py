@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config.options import is_a
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
 
@@ -30,6 +31,14 @@ _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
 # Prefix of folders that are half-written or half-deleted, and never read.
 INCOMPLETE = ".incomplete-"
+
+# Entries of a manifest that training and followers rely on. Some versions lack some.
+_TYPES = {
+    "left_out": int,
+    "skipped_steps": int,
+    "loss_averages": dict[str, float],
+    "time": float,
+}
 
 # Raised while parsing a file that is not a manifest.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -157,6 +166,9 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         manifest = json.loads(files.read(file).decode())
         is_intact = manifest.pop("sha256") == digest_of(manifest)
         are_ours = all(map(_FILE_NAME.fullmatch, manifest["files"]))
+        known = _TYPES.keys() & manifest.keys()
+        are_ours &= all(is_a(manifest[name], _TYPES[name]) for name in known)
+        are_ours &= 0 <= manifest.get("left_out", 0) < 2**62
         if not (is_intact and are_ours and manifest["step"] == step):
             raise DamagedError(f"{file} was edited, damaged or moved here")
     except (OSError, *_NOT_A_MANIFEST) as error:

@@ -264,6 +264,24 @@ def test_odd_content_with_the_right_sums_is_damage(tmp_path):
     assert (step, [*refused]) == (5, [7, 6])
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"left_out": "1"},
+        {"left_out": 10**30},
+        {"left_out": -1},
+        {"skipped_steps": None},
+        {"loss_averages": {"total_loss": "1"}},
+        {"time": "now"},
+    ],
+)
+def test_entries_of_another_type_are_damage(tmp_path, entry):
+    save(tmp_path, 5)
+    forge(save(tmp_path, 6), **entry)
+    step, refused = newest_intact(tmp_path)
+    assert (step, [*refused]) == (5, [6])
+
+
 def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     save(tmp_path, 4)
     (tmp_path / "damaged-step-00000005-1").symlink_to("nowhere")
