@@ -62,8 +62,9 @@ class Replay:
         self.saved = [at for at in checkpoints.steps(self._directory) if at <= most]
         has_weights = bool(recorded.get("initial_weights"))
         self.begun = min(self.saved, default=most) if has_weights else 0
-        batches = recorded["towers"] * recorded["accumulate"]
-        towers = towers or max(1, recorded["towers"])
+        recorded_towers = recorded.get("towers", 1)
+        batches = recorded_towers * recorded.get("accumulate", 1)
+        towers = towers or max(1, recorded_towers)
         values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
         values |= {
             "num_gpus": towers,

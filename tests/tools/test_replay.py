@@ -302,6 +302,16 @@ def test_strange_numbers_of_towers_are_refused(copied, capsys):
         called(audit, capsys, copied, "--trust_model", runs.SMALL)
 
 
+@pytest.mark.parametrize("name", ["towers", "accumulate"])
+def test_a_run_without_a_number_of_towers_had_one(copied, capsys, name):
+    path = copied / "config.json"
+    config = json.loads(path.read_text())
+    del config[name]
+    path.write_text(json.dumps(config))
+    words = (copied, "--trust_model", runs.SMALL, "--steps", "1:2")
+    assert called(replay, capsys, *words, "--data_dir", config["data_dir"])[0] == 0
+
+
 # Tampering.
 
 
