@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import layout, run_config
-from cifar10.config.fields import DISTORTIONS, PRECISIONS
+from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
+from cifar10.config.options import options
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
@@ -56,6 +57,8 @@ class TrainedModel:
         self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
         name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in OPTIONS}
+        for key, value in self.options.items():  # Huge ones would take hours to build.
+            options(Network)[key].check(value, f"{directory}: ")
         self.model = build_model(
             name,
             self.image_shape,

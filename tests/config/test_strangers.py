@@ -334,6 +334,12 @@ def test_facts_of_another_type_are_refused(run_dir):
     assert "--learning_rate" in done.stderr
 
 
+def test_a_model_of_any_depth_is_not_built(run_dir):
+    describe(run_dir, model="resnet", depth=10**9, parameters=1)
+    with pytest.raises(UsageError, match="--depth 1000000000"):
+        Follower(run_dir).follow(1.0, once=True).__next__()
+
+
 # ---- What is shown
 
 
