@@ -127,10 +127,12 @@ def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[
 
 def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
     """Lists the pictures in a folder, and then those in its subfolders."""
-    found, others, folders = _entries(directory, folder)
-    left_out += others
-    for subfolder in folders:
-        found += _pictures(directory, subfolder, left_out)
+    found, folders = [], [folder]
+    while folders:  # Not recursive, as folders may be nested deeper than calls.
+        pictures, others, inner = _entries(directory, folders.pop())
+        found += pictures
+        left_out += others
+        folders += reversed(inner)
     return found
 
 

@@ -1,7 +1,9 @@
 """A folder of pictures as a data set: which files, classes and parts it has."""
 
 import errno
+import inspect
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from cifar10.errors import UsageError
 from cifar10.input.division import divided
 from cifar10.input.pictures import shards
+from cifar10.input.pictures.listing import list_folder
 from cifar10.process import files
 from small_folders import (
     SIZE,
@@ -199,6 +202,18 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
     assert len(set(dataset.class_names)) == len(odd)
     assert {"two words", "Ünï çødé 猫", "line\\nbreak"} < set(dataset.class_names)
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_pictures_in_folders_deeper_than_calls_are_found(pictures):
+    deep = f"cat{'/d' * 100}/1.png"
+    write(pictures, deep)
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack()) + 50)
+        found = list_folder(pictures)
+    finally:
+        sys.setrecursionlimit(before)
+    assert deep in {name for name, _, _ in found.files}
 
 
 # ---- links
