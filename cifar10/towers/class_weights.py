@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 BALANCED = "balanced"
-_MOST = 1e12
+_LEAST, _MOST = 1e-12, 1e12  # Others would overflow when they are scaled.
 _SHOWN_NAMES = 10
 _WHERE = "class_weights of the recipe"
 
@@ -34,12 +34,12 @@ def check_class_weights(requested: ClassWeights | None) -> None:
     weights: Any = requested if is_table else dict(enumerate(requested))
     for name, weight in weights.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        is_valid = is_number and 0 <= weight <= _MOST
+        is_valid = is_number and (weight == 0 or _LEAST <= weight <= _MOST)
         if not is_valid or isinstance(name, str) != is_table:
             raise UsageError(
                 f"{_WHERE}: {name} = {weight!a}: give {BALANCED!r}, or a table of "
                 "class names and numbers, or a list with a number for each class. Each "
-                f"number has to be from 0 to {_MOST:g}."
+                f"number has to be 0, or from {_LEAST:g} to {_MOST:g}."
             )
 
 

@@ -50,6 +50,7 @@ def test_weights_of_other_classes_are_refused(requested, named):
     [
         ("[class_weights]\ncat = -1", "cat = -1"),
         (f"class_weights = [1{'0' * 400}]", "number"),
+        ("class_weights = [1e-320, 1e-320]", "from 1e-12"),
     ],
 )
 def test_invalid_weights_are_refused_before_tensorflow_starts(tmp_path, line, named):
