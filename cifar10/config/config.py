@@ -181,6 +181,12 @@ class Config(fields.Sections):
                 f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
                 "during training. Add --eval_steps."
             )
+        max_steps = self.run.max_steps
+        if keep.eval_steps and keep.eval_steps > max_steps:
+            raise UsageError(
+                f"--eval_steps {keep.eval_steps}: the training run ends earlier, at "
+                f"--max_steps {max_steps}. Give at most {max_steps}."
+            )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
                 "best_by total_loss: evaluations do not compute your loss function. "

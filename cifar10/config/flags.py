@@ -88,6 +88,8 @@ def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str
     one = options(fields.ALL).get(names[0])
     if one and one.in_recipes and not one.in_flags and "recipe" in known:
         fix = "it is set in a recipe (--recipe FILE), not by a flag."
+    elif one and one.in_flags:
+        fix = f"{parser.prog} has no such flag. train_multi_gpu.py has it."
     else:
         found = [get_close_matches(name, known, n=1) for name in names]
         closest = " and ".join(f"--{name}" for names in found for name in names)

@@ -58,9 +58,9 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
         raise MissingGpuError(
             f"--num_gpus {count} --split_gpu {split_gpu}: the number of towers has to "
             f"be a multiple of {split_gpu}, and at most {len(gpus) * split_gpu}: this "
-            f"machine has {len(gpus)} GPUs.\nGive a larger --split_gpu to simulate "
-            "the towers on fewer GPUs, or leave it out and put "
-            "CUDA_VISIBLE_DEVICES=-1\nbefore the command to simulate them on the CPU."
+            f"machine has {len(gpus)} GPUs.\nTo simulate the towers on fewer GPUs, "
+            "give a larger --split_gpu. To simulate them on the CPU,\nleave it out and "
+            "put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     describe = tf.config.experimental.get_device_details
     names = {describe(gpu).get("device_name", gpu.name) for gpu in gpus[:used]}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cifar10.config import flags, layout
 from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
+from cifar10.errors import say
 from cifar10.process import entry_point, signals
 from cifar10.training import preflight
 
@@ -45,6 +46,11 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
             processes.local_workers, processes.max_restarts, sys.argv, train_dir
         )
         return
+    if alone and cluster.is_requested():
+        say(
+            "NOTE: this script trains alone, although TF_CONFIG or SLURM names other "
+            "workers.\ntrain_multi_gpu.py trains with them."
+        )
     alone = alone or not cluster.is_requested()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())

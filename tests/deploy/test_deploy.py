@@ -74,7 +74,7 @@ trap 'ended=true' USR1
 echo "$@" >> "$SEEN"
 train_dir=$3
 while (($#)); do
-  [[ $1 != --train_dir && $1 != --resume ]] || train_dir=${2%/checkpoints}
+  [[ $1 != --train_dir && $1 != --resume ]] || train_dir=$2
   [[ $1 != --*_dir=* ]] || train_dir=${1#*=}
   shift
 done
@@ -154,7 +154,7 @@ def test_slurm_starts_again_only_jobs_that_can_go_on(
         [],
         ["--train_dir", "a"],
         ["--checkpoint_dir=a", "--seed=3"],
-        ["--resume", "a/checkpoints"],
+        ["--resume", "a/"],
     ],
 )
 def test_time_that_is_shorter_than_the_start_ends_the_job(submit, tmp_path, words):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import runs
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 
@@ -49,6 +50,17 @@ def test_single_process_trains_alone():
     for tasks in ("", "0", "1"):
         assert not cluster.is_requested({"SLURM_STEP_NUM_TASKS": tasks})
         assert cluster.from_environment({"SLURM_STEP_NUM_TASKS": tasks}) is None
+
+
+def test_train_py_says_that_it_leaves_the_others_out(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    flags = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=1)
+    alone = runs.call("train.py", *flags)
+    assert "trains alone" not in alone.stderr
+    monkeypatch.setenv("TF_CONFIG", cluster.tf_config(["a:1", "b:2"], 1))
+    done = runs.call("train.py", *flags)
+    assert (done.returncode, "trains alone" in done.stderr) == (0, True)
 
 
 def test_nonsense_in_tf_config_is_refused():

@@ -237,11 +237,11 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
 def test_a_step_takes_no_more_than_it_did(name):
     """More operations are time of the host, more kernels and copies that of GPUs."""
     most = {
-        "tutorial": (379, 198, 1),
-        "tutorial on 4 GPUs": (866, 424, 104),
+        "tutorial": (359, 198, 1),
+        "tutorial on 4 GPUs": (846, 424, 104),
         # TensorFlow 2.22 takes three operations more for a norm.
         "fast": (986, 586, 1) if tf.__version__ < "2.22" else (1018, 622, 1),
-        "resnet": (2455, 1019, 1),
+        "resnet": (2309, 1019, 1),
     }
     counts = count_step(name)[:3]
     assert all(map(operator.le, counts, most[name])), counts
