@@ -34,6 +34,7 @@ INCOMPLETE = ".incomplete-"
 
 # Entries of a manifest that training and followers rely on. Some versions lack some.
 _TYPES = {
+    "hours": float,
     "left_out": int,
     "skipped_steps": int,
     "loss_averages": dict[str, float],

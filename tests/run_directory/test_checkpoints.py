@@ -267,6 +267,7 @@ def test_odd_content_with_the_right_sums_is_damage(tmp_path):
 @pytest.mark.parametrize(
     "entry",
     [
+        {"hours": "1"},
         {"left_out": "1"},
         {"left_out": 10**30},
         {"left_out": -1},
