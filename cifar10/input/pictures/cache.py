@@ -52,8 +52,8 @@ def opened(home: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"The prepared pictures in {home} cannot be read or written: "
-            f"{error.filename}: {reason(error)}.\nFix the error and start again, or "
-            "set XDG_CACHE_HOME to another folder of yours."
+            f"{error.filename or home.name}: {reason(error)}.\nFix the error "
+            "and start again, or set XDG_CACHE_HOME to another folder of yours."
         ) from error
 
 
