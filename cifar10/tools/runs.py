@@ -49,7 +49,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     )
     given = flags.parse(parser, words)
     directory = layout.absolute_path(given["directory"])
-    runs = find_runs(directory)
+    try:
+        runs = find_runs(directory)
+    except RecursionError as error:  # Up to Python 3.11, `os.walk` is recursive.
+        why = "holds a thousand folders within each other. Remove them."
+        raise UsageError(f"{directory} {why}") from error
     if given["prune"]:
         names = map(os.path.normpath, given["prune"])
         runs = {name: _removable(name, runs) for name in names}
@@ -163,6 +167,6 @@ def remove(path: Path) -> None:
         files.rename(path, aside)  # A half-removed directory must not look like a run.
         try:
             shutil.rmtree(aside)
-        except OSError as error:
+        except (OSError, RecursionError) as error:
             what = f"{path} is now {aside}, and cannot be removed: {reason(error)}."
             raise UsageError(f"{what} Remove {aside} by hand.") from error

@@ -1,8 +1,10 @@
 """`python -m cifar10 runs`: the state of each run, and what --prune removes."""
 
+import inspect
 import json
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -177,6 +179,19 @@ def test_a_training_that_begins_meanwhile_keeps_its_run(folder, monkeypatch):
 def test_a_directory_without_runs_and_none_are_told_apart(tmp_path):
     assert listed(tmp_path) == {}
     assert call(tmp_path / "none").returncode == 2
+
+
+def test_folders_nested_deeper_than_calls_are_named(folder):
+    (folder / "stopped" / "/".join(["d"] * 250)).mkdir(parents=True)
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack()) + 200)
+        done = call(folder)
+    finally:
+        sys.setrecursionlimit(before)
+    is_recursive = sys.version_info < (3, 12)
+    assert done.returncode == (2 if is_recursive else 0), done.stderr
+    assert (str(folder) in done.stderr) == is_recursive
 
 
 def test_runs_are_listed_without_tensorflow(folder):
