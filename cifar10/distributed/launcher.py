@@ -93,13 +93,10 @@ def _run_workers(
     """
     processes: list[subprocess.Popen[bytes]] = []
     stops: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        stops.append(number)
-
     with contextlib.ExitStack() as stack:
         for number in stop_signals():
-            stack.callback(signal.signal, number, signal.signal(number, note))
+            before = signal.signal(number, lambda received, _: stops.append(received))
+            stack.callback(signal.signal, number, before)
         for environment in environments:
             process = subprocess.Popen(  # noqa: S603 - this very program.
                 invocation.to_spawn(command),

@@ -9,6 +9,7 @@ TensorFlow then accepts commands from anybody who can connect.
 """
 
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -65,21 +66,22 @@ def _wait_for_others(
     """Answers the other workers once all are there; returns those that are missing."""
     deadline = time.monotonic() + timeout
     arrived: dict[int, Connection] = {}
-    while missing := [n for n in cluster.others if _is_absent(arrived.get(n))]:
+    # A worker that waits sends nothing. One with something to read has ended.
+    while missing := [
+        n for n in cluster.others if n not in arrived or arrived[n].poll(0)
+    ]:
         left = deadline - time.monotonic()
         if left <= 0:
             return missing
         listener.settimeout(min(left, _SECONDS_BETWEEN_NOTICES))
         try:
-            worker = _connection(listener.accept()[0])
-            index = int(_receive(worker, _SECONDS_TO_SEND))
+            worker = _connection(listener.accept()[0], _SECONDS_TO_SEND)
+            if (index := int(worker.recv_bytes(len(_ANSWER)))) in missing:
+                arrived[index] = worker
         except TimeoutError:
             say(f"{cluster.name(0)} is waiting for {cluster.name(*missing)}.")
-            continue
         except _NO_WORKER:
             continue
-        if index in missing:
-            arrived[index] = worker
     for worker in arrived.values():
         with contextlib.suppress(OSError):  # It has ended just now.
             worker.send_bytes(_ANSWER)
@@ -92,28 +94,17 @@ def _wait_for_chief(cluster: Cluster, timeout: float) -> list[int]:
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(*_NO_WORKER):  # The chief does not listen yet.
             called = socket.create_connection(cluster.host_and_port(0), left)
-            called.settimeout(None)
-            chief = _connection(called)
+            chief = _connection(called, left)
             chief.send_bytes(str(cluster.index).encode())
-            if _receive(chief, left) == _ANSWER:
+            if chief.recv_bytes(len(_ANSWER)) == _ANSWER:
                 return []
         time.sleep(_SECONDS_BETWEEN_CALLS)
     return [0]
 
 
-def _connection(peer: socket.socket) -> Connection:
-    """Returns a connection that does not wait for the rest of a message for long."""
-    seconds = struct.pack("ll", int(_SECONDS_TO_SEND), 0)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+def _connection(peer: socket.socket, seconds: float) -> Connection:
+    """Returns a connection that waits only some seconds for each part of a message."""
+    peer.settimeout(None)
+    limit = struct.pack("ll", math.ceil(seconds), 0)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     return Connection(peer.detach())
-
-
-def _is_absent(worker: Connection | None) -> bool:
-    """Returns whether a worker has not come, or has ended since then."""
-    return worker is None or worker.poll(0)  # While it waits, it sends nothing.
-
-
-def _receive(peer: Connection, seconds: float) -> bytes:
-    if not peer.poll(seconds):
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return peer.recv_bytes(len(_ANSWER))

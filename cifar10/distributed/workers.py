@@ -187,11 +187,10 @@ def connect_cluster(
     # Without this, gRPC would connect workers through the proxy of `https_proxy`, which
     # cannot reach them. gRPC reads the first of these two variables that is set.
     direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
-    hosts = [cluster.host_and_port(index)[0] for index in range(len(cluster.addresses))]
+    count = len(cluster.addresses)
+    hosts = [cluster.host_and_port(index)[0] for index in range(count)]
     os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
-    job = coordination_config_pb2.CoordinatedJob(
-        name="worker", num_tasks=len(cluster.addresses)
-    )
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=count)
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
