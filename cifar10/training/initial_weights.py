@@ -43,6 +43,7 @@ _SHOWN_NAMES = 4
 _WEIGHTS = "model.weights.h5"
 # The most entries of an HDF5 file. A thousand layers have 3,000, which take 1.5 s.
 _MOST_ENTRIES = 10_000
+_DEEPEST = 100  # The time for an entry grows with its depth.
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
 # The values of a layer's variables, by the layer's name.
@@ -282,6 +283,8 @@ def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
         visited.add(path)
         if len(visited) > _MOST_ENTRIES:
             raise ValueError(f"the file has more than {_MOST_ENTRIES:,} entries")
+        if path.count("/") > _DEEPEST:
+            raise ValueError(f"the file has more than {_DEEPEST} groups in each other")
         group, _, key = path.rpartition("/")
         if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
             return

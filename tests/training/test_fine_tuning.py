@@ -251,6 +251,14 @@ def test_a_file_of_very_many_entries_is_not_read(tmp_path):
     assert "entries" in refused(path)
 
 
+def test_a_file_of_deep_groups_is_not_read(tmp_path):
+    """Thousands of groups in each other take minutes."""
+    path = tmp_path / "deep.weights.h5"
+    with hand_made(path) as group:
+        group.create_group("/".join("d" * 200))
+    assert "in each other" in refused(path)
+
+
 def test_damaged_files_are_refused_or_harmless(tmp_path):
     random = np.random.default_rng(0)
     for path in (tmp_path / "there.keras", tmp_path / "there.weights.h5"):
