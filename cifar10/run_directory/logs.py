@@ -54,9 +54,10 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the entries of a log that have a step, ordered by step."""
+    """Returns the entries of a log with a possible step, ordered by step."""
     lines = [line for line in read_lines(path) if isinstance(line, dict)]
-    of_steps = [line for line in lines if type(line.get("step")) is int]
+    numbered = [line for line in lines if type(line.get("step")) is int]
+    of_steps = [line for line in numbered if 0 <= line["step"] < 2**63]
     return sorted(of_steps, key=operator.itemgetter("step"))
 
 

@@ -242,6 +242,14 @@ def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
     assert "training loss, step 30" in figures
 
 
+def test_a_line_of_a_step_that_no_run_reaches_is_left_out(copy):
+    (before,) = read_runs([copy])
+    with (copy / "metrics.jsonl").open("a") as log:
+        log.write(f'{{"step": {10**200}}}\n{{"step": -1}}\n')
+    (run,) = read_runs([copy])
+    assert (run.step, run.logged) == (before.step, before.logged)
+
+
 def test_text_from_elsewhere_is_escaped(runs):
     (run,) = read_runs([next(iter(runs))])
     run.settings |= {"data_description": HOSTILE, HOSTILE: HOSTILE}
