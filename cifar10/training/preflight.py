@@ -97,7 +97,9 @@ def _explained(
         if name != _DATA
     ]
     if _DATA in differences:
-        lines.append("    data: images or labels have changed since the run began")
+        file = recorded.get("corrections")
+        labels = f"labels, which {file} corrects," if file else "labels"
+        lines.append(f"    data: images or {labels} have changed since the run began")
     resume = invocation.as_flags(resume=str(path))
     if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"

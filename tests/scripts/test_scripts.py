@@ -50,7 +50,7 @@ def test_training_and_evaluation_print_no_noise_of_libraries(tmp_path, stand_in_
     assert (done.returncode, done.stderr) == (0, STARTING)
     for part in ("SIMULATED", "NOT CIFAR-10", "16 globally", "\nstep 30, "):
         assert part in done.stdout
-    (words,) = re.findall(r" python (eval\.py .*)", done.stdout)
+    (words,) = re.findall(r" python (-m cifar10 eval .*)", done.stdout)
     done = runs.run_anew(*words.split())
     assert (done.returncode, done.stderr) == (0, STARTING)
     for part in ("precision @ 1 = 0.", "NOT CIFAR-10", *synthetic.CLASS_NAMES):
@@ -184,7 +184,7 @@ def test_full_disk_keeps_the_last_checkpoint_with_stdout_closed(tmp_path, stand_
 
     flags += ["--max_steps", "20"]
     done = runs.run_anew("train.py", *flags, preexec_fn=confine)
-    refused(done, "cannot be written", "step 20", "step 10")
+    refused(done, "could not be written", "step 20", "step 10")
     left = [path.name for path in (train_dir / "checkpoints").iterdir()]
     assert left == ["step-00000010"]
     done = runs.call("train.py", *flags)
@@ -227,9 +227,10 @@ def test_another_configuration_is_refused_with_three_ways_on(tmp_path, finished)
     assert {path: path.stat().st_mtime_ns for path in content} == before, (
         "a refused command changed the run"
     )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("    --")]
-    ways = [line.strip().split("    ")[0].split(" ", 1) for line in lines[-3:]]
-    alone, elsewhere, afresh = ways
+    offered = re.search(
+        r"Give (.*) alone to .*\n(.*) to train .*\nor (.*) to move", done.stderr
+    )
+    alone, elsewhere, afresh = (way.split(" ", 1) for way in offered.groups())
     assert alone == ["--resume", str(train_dir)]
     for words in (alone, [*flags, *elsewhere], [*flags, *afresh]):
         pasted = runs.call("train.py", *words)

@@ -129,7 +129,7 @@ def test_muon_takes_no_other_arguments():
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"optimizer": "Ftrl"}, "ftrl"),
+        ({"optimizer": "ftrl"}, "ftrl"),
         ({"optimizer": "adamw", "momentum": 0.9}, "--momentum"),
         ({"optimizer_arguments": {"learning_rate": 1.0}}, "--learning_rate"),
         ({"optimizer_arguments": {"rho": float("nan")}}, "rho"),
