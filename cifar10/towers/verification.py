@@ -56,9 +56,10 @@ def relative_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
 
     The result is 0 to 2. Arrays that differ and are not finite give 2.
     """
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
     if np.array_equal(ours, theirs, equal_nan=True):
         return 0.0
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(all="ignore"):
         size = max(np.linalg.norm(ours), np.linalg.norm(theirs))
         return float(np.nan_to_num(np.linalg.norm(ours - theirs) / size, nan=2.0))
