@@ -164,6 +164,8 @@ def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
     first, second, *_ = said.splitlines()
     assert second.startswith("  train picture 40: norm ")
     step = int(re.match(r"Step (\d+):", first)[1])
+    norms = {line["step"]: line["gradient_norm"] for line in runs.logged(broken)}
+    assert step == max(range(60, 91), key=norms.get) > 60
     assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:08d}.html"]
 
 
