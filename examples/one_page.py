@@ -3,10 +3,10 @@
     python examples/one_page.py --num_gpus 4 --max_steps 1000
     python examples/one_page.py --eval
 
-A tower is a copy of the model on one GPU. Every tower computes the same function of the
-same variables, on a batch of its own. The CPU holds the variables, waits for all
-towers, averages their gradients, and updates once. Model and training are the
-tutorial's, which reports 86 % after 100,000 steps of 128 images.
+A tower is a copy of the model; --num_gpus counts towers, which share all GPUs,
+or the CPU. Each computes the same function of the same variables on its own 128 images.
+The CPU holds the variables, averages the towers' gradients, and updates once. The
+tutorial reports 86 % after 100,000 steps of 128 images in all.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def distort(image):
 
 def distorted_batches(images, labels, num_towers):
     """Returns an endless iterator that keeps two batches per tower prefetched."""
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # Not in the memory of a GPU.
         dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shuffle(len(images)).repeat()
     dataset = dataset.map(lambda x, y: (distort(x), y), tf.data.AUTOTUNE)
@@ -76,7 +76,7 @@ def inference(parameters, images):
         return tf.nn.max_pool2d(inputs, ksize=3, strides=2, padding="SAME")
 
     def normalize(inputs):
-        # tf.nn.local_response_normalization with a radius of 4, in float64 too.
+        # As tf.nn.local_response_normalization, which lacks float64: radius 4.
         window = tf.linalg.band_part(tf.ones([64, 64], inputs.dtype), 4, 4)
         return inputs / (1.0 + 0.001 / 9.0 * (inputs**2 @ window)) ** 0.75
 
@@ -107,7 +107,7 @@ def average_gradients(tower_gradients):
 class Training(tf.Module):
     """The state that a checkpoint holds, and the step that updates it."""
 
-    def __init__(self, devices=(), dtype=tf.float32):  # The test computes in float64.
+    def __init__(self, devices=(), dtype=tf.float32):  # Its test takes float64.
         super().__init__()
         self.devices, self.dtype = devices, dtype  # A device for each tower.
         with tf.device("/cpu:0"):
@@ -124,7 +124,7 @@ class Training(tf.Module):
         """Runs every tower on its batch, updates once, and returns the mean loss."""
         losses, tower_gradients = [], []
         for device, batch in zip(self.devices, batches, strict=True):
-            # On the tower's device: a copy of the parameters, forward and backward.
+            # On the tower's device: forward and backward, through a copy of them.
             with tf.device(device), tf.GradientTape() as tape:
                 copy = tf.nest.map_structure(tf.identity, self.parameters)
                 losses.append(tower_loss(copy, *batch))
@@ -140,7 +140,7 @@ class Training(tf.Module):
         step = tf.cast(self.global_step, tf.float64)
         decays = step * global_batch_size // (EPOCHS_PER_DECAY * EXAMPLES_PER_EPOCH)
         learning_rate = INITIAL_LEARNING_RATE * LEARNING_RATE_DECAY_FACTOR**decays
-        # Smaller at first, so that early averages do not keep the initial values.
+        # The decay is smaller at first, so that averages leave the initial values.
         decay = tf.minimum((1 + step) / (10 + step), MOVING_AVERAGE_DECAY)
         rate, rest = tf.cast(learning_rate, self.dtype), tf.cast(1 - decay, self.dtype)
         state = map(tf.nest.flatten, (self.parameters, self.averages, gradients))
@@ -185,7 +185,7 @@ def evaluate(folder, train_dir):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_gpus", type=int, default=1, choices=range(1, 65))
-    parser.add_argument("--max_steps", type=int, default=100_000)
+    parser.add_argument("--max_steps", type=int, default=100_000, help="in all")
     parser.add_argument("--train_dir", default="runs/one_page")
     parser.add_argument("--data_dir", default=os.environ.get("CIFAR10_DATA_DIR"))
     parser.add_argument("--eval", action="store_true", help="score, not train")

@@ -77,3 +77,6 @@ def test_configuration_and_graph_are_there(run):
     assert {"tower_0", "tower_1", "average", "update"} <= scopes
     shown = {"weight_loss/local3/kernel", "sparsity/conv1", "learning_rate"}
     assert shown <= {*events.PluginTagToContent("scalars")}
+    # Zeros come from ReLU, so they are counted after it.
+    sparsity = [float(value) for _, value in tensors(events, "sparsity/conv1")]
+    assert 0.0 < max(sparsity) < 1.0

@@ -8,7 +8,7 @@ import types
 import pytest
 
 import runs
-from cifar10.training import timing
+from cifar10.training import console, timing
 from cifar10.training.periodic import Log
 from cifar10.training.timing import Timer
 
@@ -128,3 +128,12 @@ def test_a_training_logs_the_parts_of_its_time(tmp_path, stand_in_dir):
     assert 0 < sum(first.values()) < sum(last.values()) < took
     assert first["start"] > 0
     assert last["saving"] > first["saving"] == 0.0
+
+
+def test_a_steps_line_has_images_a_second_and_seconds_a_batch():
+    """Of four towers with 32 images each, as the tutorial counts."""
+    metrics = {"total_loss": 4.5, "cross_entropy": 2.0, "precision @ 1": 0.25}
+    line = console.step_line(10, {**metrics, "examples_per_sec": 2000.0}, 32)
+    assert line.endswith(" 2,000 images/s, 0.016 s/batch")
+    line = console.step_line(10, {**metrics, "examples_per_sec": math.nan}, 32)
+    assert line.endswith("not timed")
