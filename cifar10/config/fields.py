@@ -390,7 +390,8 @@ class Speed(Checked):
             logged or saved between them (default: 1, or up to 10 on GPUs)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
-        xla: compile each tower with XLA; meant for GPUs
+        xla: compile each tower with XLA, or with a single GPU whole steps; meant for
+            GPUs
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """

@@ -58,6 +58,9 @@ class ReplicaBuilder(TowerBuilder):
         self._stop_counts: list[tf.Tensor] = []
         self._share = traced(self._trace_sharing)
 
+    def _is_on_one_device(self) -> bool:
+        return False  # XLA cannot compile an all-reduce of `tf.distribute`.
+
     def result(self, result: StepResult) -> StepResult:
         """Returns the result without its requests to stop, kept for `agree_to_stop`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]

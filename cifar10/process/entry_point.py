@@ -32,6 +32,8 @@ from cifar10.errors import (
 from cifar10.process import invocation, signals
 from cifar10.process.signals import StopSignals
 
+# Occurs in TensorFlow's error if it cannot start a GPU because other programs fill it.
+_OF_FULL_GPU = "cudaSetDevice() on"
 _CLEAR = "\x1b[K"  # Clears the rest of a line; comes before or after `\r`.
 
 
@@ -69,6 +71,15 @@ def run_program(
     except KeyboardInterrupt:
         say(f"{invocation.program_name()}: interrupted.")
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if _OF_FULL_GPU not in str(error):
+            raise
+        say(
+            f"{invocation.program_name()}: {error}\nOther programs may fill the GPU's "
+            "memory: nvidia-smi lists them. End them, or put CUDA_VISIBLE_DEVICES= and "
+            "the number of another GPU before the command (-1 for the CPU)."
+        )
+        sys.exit(EXIT_USAGE)
 
 
 def _stop(number: int, _frame: object) -> None:

@@ -160,10 +160,16 @@ class TowerBuilder:
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
-        self._step = traced(self.trace_step)
-        self._steps = traced(self._trace_steps)
+        # On an H100 a step of the small CNN took 0.5 ms in a program of 50 steps, and
+        # 3.0 ms with the tower alone compiled (lab notes).
+        compiled = self.tower.xla and self._is_on_one_device()
+        self._step = traced(self.trace_step, xla=compiled)
+        self._steps = traced(self._trace_steps, xla=compiled)
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
+
+    def _is_on_one_device(self) -> bool:
+        return {*self.devices} == {self.state.device}
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""

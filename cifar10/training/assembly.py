@@ -273,7 +273,7 @@ def default_steps_per_call(
     images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL
     if (
         not placement.on_gpus
-        or config.speed.xla
+        or (config.speed.xla and len(placement.devices) > 1)
         or config.memory.sections
         or config.batch.variable_update == "mirrored"
         or config.machine.workers > 1

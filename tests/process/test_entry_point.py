@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
 
 import runs
 from cifar10.errors import StoppedError, UsageError
@@ -41,6 +42,15 @@ def test_errors_end_a_script_with_a_line_and_an_exit_code(capsys):
         assert capsys.readouterr() == ("", f"train.py: {said}\n")
     with pytest.raises(ValueError, match="a bug"):  # With its traceback.
         entry_point.run_program(failing_with(ValueError("a bug")))
+
+
+def test_a_gpu_that_others_fill_ends_a_script_with_advice(capsys):
+    """The message is TensorFlow's on an H100 whose memory another process held."""
+    full = "cudaSetDevice() on GPU:0 failed. Status: out of memory"
+    with pytest.raises(SystemExit) as ended:
+        entry_point.run_program(failing_with(tf.errors.InternalError(None, None, full)))
+    assert ended.value.code == 2
+    assert "nvidia-smi" in capsys.readouterr().err
 
 
 def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys):

@@ -162,9 +162,10 @@ def test_a_call_of_several_steps_ends_with_its_stage():
 
 
 def test_gpus_take_several_steps_a_call_where_periods_and_memory_allow_it():
-    gpus = Placement(("/gpu:0", "/gpu:1"), simulated=False, description="two GPUs")
+    one = Placement(("/gpu:0",), simulated=False, description="a GPU")
+    two = Placement(("/gpu:0", "/gpu:1"), simulated=False, description="two GPUs")
 
-    def count(shape=(32, 32, 3), **flags):
+    def count(shape=(32, 32, 3), gpus=two, **flags):
         flags = {"batch_size": 128, "precision": "float32", **flags}
         config = assembly.resolve_config(Config.from_values(flags), gpus)
         return assembly.default_steps_per_call(config, gpus, shape)
@@ -174,6 +175,7 @@ def test_gpus_take_several_steps_a_call_where_periods_and_memory_allow_it():
     assert count(log_frequency=15) == 1
     assert count((224, 224, 3), distortions="flip_translate", batch_size=512) == 1
     assert count(sections="2") == count(xla=True) == 1
+    assert count(xla=True, gpus=one) == 10
     assert assembly.default_steps_per_call(resolved(), TWO_TOWERS, (32, 32, 3)) == 1
 
 
