@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,9 +22,28 @@ from cifar10.process import files
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
-    """Returns the pictures' paths; without paths, names such as `train picture 0`."""
+    """Returns the images' names; without names, numbers such as `train picture 0`."""
     numbered = [f"{split} picture {n}" for n in range(count)]
     return dataset.paths.get(split, numbered)
+
+
+def regrouped(
+    dataset: Dataset, places: Mapping[Split, np.ndarray], labels: np.ndarray
+) -> Dataset:
+    """Makes the splits in `places` of training images; the other splits stay.
+
+    `places` holds the indices of each split's images; `labels` are those of all images.
+    """
+    names = names_of(dataset, "train", len(labels))
+    paths = {part: [names[n] for n in of.tolist()] for part, of in places.items()}
+
+    def read(split: Split) -> tuple[Images, np.ndarray]:
+        if split not in places:
+            return dataset.read(split)
+        images, _ = dataset.read("train")
+        return selected(images, places[split]), labels[places[split]]
+
+    return dataclasses.replace(dataset, read=read, paths={**dataset.paths, **paths})
 
 
 def corrected(dataset: Dataset, name: str) -> Dataset:
@@ -36,8 +55,8 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
         UsageError: A picture or class is unknown, or a class would have no pictures.
     """
     _, before = dataset.read("train")
-    paths = names_of(dataset, "train", len(before))
-    places = {path: place for place, path in enumerate(paths)}
+    names = names_of(dataset, "train", len(before))
+    places = {path: place for place, path in enumerate(names)}
     classes = {name: label for label, name in enumerate(dataset.class_names)}
     labels = before.copy()
     for path, to, label in read(name):
@@ -54,21 +73,12 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
         raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
-    moved = np.count_nonzero((labels != before) & (labels >= 0))
     kept = np.flatnonzero(labels >= 0)
+    moved = np.count_nonzero(labels[kept] != before[kept])
     counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
-
-    def read_part(split: Split) -> tuple[Images, np.ndarray]:
-        images, found = dataset.read(split)
-        if split == "train":
-            return selected(images, kept), labels[kept]
-        return images, found
-
     digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
     return dataclasses.replace(
-        dataset,
-        read=read_part,
-        paths={**dataset.paths, "train": [paths[n] for n in kept.tolist()]},
+        regrouped(dataset, {"train": kept}, labels),
         fingerprint=digest.hexdigest(),
         description=f"{dataset.description}; --corrections {name} {counts}",
     )
@@ -84,15 +94,12 @@ def read(name: str) -> list[tuple[str, str, str]]:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
         # Paths need not be UTF-8. Spreadsheets add a byte order mark.
         text = content.decode("utf-8-sig", "surrogateescape")
-        table = io.StringIO(text, newline="")
-        rows = csv.DictReader(table, restval="", strict=True)
-        # With the header as a row, so that a file without pictures needs its columns.
-        lines = [dict.fromkeys(rows.fieldnames or (), ""), *rows]
-        found = [(row["picture"], row["class"], row.get("label", "")) for row in lines]
-        return found[1:]
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        why = f"no column {error}" if isinstance(error, KeyError) else reason(error)
+        rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
+        if not {"picture", "class"} <= {*(rows.fieldnames or ())}:
+            raise ValueError("it lacks a column picture or class")  # noqa: TRY301
+        return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
+    except (OSError, ValueError, csv.Error) as error:
         raise UsageError(
-            f"--corrections {name} cannot be read: {why}.\nThe file must be CSV, with "
-            "the first line picture,class or picture,class,label."
+            f"--corrections {name} cannot be read: {reason(error)}.\nThe file must be "
+            "CSV, with the first line picture,class or picture,class,label."
         ) from error

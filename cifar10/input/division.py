@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cifar10.input.corrections import names_of
-from cifar10.input.dataset_base import Dataset, Images, selected
+from cifar10.input.corrections import regrouped
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import Split
 
 
@@ -66,24 +66,12 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
     """
     if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
         return dataset
-
     _, labels = dataset.read("train")
     numbers = map(str, range(len(labels)))  # Instead of names.
     of_images, _ = divided(numbers, labels, dataset.classes, {"val": fraction})
-    names = names_of(dataset, "train", len(labels))
     parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
     places = {part: np.flatnonzero(of_images == part) for part in parts[:2]}
-    paths = {part: [names[n] for n in of.tolist()] for part, of in places.items()}
-
-    def read(split: Split) -> tuple[Images, np.ndarray]:
-        if split not in places:
-            return dataset.read(split)
-        images, labels = dataset.read("train")
-        return selected(images, places[split]), labels[places[split]]
-
-    return dataclasses.replace(
-        dataset, read=read, parts=parts, paths={**dataset.paths, **paths}
-    )
+    return dataclasses.replace(regrouped(dataset, places, labels), parts=parts)
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:

@@ -164,7 +164,9 @@ def test_what_is_no_such_file_is_refused(tmp_path, photos):
     for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:
             corrected(plain, str(file))
-    assert "no column 'picture'.\nThe file must be CSV, with" in str(refused.value)
+    assert "it lacks a column picture or class.\nThe file must be CSV" in str(
+        refused.value
+    )
 
 
 def test_a_run_keeps_its_corrections_and_resumes_with_no_others(tmp_path, photos):
