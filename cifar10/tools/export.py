@@ -97,7 +97,8 @@ def export_run(options: Options) -> int:
     from cifar10.towers import devices
 
     file_format = options.file_format
-    invocation.require_packages("export", *_PACKAGES.get(file_format, ()))
+    of_card = ("jinja2",) if options.model_card else ()
+    invocation.require_packages("export", *_PACKAGES.get(file_format, ()), *of_card)
     output = layout.absolute_path(options.output)
     _check_free(output)
     folder = output if file_format == "savedmodel" else output.parent

@@ -7,17 +7,13 @@ the channels, and replaces negative sums by 0. Grad-CAM
 misleads if dense layers follow (`docs/archive/lab-notes.md`).
 """
 
-import io
-
 import numpy as np
 import tensorflow as tf
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input.distortions import prepare
 
-MARK = "A heat map of python -m cifar10 predict"
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 _SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.
 _STRONGEST = 0.7  # Opacity where the heat is 1, so that the picture shows through.
@@ -66,20 +62,19 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
     The activations are those of the last convolution, after any normalization, sum and
     nonlinearity: the last tensor that still has the convolution's height and width.
     """
-    sides: list[int | None] = []
-    found: list[tf.Tensor] = []
-    for operation in chosen.graph.get_operations():
-        for tensor in operation.outputs:
-            if tensor.shape.rank == 4 and tensor.dtype.is_floating:
-                here = tensor.shape[1:3].as_list()
-                if operation.type in _CONVOLUTIONS and here != [1, 1]:
-                    sides, found = here, []
-                if here == sides:
-                    found.append(tensor)
-    for features in reversed(found):
-        (slopes,) = tf.gradients(chosen, features)
-        if slopes is not None:  # None if `chosen` does not depend on the features.
-            return tf.cast(features, tf.float32) * tf.cast(slopes, tf.float32)
+    tensors = [
+        tensor
+        for operation in chosen.graph.get_operations()
+        for tensor in operation.outputs
+        if tensor.shape.rank == 4 and tensor.dtype.is_floating
+    ]
+    convolved = [one for one in tensors if one.op.type in _CONVOLUTIONS]
+    sides = [one.shape[1:3] for one in convolved if one.shape[1:3] != [1, 1]]
+    for features in reversed(tensors):
+        if sides and features.shape[1:3] == sides[-1]:
+            (slopes,) = tf.gradients(chosen, features)
+            if slopes is not None:  # None if `chosen` does not depend on the features.
+                return tf.cast(features, tf.float32) * tf.cast(slopes, tf.float32)
     return None
 
 
@@ -96,7 +91,4 @@ def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
     strength = np.asarray(sized)[..., None]
     colour = 255 * np.concatenate([strength**0, strength, 0 * strength], axis=-1)
     mixed = large + _STRONGEST * strength * (colour - large)
-    content, marked = io.BytesIO(), PngInfo()
-    marked.add_text("Description", MARK)
-    Image.fromarray(mixed.astype(np.uint8)).save(content, "PNG", pnginfo=marked)
-    return content.getvalue()
+    return tf.io.encode_png(mixed.astype(np.uint8)).numpy()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout, run_config
+from cifar10.config import fields, layout, run_config
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.process import invocation
@@ -25,67 +25,6 @@ _METRICS = {
     "macro F1": "f1",
     "balanced accuracy": "balanced_accuracy",
 }
-_TRAINED_WITH = (
-    *("optimizer", "optimizer_arguments", "learning_rate", "schedule", "clip_norm"),
-    *("stages", "global_batch_size", "distortions", "augmentation", "label_smoothing"),
-    *("loss", "precision", "seed", "keras_schedule", "versions"),
-)
-# How a program loads each format and calls it with a batch of images.
-_CODE = {
-    "savedmodel": """\
-import tensorflow as tf
-model = tf.saved_model.load(".").signatures["serving_default"]
-(outputs,) = model(tf.constant(images)).values()""",
-    "onnx": """\
-import onnxruntime
-model = onnxruntime.InferenceSession({file})
-(outputs,) = model.run(None, {{"images": images}})""",
-    "keras": """\
-import keras
-model = keras.saving.load_model({file})
-outputs = model(images)""",
-    "litert": """\
-from ai_edge_litert.interpreter import Interpreter
-model = Interpreter({file}).get_signature_runner()
-(outputs,) = model(images=images).values()""",
-}
-_CHOSEN = """
-The run had no validation split. If these images also decided which step is the best or
-when training ended, the scores are slightly too good.
-"""
-_CARD = """\
----
-license: unknown
-library_name: {library}
-pipeline_tag: image-classification
-datasets: {datasets}
-model-index: {index}
----
-
-# {name}
-
-This model classifies images. Its license is set to unknown: choose one above.
-
-## Scores
-
-The run's model was scored once on each of {count:,} test images. The 95 % confidence
-interval (Wilson) of the precision @ 1 is {interval[0]:.4f} to {interval[1]:.4f}.
-{chosen}
-
-{scores}
-
-## Load it
-
-```python
-{code}
-```
-
-The data set, how images are prepared, and the settings of the training run:
-
-```json
-{description}
-```
-"""
 
 
 def build(
@@ -96,6 +35,8 @@ def build(
     Raises:
         UsageError: The run has recorded no scores of the step on the test split.
     """
+    import jinja2
+
     settings, step = run_config.read_run_config(run), description["step"]
     kind = "" if description["use_averages"] else "_raw"
     log = run / f"{layout.EVALUATION_EVENTS}{kind}" / layout.METRICS
@@ -113,16 +54,19 @@ def build(
         "dataset": {"type": hub_name or data, "name": data, "split": "test"},
         "metrics": [{"type": _METRICS[key], "value": found[key]} for key in found],
     }
-    training = {key: settings.get(key) for key in _TRAINED_WITH}
-    return _CARD.format(
+    names = {*fields.result_determining(settings), "versions"} - {"initial_weights"}
+    training = {name: settings.get(name) for name in sorted(names)}
+    template = Path(__file__).with_suffix(".md").read_text()
+    return jinja2.Template(template, trim_blocks=True).render(
         library=_LIBRARIES.get(file_format, file_format),
-        datasets=json.dumps([hub_name] if hub_name else []),
-        index=json.dumps([{"name": name, "results": [result]}]),
+        datasets=[hub_name] if hub_name else [],
+        index=[{"name": name, "results": [result]}],
         name=name,
         count=entry["num_examples"],
-        chosen=_CHOSEN if scores.deciding_part(run) == "test" else "",
         interval=scores.interval(found["precision @ 1"], entry["num_examples"]),
-        scores="\n".join(f"- {key}: {value:.4f}" for key, value in found.items()),
-        code=_CODE[file_format].format(file=json.dumps(name)),
+        decided_by_test=scores.deciding_part(run) == "test",
+        scores=found,
+        format=file_format,
+        file=json.dumps(name),
         description=json.dumps({**description, "training": training}, indent=2),
     )

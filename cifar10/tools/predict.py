@@ -45,8 +45,9 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu or gpu
-        explain: folder for a PNG of each image, overlaid with a heat map (HiResCAM) of
-            the pixels that support the likeliest class (default: none)
+        explain: folder for a file NUMBER-NAME.heat-map.png of each image, overlaid with
+            a heat map (HiResCAM) of the pixels that support the likeliest class
+            (default: none)
         json: print JSON, one object per image
     """
 
@@ -114,18 +115,13 @@ def predict_files(options: Options) -> int:
 
 def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
     """Maps the path of each image to the path of its heat map."""
-    from cifar10.tools.heat_maps import MARK
-
     folder = layout.absolute_path(explain)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise files.unwritable(folder, "--explain", error) from error
     numbered = enumerate(paths, 1)
-    places = {path: folder / f"{number}-{path.stem}.png" for number, path in numbered}
-    for place in places.values():
-        files.check_replaceable(place, "--explain", "heat map", MARK)
-    return places
+    return {path: folder / f"{n}-{path.stem}.heat-map.png" for n, path in numbered}
 
 
 def _predict(

@@ -121,7 +121,7 @@ def test_heat_is_drawn_where_it_is():
 
 
 @pytest.mark.usefixtures("registered")
-def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
+def test_predict_writes_a_map_of_each_image_and_replaces_no_picture(
     small_run, tmp_path, capsys
 ):
     for name in ("a/one.png", "b/one.png"):
@@ -135,16 +135,21 @@ def test_predict_writes_a_map_of_each_image_and_replaces_no_other_file(
     said = capsys.readouterr().out.splitlines()
     for number, folder in enumerate("ab", 1):
         name = str(tmp_path / folder / "one.png")
-        place = str(tmp_path / "maps" / f"{number}-one.png")
+        place = str(tmp_path / "maps" / f"{number}-one.heat-map.png")
         (text,) = [line for line in said if line.startswith(name)]
         assert place in text
         assert json.loads(said[2 + number])["image"] == name
         assert json.loads(said[2 + number])["heat_map"] == place
     found = sorted(path.name for path in (tmp_path / "maps").iterdir())
-    assert found == ["1-one.png", "2-one.png"]
-    assert min(opened((tmp_path / "maps/1-one.png").read_bytes()).size) > SIDE
-    (tmp_path / "b/one.png").rename(tmp_path / "b/1-one.png")
-    for explain in ("b", "a/one.png", "a/one.png/x"):
+    assert found == ["1-one.heat-map.png", "2-one.heat-map.png"]
+    assert min(opened((tmp_path / "maps" / found[0]).read_bytes()).size) > SIDE
+    before = (tmp_path / "a/one.png").read_bytes()
+    beside = predict.Options(images, **given | {"explain": str(tmp_path / "a")})
+    assert predict.predict_files(beside) == 0
+    assert (tmp_path / "a/one.png").read_bytes() == before
+    assert (tmp_path / "a/1-one.heat-map.png").exists()
+    capsys.readouterr()
+    for explain in ("a/one.png", "a/one.png/x"):
         given["explain"] = str(tmp_path / explain)
         with pytest.raises(UsageError, match="--explain") as refused:
             predict.predict_files(predict.Options(images, **given))
