@@ -34,7 +34,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         given = {"schedule": "staircase", "warmup_epochs": 0.0, **given}
     if callable(loss := given.get("loss")):
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
-        described = loss.get_config() if hasattr(loss, "get_config") else {}
+        described: dict[str, Any] = getattr(loss, "get_config", dict)()
         if described.get("from_logits") is False:
             raise UsageError("The loss gets logits. Create it with from_logits=True.")
     if given.get("metrics") is not None:
@@ -46,17 +46,12 @@ class OwnMetrics(dict[str, Callable]):
     """A user's metric functions, by the names under which their values are logged."""
 
     def __init__(self, metrics: Any) -> None:
-        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        given = metrics.values() if isinstance(metrics, Mapping) else [None]
+        if not all(callable(one) and not hasattr(one, "reset_state") for one in given):
             raise UsageError(
-                f"metrics {metrics!r}: give a dict from names to functions, such as "
-                'metrics={"margin": margin}.'
+                f"metrics {metrics!r}: give a dict of functions that keep no state,\n"
+                "such as metrics={'top': keras.metrics.sparse_categorical_accuracy}."
             )
-        for name, metric in metrics.items():
-            if hasattr(metric, "reset_state"):
-                raise UsageError(
-                    f"metrics: {name} is an object that keeps state. Give a function "
-                    "such as keras.metrics.sparse_categorical_accuracy."
-                )
         super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
     def __call__(self, labels: Any, logits: Any) -> dict[str, Any]:

@@ -99,9 +99,8 @@ class Sums:
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        rows = [
-            row for row in self.per_class(range(len(self.confusion))) if row["images"]
-        ]
+        rows = self.per_class(range(len(self.confusion)))
+        rows = [row for row in rows if row["images"]]
         return {
             "precision @ 1": self.correct / self.count,
             "low of precision @ 1": interval[0],

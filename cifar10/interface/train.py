@@ -132,7 +132,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
             }
             for line in lines
         },
-        scores=scores.deciding(train_dir),
+        scores=scores.deciding(train_dir).values,
         config=config,
     )
 

@@ -35,15 +35,10 @@ class EarlyStopping:
     best_by: str = PRECISION  # The name of the score.
 
     @classmethod
-    def from_manifest(
-        cls, manifest: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> EarlyStopping:
-        """Returns the record in a manifest, or an empty one if `best_by` has changed.
-
-        `settings` is the content of the run's `config.json`.
-        """
-        found, by = manifest.get(_ENTRY, {}), settings.get("best_by", PRECISION)
-        return cls(**found) if found.get("best_by") == by else cls(best_by=by)
+    def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> EarlyStopping:
+        """Returns a manifest's record, or an empty one if `best_by` has changed."""
+        found = manifest.get(_ENTRY, {})
+        return cls(**found) if found.get("best_by") == best_by else cls(best_by=best_by)
 
     def to_manifest(self) -> dict[str, Any]:
         """Returns the entry for a manifest; empty before the first evaluation."""
@@ -75,7 +70,8 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
     if (hours := settings.get("max_hours")) and manifest.get("hours", 0.0) >= hours:
         return "max_hours"
-    record = EarlyStopping.from_manifest(manifest, settings)
+    best_by = settings.get("best_by", PRECISION)
+    record = EarlyStopping.from_manifest(manifest, best_by)
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 
@@ -84,7 +80,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     run = layout.absolute_path(config.run.train_dir)
     found = record.scores
     with contextlib.suppress(DiskError):
-        found = {**found, **scores.deciding(run)}
+        found = {**found, **scores.deciding(run).values}
     if not found:
         return ""
     lines = []

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
@@ -21,14 +21,18 @@ _COUNT = "num_examples"
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
 
 
+class Deciding(NamedTuple):
+    """The scores that determine the best checkpoint of a run."""
+
+    part: str  # The split: `val` or `test`.
+    by: str  # The name of the score.
+    images: int  # Number of images scored; 0 without scores.
+    values: dict[int, float]  # By step.
+
+
 def deciding_part(run: Path) -> str:
     """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
     return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
-
-
-def deciding_score(run: Path) -> str:
-    """Returns the name of the score that determines the best checkpoint."""
-    return _recorded(run, "best_by", PRECISION)
 
 
 def _recorded(run: Path, name: str, default: Any) -> Any:
@@ -37,10 +41,15 @@ def _recorded(run: Path, name: str, default: Any) -> Any:
     return default
 
 
-def deciding(run: Path) -> dict[int, float]:
-    """Returns the scores that determine the best checkpoint, by step."""
-    folder = run / layout.evaluation_events(deciding_part(run))
-    return read(folder, by=deciding_score(run))
+def deciding(run: Path) -> Deciding:
+    """Returns the scores that determine the best checkpoint of a run."""
+    part, by = deciding_part(run), _recorded(run, "best_by", PRECISION)
+    log = run / layout.evaluation_events(part) / layout.METRICS
+    scored = comparable(logs.read_lines(log)).items()
+    values = {step: one[by] for step, one in scored if is_a(one.get(by), float)}
+    return Deciding(
+        part, by, max((one[_COUNT] for _, one in scored), default=0), values
+    )
 
 
 def append(
@@ -49,14 +58,6 @@ def append(
     """Appends the scores of a checkpoint to `metrics.jsonl` in `directory`."""
     entry = {"step": step, **scores, _COUNT: num_examples}
     logs.append_line(directory / layout.METRICS, entry)
-
-
-def read(
-    directory: Path, num_examples: int | None = None, by: str = PRECISION
-) -> dict[int, float]:
-    """Maps steps to the score `by`, taken from the entries that `comparable` keeps."""
-    found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
-    return {step: one[by] for step, one in found.items() if is_a(one.get(by), float)}
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
@@ -70,8 +71,8 @@ def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
 
 def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
     """Returns the `count` steps with the best scores among `steps`, best first."""
-    found = ranked(deciding(run), deciding_score(run))
-    return [step for step in found if step in steps][:count]
+    found = deciding(run)
+    return [step for step in ranked(found.values, found.by) if step in steps][:count]
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
@@ -95,15 +96,14 @@ def shown(by: str, value: float, count: int) -> str:
     return f"{by} = {value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
-    """Maps each step to the entry for its evaluation on `num_examples` images.
+def comparable(entries: Iterable[Any]) -> dict[int, dict]:
+    """Maps each step to the entry for its evaluation on the most images of all.
 
-    By default, `num_examples` is the largest number of images of any entry, because
-    scores on few images do not compare with scores on the whole set. Several entries of
+    Scores on few images do not compare with scores on the whole set. Several entries of
     a step are merged, and later scores replace earlier ones.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
-    count = num_examples or max((entry[_COUNT] for entry in found), default=0)
+    count = max((entry[_COUNT] for entry in found), default=0)
     by_step: dict[int, dict] = {}
     for entry in found:
         if entry[_COUNT] == count:

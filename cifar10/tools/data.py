@@ -1,16 +1,15 @@
 """`python -m cifar10 data`: prepares a data set and shows its contents."""
 
 import argparse
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, flags, layout, run_config
+from cifar10.config import fields, flags, layout, run_config, run_options
 from cifar10.config.config import Config
-from cifar10.config.options import Checked, defaults
+from cifar10.config.options import defaults
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.process import entry_point, invocation
 
@@ -35,35 +34,24 @@ _PREPARATION = {*_DIVISION, "data_dir"}
 _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Checked):
-    """How to show a data set.
-
-    Attributes:
-        json: print the contents as JSON
-        train_dir: directory of a run, to list the labels that the run contradicts
-        trust_model: module:function of a model whose code you trust, if you did not
-            train the run (default: none)
-    """
-
-    json: bool = False
-    train_dir: str | None = None
-    trust_model: str | None = None
-
-
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     what = "data set, as in --data of train: a folder, an .npz file, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
-    flags.add_flags(parser, Options)
+    what = "directory of a run, to list the labels that the run contradicts"
+    parser.add_argument("--train_dir", metavar="S", help=what)
+    parser.add_argument(
+        "--json", action="store_true", help="print the contents as JSON"
+    )
+    flags.add_flags(parser, run_options.RunOptions, only={"trust_model"})
     flags.add_flags(parser, fields.ALL, only=_PREPARATION)
     given = flags.parse(parser, words)
-    own = defaults(Options).keys() & given.keys()
-    options = Options(**{name: given.pop(name) for name in own})
-    if options.train_dir:
-        given = {**_division_of(options.train_dir), **given}
-    found = _look_at(given, options)
-    print(json.dumps(found) if options.json else "\n".join(_lines(found)))
+    as_json, train_dir = given.pop("json"), given.pop("train_dir")
+    trust_model = given.pop("trust_model", None)
+    if train_dir is not None:
+        given = {**_division_of(train_dir), **given}
+    found = _look_at(given, train_dir, trust_model)
+    print(json.dumps(found) if as_json else "\n".join(_lines(found)))
     return 0
 
 
@@ -78,11 +66,10 @@ def _division_of(train_dir: str) -> dict[str, Any]:
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 
-def _look_at(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """Prepares the data set that the flags select; returns what to print about it.
-
-    On request, also lists the labels that a run's model contradicts.
-    """
+def _look_at(
+    given: Mapping[str, Any], train_dir: str | None, trust_model: str | None
+) -> dict[str, Any]:
+    """Prepares the data set that the flags select; returns what to print about it."""
     import numpy as np
 
     from cifar10.input import corrections, datasets
@@ -106,12 +93,12 @@ def _look_at(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         "notes": [*dataset.notes],
         "duplicates": find_duplicates(parts, pictures),
     }
-    if options.train_dir:
+    if train_dir is not None:
         entry_point.import_tensorflow()
         from cifar10.tools.label_issues import list_issues
 
-        run = layout.absolute_path(options.train_dir)
-        found["labels"] = list_issues(dataset, run, options.trust_model)
+        run = layout.absolute_path(train_dir)
+        found["labels"] = list_issues(dataset, run, trust_model)
     return found
 
 
@@ -160,10 +147,8 @@ def _on_duplicates(
         yield from _few([" ~ ".join(pair) for pair in nearly])
 
 
-def _on_labels(
-    agreement: float, issues: Sequence[Any], corrections: str
-) -> Iterator[str]:
-    yield f"Labels: the run agrees with {agreement:.1%} of the training split"
+def _on_labels(issues: Sequence[Any], corrections: str) -> Iterator[str]:
+    yield "Labels: the run contradicts"
     yield f"    the {len(issues):,} most suspicious, many of which may be right:"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")

@@ -48,13 +48,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         places[digest].append(place)
     groups = [group for group in places.values() if len(group) > 1]
     mixed = [group for group in groups if len(np.unique(labels[group])) > 1]
-    leaked = [
-        place
-        for group in groups
-        if group[0] < trained
-        for place in group
-        if place >= trained
-    ]
+    shared = [place for group in groups if group[0] < trained for place in group]
     nearly = [
         [names[one], names[other]]
         for one, other in _similar(np.array(changes), trained)
@@ -62,7 +56,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         "groups": [[names[place] for place in group] for group in groups],
-        "in_both_parts": len(leaked),
+        "in_both_parts": sum(place >= trained for place in shared),
         "in_several_classes": len(mixed),
         "nearly": nearly,
     }

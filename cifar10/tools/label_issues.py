@@ -37,8 +37,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     Both files are written to the run's directory. `RunOptions` documents `trust_model`.
 
     Returns:
-        JSON values: `agreement`, the fraction of labels that the newest checkpoint
-        predicts; `issues`, the contradicted labels, most suspicious first;
+        JSON values: `issues`, the contradicted labels, most suspicious first, and
         `corrections`, the path of the CSV.
 
     Raises:
@@ -70,11 +69,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     ]
     path = run / layout.CORRECTIONS
     _write(path, issues, images[places])
-    return {
-        "agreement": float(np.mean(logits[-1].argmax(axis=1) == labels)),
-        "issues": issues,
-        "corrections": str(path),
-    }
+    return {"issues": issues, "corrections": str(path)}
 
 
 def _write(path: Path, issues: Sequence[Mapping[str, str]], images: np.ndarray) -> None:

@@ -45,9 +45,8 @@ class Options(run_options.RunOptions):
         top_k: number of classes to name
         use_averages: use the variables' moving averages, not their last values
         device: device to use: auto, cpu or gpu
-        explain: folder for a file NUMBER-NAME.heat-map.png of each image, overlaid with
-            a heat map (HiResCAM) of the pixels that support the likeliest class
-            (default: none)
+        explain: folder for NUMBER-NAME.heat-map.png of each image: a heat map over it
+            (HiResCAM) of the pixels that support the likeliest class (default: none)
         json: print JSON, one object per image
     """
 

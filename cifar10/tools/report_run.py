@@ -99,7 +99,7 @@ class Run:
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.part == "test" and datasets.is_of_run(dataset, self.settings):
             lines = [*self.scored, self.tested]
-            self.scored = [*scores.comparable(lines, sums.count).values()]
+            self.scored = [*scores.comparable(lines).values()]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

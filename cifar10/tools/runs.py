@@ -32,23 +32,19 @@ best score is the one on the split val, or on test if the run has no val. The
 age of a run is that of its newest checkpoint or log line.
 """
 # Files whose newest change dates a run. Any command may write other files.
-_OF_A_TRAINING = (layout.METRICS, checkpoints.MANIFEST)
+_OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
 _PRUNE = "list the runs to remove; with --yes, remove them"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     place = "directory of runs (default: runs)"
-    parser.add_argument(
-        "directory", nargs="?", default="runs", metavar="DIR", help=place
-    )
+    parser.add_argument("DIR", nargs="?", default="runs", help=place)
     parser.add_argument("--prune", nargs="+", default=[], metavar="NAME", help=_PRUNE)
     parser.add_argument("--yes", action="store_true", help="remove the runs of --prune")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON: a list of runs"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON, a list")
     given = flags.parse(parser, words)
-    directory = layout.absolute_path(given["directory"])
+    directory = layout.absolute_path(given["DIR"])
     try:
         runs = find_runs(directory)
     except RecursionError as error:  # Up to Python 3.11, `os.walk` is recursive.
@@ -101,7 +97,6 @@ def _read(path: Path) -> dict[str, Any] | None:
                 size += file.st_size
                 if name in _OF_A_TRAINING:
                     changed = max(changed, file.st_mtime)
-    changed = changed or (path / layout.CONFIG).lstat().st_mtime
     try:
         progress = _progress(path, run_config.read_run_config(path))
     except (UsageError, checkpoints.DamagedError, FileNotFoundError) as error:
@@ -118,10 +113,11 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
-    part, by = scores.deciding_part(path), scores.deciding_score(path)
-    found, best = scores.deciding(path), None
+    part, by, images, found = scores.deciding(path)
+    best = None
     for at in scores.ranked(found, by)[:1]:
         best = {"part": part, "by": by, "score": found[at], "step": at}
+        best["images"] = images
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
@@ -138,7 +134,8 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
         if run.get("max_steps"):
             said += f" of {run['max_steps']:,}"
         if best := run.get("best"):
-            said += ", best {by} {score:.3f} on {part} at step {step:,}".format(**best)
+            score = scores.shown(best["by"], best["score"], best["images"])
+            said += f", best {score} on {best['part']} at step {best['step']:,}"
         size = f"{run['bytes'] / 1e6:,.1f} MB"
         age = f"{timedelta(seconds=int(max(0.0, time.time() - run['changed'])))} ago"
         start = f"{printable(name):{width}}  {run['state']:8}  {size:>10}  {age:>15}"
@@ -163,10 +160,10 @@ def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 def remove(path: Path) -> None:
     """Removes a run's directory, holding its lock so that no process trains the run."""
     aside = files.unused(path.with_name(f".{path.name}-removed"))
-    with RunLock(path):
-        files.rename(path, aside)  # A half-removed directory must not look like a run.
-        try:
+    try:
+        with RunLock(path):
+            files.rename(path, aside)  # A half-removed directory is no run.
             shutil.rmtree(aside)
-        except (OSError, RecursionError) as error:
-            what = f"{path} is now {aside}, and cannot be removed: {reason(error)}."
-            raise UsageError(f"{what} Remove {aside} by hand.") from error
+    except (OSError, RecursionError) as error:
+        what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
+        raise UsageError(what) from error

@@ -82,9 +82,8 @@ class Validation:
             self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
             keep = self._loop.training.config.checkpoints
-            if self._scored.part == "test" and (
-                keep.stop_after_no_gain or keep.keep_best
-            ):
+            decides = keep.stop_after_no_gain or keep.keep_best
+            if decides and self._scored.part == "test":
                 self._loop.say(
                     "NOTE: scores on the test split decide the stop or the best "
                     "checkpoint,\nso the last score is a little too good. With "
@@ -160,10 +159,8 @@ class Saving:
 
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
-        scored = (
-            self._config.checkpoints.keep_best and self._config.checkpoints.eval_steps
-        )
-        periods = (self._config.checkpoints.checkpoint_steps, scored)
+        keep = self._config.checkpoints
+        periods = (keep.checkpoint_steps, keep.keep_best and keep.eval_steps)
         is_over = self._loop.progress.is_over
         if is_over or any(period and step % period == 0 for period in periods):
             self._save(step)

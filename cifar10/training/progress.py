@@ -109,16 +109,14 @@ class Progress:
             )
         self._began = time.perf_counter()
         if newest:
-            self.step = newest.step
-            self._began -= 3600.0 * newest.manifest.get("hours", 0.0)
-            self.left_out = newest.manifest.get("left_out", 0)
-            self.skipped_steps = newest.manifest.get("skipped_steps", 0)
-            self.metric_averages = newest.manifest.get("loss_averages", {})
-            self.early_stopping = EarlyStopping.from_manifest(
-                newest.manifest, self._config.values
-            )
-            ended_by = why_ended(self._config.values, newest.manifest)
-            self.is_time_up = ended_by == "max_hours"
+            self.step, manifest = newest.step, newest.manifest
+            self._began -= 3600.0 * manifest.get("hours", 0.0)
+            self.left_out = manifest.get("left_out", 0)
+            self.skipped_steps = manifest.get("skipped_steps", 0)
+            self.metric_averages = manifest.get("loss_averages", {})
+            best_by = self._config.checkpoints.best_by
+            self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
+            self.is_time_up = why_ended(self._config.values, manifest) == "max_hours"
         return messages
 
     def first_line(self) -> str:

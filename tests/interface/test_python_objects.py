@@ -225,7 +225,7 @@ def test_the_best_is_that_by_an_own_metric(tmp_path):
         done = runs.call("eval.py", "--step", step, "--train_dir", run, model)
         assert done.returncode == 0, done.stderr
     done = runs.call("cifar10/__main__.py", "runs", tmp_path)
-    assert f"best metrics/least {found[1]:.3f} on test at step 1" in done.stdout
+    assert f"best metrics/least = {found[1]:.3f} on test at step 1" in done.stdout
     done = runs.call("eval.py", "--step", "best", "--train_dir", run, "--json", model)
     assert json.loads(done.stdout)["step"] == 1, done.stderr
     done = runs.call("train.py", "--resume", run, "--max_steps", 5)
@@ -290,14 +290,14 @@ BAD = {
     "loss focal": lambda: {"loss": "focal"},
     "dict": lambda: {"metrics": [margin]},
     "metrics={": lambda: {"metrics": margin},
-    "names to functions": lambda: {"metrics": {"margin": 3}},
+    "a dict of functions": lambda: {"metrics": {"margin": 3}},
     "optimizer=Adam": lambda: {"optimizer": keras.optimizers.Adam},
     "best_by='cross_entropy'": lambda: {"loss": focal, "best_by": "total_loss"},
     "precision @ 1, .* metrics/m": lambda: {
         "metrics": {"m": margin},
         "best_by": "metrics/margin",
     },
-    "accuracy is": lambda: {
+    "that keep no state": lambda: {
         "metrics": {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
     },
     "moving_average_decay": lambda: {"optimizer": keras.optimizers.Adam(use_ema=True)},

@@ -102,6 +102,7 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
         "by": "precision @ 1",
         "score": 0.5,
         "step": 10,
+        "images": 9,
     }
     files = [path for path in (folder / "lost").rglob("*") if path.is_file()]
     assert found["lost"]["bytes"] >= sum(path.stat().st_size for path in files)
@@ -116,6 +117,9 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert listed(folder)["lost"]["changed"] == 1e9 + 1
     lines = call(folder).stdout.splitlines()
     assert len(lines) == len(found) + 1
+    # Wilson's interval of a half of nine.
+    best = "best precision @ 1 = 0.500 [0.227, 0.773] on val at step 10"
+    assert [line for line in lines if line.endswith(best)]
     assert listed(folder / "stopped").keys() == {"."}
 
 

@@ -316,10 +316,9 @@ def test_a_gain_is_a_higher_score():
             counted = counted.updated(step, score, 10)
         assert counted == expected
         kept = counted.to_manifest()
-        by = {"best_by": expected.best_by}
-        assert EarlyStopping.from_manifest(kept, by) == expected
+        assert EarlyStopping.from_manifest(kept, expected.best_by) == expected
         # What was best by another score is no best by this one.
-        assert not EarlyStopping.from_manifest(kept, {"best_by": "macro F1"}).scores
+        assert not EarlyStopping.from_manifest(kept, "macro F1").scores
         assert not counted.should_stop(None)
         assert not counted.should_stop(expected.without_gain + 1)
         assert counted.should_stop(expected.without_gain)

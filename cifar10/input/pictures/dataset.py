@@ -53,11 +53,9 @@ def find_folder(
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
     parts, found_division = np.array(listing.parts), None
-    shares: dict[Split, float] = {}
-    if "test" not in listing.parts:
-        shares["test"] = validation_fraction
-    if val_fraction and "val" not in parts:
-        shares["val"] = val_fraction
+    wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
+    given = {*listing.parts}
+    shares = {part: of for part, of in wanted.items() if of and part not in given}
     if shares:
         free = np.flatnonzero(parts == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
