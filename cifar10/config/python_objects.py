@@ -20,10 +20,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
-            raise UsageError(
-                f"{name} {kind.__name__} is a class. Give an instance, such as "
-                f"{name}={kind.__name__}()."
-            )
+            raise UsageError(f"{name} is a class. Give {name}={kind.__name__}().")
     given, optimizer = dict(given), given.get("optimizer")
     if hasattr(optimizer, "get_config"):
         given = {**_settings(optimizer), **given, "optimizer": type(optimizer)}

@@ -30,8 +30,7 @@ class TrainedModel:
             keep their initial values.
         trainable: Values for the model's trainable variables, in the same order: moving
             averages or last values.
-        temperature: Divisor of the logits before the softmax; 1 without
-            `eval.py --calibrate`.
+        temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
         image_shape: Shape of an image that the model takes, after `pipeline.prepare`.
@@ -108,10 +107,7 @@ class TrainedModel:
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:
-            say(
-                f"The logits of step {checkpoint.step} are divided by the temperature "
-                f"{self.temperature:.3f}."
-            )
+            say(f"The temperature of step {checkpoint.step} is {self.temperature:.3f}.")
 
     def calibrate(self, fitted: float) -> None:
         """Sets the temperature to `fitted`; writes it to the checkpoint's folder."""

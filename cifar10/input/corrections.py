@@ -49,10 +49,8 @@ def regrouped(
 def corrected(dataset: Dataset, name: str) -> Dataset:
     """Returns a data set whose training split is corrected by the CSV file `name`.
 
-    The other splits stay as they are. The fingerprint and the description change too.
-
-    Raises:
-        UsageError: A picture or class is unknown, or a class would have no pictures.
+    The fingerprint and the description change too. Refuses an unknown picture or class,
+    and corrections that leave no picture of a class.
     """
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
@@ -87,8 +85,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 def read(name: str) -> list[tuple[str, str, str]]:
     """Reads a CSV file's corrections: (picture, new class, class before correction).
 
-    Raises:
-        UsageError: The file cannot be read, or lacks a column.
+    Refuses a file that cannot be read or lacks a column.
     """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)

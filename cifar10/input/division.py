@@ -61,8 +61,7 @@ def divided(
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
     """Returns a data set with a fraction of its training split held out as `val`.
 
-    Returns the same data set if it has a `val` split or no training split, or if the
-    fraction is 0.
+    A data set with a `val` split or without a training split stays as it is.
     """
     if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
         return dataset

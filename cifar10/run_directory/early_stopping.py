@@ -70,8 +70,7 @@ def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str |
         return "max_epochs" if settings.get("max_epochs") else "max_steps"
     if (hours := settings.get("max_hours")) and manifest.get("hours", 0.0) >= hours:
         return "max_hours"
-    best_by = settings.get("best_by", PRECISION)
-    record = EarlyStopping.from_manifest(manifest, best_by)
+    record = EarlyStopping.from_manifest(manifest, settings.get("best_by", PRECISION))
     return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
 
 

@@ -47,9 +47,8 @@ def deciding(run: Path) -> Deciding:
     log = run / layout.evaluation_events(part) / layout.METRICS
     scored = comparable(logs.read_lines(log)).items()
     values = {step: one[by] for step, one in scored if is_a(one.get(by), float)}
-    return Deciding(
-        part, by, max((one[_COUNT] for _, one in scored), default=0), values
-    )
+    images = max((one[_COUNT] for _, one in scored), default=0)
+    return Deciding(part, by, images, values)
 
 
 def append(
@@ -78,9 +77,7 @@ def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
 def interval(part: float, count: int) -> tuple[float, float]:
     """Returns the 95 % confidence interval of `part`, a fraction of `count` images.
 
-    This is the score interval of E. B. Wilson, Probable Inference, the Law of
-    Succession, and Statistical Inference, 1927
-    (https://doi.org/10.1080/01621459.1927.10502953).
+    This is Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953).
     """
     square = _Z**2 / count
     centre = part + square / 2

@@ -17,10 +17,7 @@ _LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model knows all images or none.
 
 
 def fit(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the temperature with the least cross entropy, among many candidates.
-
-    Raises a `UsageError` if this temperature is out of range.
-    """
+    """Returns the temperature with the least cross entropy, refusing the extremes."""
     logits = logits.astype(np.float64)
     candidates = np.geomspace(_LOWEST, _HIGHEST, 1000)  # In steps of 0.6 %.
     entropy = tf.nn.sparse_softmax_cross_entropy_with_logits

@@ -148,8 +148,7 @@ def _on_duplicates(
 
 
 def _on_labels(issues: Sequence[Any], corrections: str) -> Iterator[str]:
-    yield "Labels: the run contradicts"
-    yield f"    the {len(issues):,} most suspicious, many of which may be right:"
+    yield f"Most suspicious labels ({len(issues):,}), many of which may be right:"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")
     yield f"    look at {printable(str(page))}"

@@ -78,10 +78,7 @@ def _changes(image: np.ndarray) -> np.ndarray:
 
 
 def _similar(changes: np.ndarray, trained: int) -> Iterator[tuple[int, int]]:
-    """Yields the places of held-out pictures and of similar training pictures.
-
-    Each held-out picture is compared with all of the first `trained` pictures.
-    """
+    """Yields the places of a training and a held-out picture that are similar."""
     for first in range(trained, len(changes), _BLOCK):
         correlations = changes[first : first + _BLOCK] @ changes[:trained].T
         for place, of_place in enumerate(correlations, first):

@@ -101,10 +101,7 @@ def export_run(options: Options) -> int:
     invocation.require_packages("export", *_PACKAGES.get(file_format, ()), *of_card)
     output = layout.absolute_path(options.output)
     _check_free(output)
-    folder = output if file_format == "savedmodel" else output.parent
-    card = folder / model_card.NAME
-    if options.model_card:
-        _check_free(card)
+    card = (output if file_format == "savedmodel" else output.parent) / model_card.NAME
     devices.place_evaluation("cpu")
     directory = layout.absolute_path(options.train_dir)
     trained = TrainedModel(
@@ -114,6 +111,7 @@ def export_run(options: Options) -> int:
     description = export_formats.describe(trained, step, options)
     text = ""
     if options.model_card:
+        _check_free(card)
         text = model_card.build(directory, output.name, file_format, description)
     dataset = datasets.find_again(trained.settings, options.data_dir)
     samples = None

@@ -20,7 +20,7 @@ _STRONGEST = 0.7  # Opacity where the heat is 1, so that the picture shows throu
 
 
 def heat_maps(
-    trained: TrainedModel, images: np.ndarray, classes: np.ndarray, device: str
+    trained: TrainedModel, images: np.ndarray, classes: np.ndarray
 ) -> np.ndarray | None:
     """Computes how strongly each pixel supports a class.
 
@@ -28,7 +28,6 @@ def heat_maps(
         trained: The restored model.
         images: Images of the data set, uint8 [images, height, width, channels].
         classes: The class for each image, int64 [images].
-        device: Device that computes.
 
     Returns:
         Heat maps, float32 [images, height, width]. The highest value of each map is 1,
@@ -51,8 +50,7 @@ def heat_maps(
         # Pads with 0 what a model that crops images does not see.
         return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
 
-    with tf.device(device):
-        maps = compute(images, classes)
+    maps = compute(images, classes)
     return None if maps is None else maps.numpy()
 
 

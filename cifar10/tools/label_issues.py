@@ -32,16 +32,11 @@ _COLUMNS = ("picture", "class", "label", "probability")
 
 
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
-    """Writes CSV and HTML files that list the labels contradicted by a run.
+    """Lists labels that a run contradicts, in a CSV and an HTML file in its directory.
 
-    Both files are written to the run's directory. `RunOptions` documents `trust_model`.
-
-    Returns:
-        JSON values: `issues`, the contradicted labels, most suspicious first, and
-        `corrections`, the path of the CSV.
-
-    Raises:
-        UsageError: The run has other images or classes, or cannot be written to.
+    Returns JSON values: `issues`, the contradicted labels, most suspicious first, and
+    `corrections`, the path of the CSV. Raises a `UsageError` if the run has other
+    images or classes, or cannot be written to. `RunOptions` documents `trust_model`.
     """
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.check_same_kind(dataset, trained.settings, "The data")
@@ -77,13 +72,9 @@ def _write(path: Path, issues: Sequence[Mapping[str, str]], images: np.ndarray) 
     import jinja2
 
     template = Path(__file__).with_name("corrections.html").read_text()
+    coded = [base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images]
     page = jinja2.Template(template, autoescape=True).render(
-        run=path.parent.name,
-        file=path.name,
-        issues=issues,
-        coded=[
-            base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images
-        ],
+        run=path.parent.name, file=path.name, issues=issues, coded=coded
     )
     table = io.StringIO()
     writer = csv.DictWriter(table, _COLUMNS, lineterminator="\n")
@@ -98,10 +89,9 @@ def find_issues(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds labels that models contradict, from each model's logits for all images.
 
-    Returns:
-        The indices of the contradicted labels, int64, most suspicious first; for each
-        image, the likeliest class other than its label; and for each image, the mean
-        probability of its label.
+    Returns the indices of the contradicted labels, int64, most suspicious first; for
+    each image, the likeliest class other than its label; and for each image, the mean
+    probability of its label.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]

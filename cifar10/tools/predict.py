@@ -108,7 +108,7 @@ def predict_files(options: Options) -> int:
             read = 0
             for first in range(0, len(paths), _BATCH):
                 batch = paths[first : first + _BATCH]
-                read += _predict(follower, decoder, batch, options, maps, device)
+                read += _predict(follower, decoder, batch, options, maps)
     return 0 if read == len(paths) else 1
 
 
@@ -129,7 +129,6 @@ def _predict(
     paths: Sequence[Path],
     options: Options,
     maps: Mapping[Path, Path],
-    device: str,
 ) -> int:
     """Prints the likeliest classes of images, and draws heat maps if requested.
 
@@ -154,11 +153,10 @@ def _predict(
     if maps and follower.model:
         from cifar10.tools.heat_maps import draw, heat_maps
 
-        heats = heat_maps(follower.model, images, logits.argmax(axis=1), device)
+        heats = heat_maps(follower.model, images, logits.argmax(axis=1))
         if heats is None:
             raise UsageError(
-                "--explain needs a convolution with an output larger than 1 x 1, which "
-                "the model lacks. Leave out --explain."
+                "No convolution's output is larger than 1 x 1. Leave out --explain."
             )
         for path, image, heat in zip(read, images, heats, strict=True):
             files.write_output(maps[path], "--explain", draw(image, heat))

@@ -93,7 +93,7 @@ class Run:
         scored = ScoredSet(trained.model, self.settings, dataset, events, how)
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
-        hardest = _hardest(dataset, outcomes, trained, device)
+        hardest = _hardest(dataset, outcomes, trained)
         names = dataset.class_names
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
@@ -141,13 +141,13 @@ def _checkpoints(directory: Path) -> list[dict[str, Any]]:
 
 
 def _hardest(
-    dataset: datasets.Dataset, outcomes: Outcomes, trained: TrainedModel, device: str
+    dataset: datasets.Dataset, outcomes: Outcomes, trained: TrainedModel
 ) -> list[dict[str, Any]]:
     """Returns the test images with the largest losses, and their heat maps."""
     numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
     confidence = outcomes.at(trained.temperature).confidence  # As in `predict`.
     images, names = dataset.read("test")[0][numbers], dataset.paths.get("test")
-    maps = heat_maps(trained, images, outcomes.predictions[numbers], device)
+    maps = heat_maps(trained, images, outcomes.predictions[numbers])
     drawn = [b""] * len(images) if maps is None else map(draw, images, maps)
     return [
         {

@@ -27,9 +27,7 @@ DESCRIPTION = """Lists the runs in and below a directory.
 The state of a run is `training` while a process trains it; `finished` at the
 last step, or if training ended because the score no longer rose; `stopped` if
 training ended earlier, with a checkpoint of its last step; `failed` if the last
-checkpoint is older than the last step; `damaged` if files cannot be read. The
-best score is the one on the split val, or on test if the run has no val. The
-age of a run is that of its newest checkpoint or log line.
+checkpoint is older than the last step; `damaged` if files cannot be read.
 """
 # Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
@@ -70,9 +68,8 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     """Finds the runs in and below a directory; maps relative paths to JSON values.
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
-    checkpoint or log line in seconds since 1970. A damaged run has a `problem`. Other
-    runs have `step`, `best`, and `max_steps`, which is null if --max_hours ends the
-    run. Symbolic links are not followed.
+    checkpoint or log line in seconds since 1970. A damaged run has a `problem`, others
+    have `step`, `best`, and `max_steps` (null with --max_hours). Follows no links.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")

@@ -63,7 +63,7 @@ def test_heat_lies_at_the_square_that_decides_the_class(trained):
     images, classes, squared = squares(32)
     whole = prepare(images, "flip_translate")
     assert (trained(whole).numpy().argmax(axis=1) == classes).mean() > 0.9
-    maps = heat_maps(restored(trained), images, classes, "/cpu:0")
+    maps = heat_maps(restored(trained), images, classes)
     assert maps.shape == squared.shape
     np.testing.assert_allclose(maps.max(axis=(1, 2)), 1.0, rtol=1e-5)
     for heat, mask, number in zip(maps, squared, classes, strict=True):
@@ -80,8 +80,7 @@ def test_a_model_within_models_has_the_same_map(trained):
     inner = keras.Sequential([keras.Input((SIDE, SIDE, 3)), trained])
     outer = keras.Model(image, layers.Identity()(inner(image)))
     bare, nested = (
-        heat_maps(restored(model), images, classes, "/cpu:0")
-        for model in (trained, outer)
+        heat_maps(restored(model), images, classes) for model in (trained, outer)
     )
     np.testing.assert_allclose(nested, bare, atol=1e-5)
 
@@ -89,11 +88,11 @@ def test_a_model_within_models_has_the_same_map(trained):
 def test_networks_of_keras_have_maps_and_a_crop_has_none_outside():
     images, classes, _ = squares(4)
     network = applications.build("MobileNetV2", (SIDE, SIDE, 3), 4)
-    maps = heat_maps(restored(network), images, classes, "/cpu:0")
+    maps = heat_maps(restored(network), images, classes)
     assert np.isfinite(maps).all()
     assert maps.max() == pytest.approx(1)
     cropped = tutorial.build((24, 24, 3), 4)
-    maps = heat_maps(restored(cropped, "crop"), images, classes, "/cpu:0")
+    maps = heat_maps(restored(cropped, "crop"), images, classes)
     assert maps.max() == pytest.approx(1)
     assert not maps[:, :4].any()
     assert not maps[:, :, -4:].any()
@@ -104,7 +103,7 @@ def test_a_model_without_a_map_says_so():
     for before in ([], [layers.Conv2D(8, SIDE)]):
         parts = [keras.Input((SIDE, SIDE, 3)), *before, layers.Flatten()]
         model = keras.Sequential([*parts, layers.Dense(4)])
-        assert heat_maps(restored(model), images, classes, "/cpu:0") is None
+        assert heat_maps(restored(model), images, classes) is None
 
 
 def test_heat_is_drawn_where_it_is():

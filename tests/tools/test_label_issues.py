@@ -114,11 +114,13 @@ def test_a_weak_run_lists_a_twentieth(shades, monkeypatch):
     monkeypatch.setattr(label_issues, "_SHARE", 0.025)
     said = " ".join(call(folder).stdout.split())
     file = folder / "run" / "corrections.csv"
-    assert "the run contradicts the 1 most suspicious" in said
+    assert "Most suspicious labels (1), many" in said
     assert len([*csv.DictReader(io.StringIO(file.read_text()))]) == 1
     file.unlink()
     monkeypatch.undo()
-    assert "the 2 most suspicious" in call(folder).stdout, "a twentieth of the pictures"
+    assert "Most suspicious labels (2)" in call(folder).stdout, (
+        "a twentieth of the pictures"
+    )
     file.unlink()
 
 
