@@ -13,7 +13,6 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cifar10.config import layout
 from cifar10.run_directory import scores
 
 OUTPUT = Path(__file__).with_name("tutorial.svg")
@@ -23,7 +22,7 @@ TUTORIAL = {30_000: 0.84, 60_000: 0.86, 100_000: 0.86}
 
 def draw(run: Path) -> None:
     """Writes the picture; with one version of matplotlib it is always the same."""
-    found = scores.read(run / layout.EVALUATION_EVENTS)
+    found = scores.deciding(run).values
     steps = sorted(found)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.add_subplot()
