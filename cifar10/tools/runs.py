@@ -157,10 +157,10 @@ def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 def remove(path: Path) -> None:
     """Removes a run's directory, holding its lock so that no process trains the run."""
     aside = files.unused(path.with_name(f".{path.name}-removed"))
-    try:
-        with RunLock(path):
-            files.rename(path, aside)  # A half-removed directory is no run.
+    with RunLock(path):
+        files.rename(path, aside)  # A half-removed directory is no run.
+        try:
             shutil.rmtree(aside)
-    except (OSError, RecursionError) as error:
-        what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
-        raise UsageError(what) from error
+        except (OSError, RecursionError) as error:
+            what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
+            raise UsageError(what) from error
