@@ -16,17 +16,15 @@ from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.run_directory.lock import is_locked
 
 if TYPE_CHECKING:
-    from cifar10.training.replay import Replay
+    from cifar10.training.replay import Difference, Replay
 
 HELP = "recompute steps of a run, and find the images that broke it"
-DESCRIPTION = """Recomputes a run's steps and compares them with log and checkpoints.
+DESCRIPTION = """Recomputes a run's steps, and compares them with the run's records.
 
-    python -m cifar10 replay runs/cifar10_train --steps 1001:1100
     python -m cifar10 replay runs/cifar10_train --steps 1001:1100 --find
 
-On the same kind of machine a --deterministic run is recomputed to the last bit.
-Otherwise, rounding explains differences up to 0.5. Nothing is written to the
-run. Exit code 1: something differs.
+On the same kind of machine, a --deterministic run is recomputed to the last
+bit. Nothing is written to the run. Exit code 1: something differs.
 """
 
 _MOST = 4  # Images that --find names.
@@ -39,7 +37,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     parser.add_argument("--steps", required=True, help="FIRST:LAST, such as 1001:1100")
     parser.add_argument(
-        "--find", action="store_true", help="name the images of the largest gradient"
+        "--find", action="store_true", help="name the images that broke a step"
     )
     parser.add_argument("--images", help="folder for pages of each step's images")
     replay, given = open_run(parser, words)
@@ -61,10 +59,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def open_run(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple["Replay", dict[str, Any]]:
-    """Parses a command line; assembles the run's training again.
-
-    Returns the `Replay` and the options by name.
-    """
+    """Parses a command line; returns the run's `Replay` and the options by name."""
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("--num_gpus", type=int, help="number of towers")
     parser.add_argument("--data_dir", help="directory of the data set")
@@ -82,41 +77,40 @@ def open_run(
 
 def _compare(replay: "Replay", first: int, last: int, folder: str | None) -> int:
     """Recomputes steps until one differs from the run's records."""
-    found: list[tuple[float, int, str]] = []
+    found: list[Difference] = []
     for batches in replay.steps(first, last):
-        _write_sheet(folder, replay, batches)
+        _write_page(folder, replay, batches)
         found += replay.compare(batches)
-        if found and max(found)[0] > replay.bound:
+        if found and max(found).exceeds:
             break
     if not found:
         raise UsageError(
             f"--steps {first}:{last}: the run neither logged nor saved any of these "
             "steps. Give a range that includes such a step."
         )
-    largest, step, place = max(found)
-    differs = largest > replay.bound
+    worst = max(found)
     print(
         f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
-        f"{largest:.2g}, in step {step:,} ({place}). Rounding explains up to "
-        f"{replay.bound:g}.\nThe run {'differs' if differs else 'is the same'}."
+        f"{worst.relative:.2g}, in step {worst.step:,} ({worst.place}). Rounding "
+        f"explains up to {worst.bound:g}.\n"
+        f"The run {'differs' if worst.exceeds else 'is the same'}."
     )
-    return 1 if differs else 0
+    return int(worst.exceeds)
 
 
 def _find(replay: "Replay", first: int, last: int, folder: str | None) -> int:
-    """Finds the step with the largest gradient, and the images that cause it."""
-    norms = [replay.advance(one)["gradient_norm"] for one in replay.steps(first, last)]
-    step = first + norms.index(max(norms))
+    """Finds the step in which loss or gradient rises most, and the images behind it."""
+    step, loss, norm = replay.find(first, last)
     batches = next(replay.steps(step, step))
-    _write_sheet(folder, replay, batches)
-    print(f"Step {step:,}: the gradient's norm is {max(norms):.3g}, most of it from:")
+    _write_page(folder, replay, batches)
+    print(f"Step {step:,}: cross entropy {loss:.3g}, norm {norm:.3g}, most of it from:")
     ranked = sorted(replay.images(batches), key=lambda one: -one[0])
     for norm, loss, name, _ in ranked[:_MOST]:
         print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
     return 0
 
 
-def _write_sheet(folder: str | None, replay: "Replay", batches: Any) -> None:
+def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:
     """Writes a page of the images of the next step, with their names and losses."""
     if folder is None:
         return

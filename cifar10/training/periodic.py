@@ -124,8 +124,10 @@ class Validation:
         return result.scalars
 
 
-def scored_set(training: Training, part: Literal["val", "test"]) -> ScoredSet:
-    """Returns the `ScoredSet` of a split."""
+def scored_set(
+    training: Training, part: Literal["val", "test"], count: int | None = None
+) -> ScoredSet:
+    """Returns the `ScoredSet` of a split, or of its first `count` images."""
     events = training.train_dir / layout.evaluation_events(part)
     layout.refuse_link(events)
     return ScoredSet(
@@ -136,6 +138,7 @@ def scored_set(training: Training, part: Literal["val", "test"]) -> ScoredSet:
         Options(
             batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
             eval_data=part,
+            num_examples=count,
         ),
         own_metrics=training.config.loss.metrics,
     )

@@ -5,8 +5,9 @@ step, and the number of towers affects only rounding. So every step can be recom
 from the checkpoint before it. Nothing is written to the run's directory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,26 +17,34 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input.corrections import names_of
 from cifar10.input.pipeline import shuffled_indices
-from cifar10.run_directory import checkpoints, logs, starting
+from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.towers.towers import Batch
-from cifar10.towers.verification import relative_difference
+from cifar10.towers.verification import ROUNDING, relative_difference
 from cifar10.training.assembly import assemble
+from cifar10.training.periodic import scored_set
 
 # A step's precision is not compared: one prediction that changes moves it by far more
 # than rounding does.
-_COMPARED = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
-# Differences by rounding grow with each step: in the tutorial's network, from 1e-7 to
-# 0.1 of a gradient's norm within 40 steps.
-_BOUND = 0.5
+_COMPARED = ("total_loss", "cross_entropy", "learning_rate", "gradient_norm")
+# How far rounding moves losses and weights: ten times the difference after 20 steps
+# (docs/auditing.md), but no more than between two trainings.
+_BOUNDS = {"float64": 1e-11, "float32": 0.5, "bfloat16": 1.0, "float16": 1.0}
+_BEFORE = 3  # Steps that `find` compares a step with, as a single one may be low.
+_TINY = 1e-30  # In place of a loss of 0.
+
+
+class Difference(NamedTuple):
+    """How far a recomputed value is from the run's record; the maximum is the worst."""
+
+    exceeds: bool  # Whether `relative` exceeds `bound`, the most by rounding.
+    relative: float
+    bound: float
+    step: int
+    place: str
 
 
 class Replay:
-    """Recomputes any steps of a run.
-
-    Args:
-        run: The run's directory.
-        towers: The number of towers; None for as many as the run had.
-        data_dir: The directory of the data; None for the one that the run used.
+    """Recomputes any steps of a run, by default with its data and number of towers.
 
     Attributes:
         run: The run's directory.
@@ -43,8 +52,6 @@ class Replay:
         saved: The steps of its checkpoints.
         begun: The first step from which the run can be recomputed.
         step: The step that was restored or computed last.
-        bound: The largest difference that rounding explains; 0 for a deterministic run
-            that is replayed on as many workers as it had and on the same devices.
 
     Raises:
         UsageError: The run's data or model has changed, or its images cannot be divided
@@ -60,7 +67,7 @@ class Replay:
         self._logged = {line["step"]: line for line in lines}
         self._directory, most = run / layout.CHECKPOINTS, recorded["max_steps"]
         self.saved = [at for at in checkpoints.steps(self._directory) if at <= most]
-        has_weights = bool(recorded.get("initial_weights"))
+        has_weights = recorded.get("initial_weights")
         self.begun = min(self.saved, default=most) if has_weights else 0
         recorded_towers = recorded.get("towers", 1)
         batches = recorded_towers * recorded.get("accumulate", 1)
@@ -76,20 +83,18 @@ class Replay:
             "data_dir": data_dir or recorded["data_dir"],
         }
         self._training = training = assemble(Config.from_values(values))
-        changed = starting.find_differences(run, recorded, training.determining())
-        if changed:
+        if changed := starting.find_differences(run, recorded, training.determining()):
             raise UsageError(
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
-        is_exact = training.config.speed.deterministic and all(
+        self._is_exact = training.config.speed.deterministic and all(
             recorded.get(name) == training.settings[name]
             for name in ("workers", "devices")
         )
-        self.bound = 0.0 if is_exact else _BOUND
         self.step = 0
         self._state = training.towers.state
-        self._initial = self._values()
+        self._initial = [one.read_value() for one in self._state.variables()]
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields the batches of steps `first` to `last`; pass each to `advance`.
@@ -118,21 +123,42 @@ class Replay:
         found = {name: float(metrics[name]) for name in _COMPARED}
         return {name: of if np.isfinite(of) else np.inf for name, of in found.items()}
 
-    def compare(self, batches: Sequence[Batch]) -> Iterator[tuple[float, int, str]]:
+    def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
         """Computes the next step; compares it with its log line and its checkpoint.
 
-        Yields (relative difference, step, metric or "checkpoint") for each record. The
-        replay goes on from the checkpoint.
+        The replay goes on from the checkpoint, whose scores are compared too.
         """
+        precision = self._training.config.network.precision
+        bound = 0.0 if self._is_exact else _BOUNDS[precision]
         metrics, line = self.advance(batches), self._logged.get(self.step, {})
-        for name in metrics.keys() & line.keys():
-            logged = line[name] if isinstance(line[name], float) else np.inf
-            yield relative_difference(metrics[name], logged), self.step, name
+        if not self._is_exact:
+            del metrics["gradient_norm"]  # Soon has nothing in common.
+        yield from self._compare(metrics, line, bound, layout.METRICS)
         if self.step in self.saved:
             ours = self._values()
             self._restore(self.step)
-            largest = max(map(relative_difference, ours, self._values()))
-            yield largest, self.step, "checkpoint"
+            far = max(map(relative_difference, ours, self._values()))
+            yield Difference(far > bound, far, bound, self.step, "checkpoint")
+            yield from self._compare_scores(ROUNDING[precision])
+
+    def find(self, first: int, last: int) -> tuple[int, float, float]:
+        """Finds the step in which loss or gradient norm rises most; computes each once.
+
+        Returns the step, its cross entropy and gradient norm. A rise is relative to the
+        highest of the steps before; the first step that is not finite rises most.
+        """
+        found: list[tuple[float, float]] = []
+        rises: dict[int, float] = {}  # NaN if a step before was not finite either.
+        for batches in self.steps(max(self.begun + 1, first - _BEFORE), last):
+            metrics = self.advance(batches)
+            found.append((metrics["cross_entropy"], metrics["gradient_norm"]))
+            if self.step >= first:
+                pairs = zip(
+                    found[-1], *(found[-1 - _BEFORE : -1] or found), strict=True
+                )
+                rises[self.step] = max(now / max(_TINY, *old) for now, *old in pairs)
+        step = max(rises, key=rises.__getitem__)
+        return step, *found[step - self.step - 1]
 
     def images(self, batches: Sequence[Batch]) -> list[tuple]:
         """Computes each image of the next step, given its `batches`, as a batch alone.
@@ -162,6 +188,30 @@ class Replay:
         manifests = [checkpoints.read_manifest(self._directory, at) for at in saved[:1]]
         return self.step + sum(one.get("left_out", 0) for one in manifests)
 
+    def _compare(
+        self,
+        found: Mapping[str, float],
+        line: Mapping[str, Any],
+        bound: float,
+        log: str,
+    ) -> Iterator[Difference]:
+        """Compares numbers of this step with those in a line of a `log`."""
+        for name in found.keys() & line.keys():
+            logged = line[name] if isinstance(line[name], float) else np.inf
+            far = relative_difference(found[name], logged)
+            yield Difference(far > bound, far, bound, self.step, f"{name} in {log}")
+
+    def _compare_scores(self, bound: float) -> Iterator[Difference]:
+        """Scores the restored checkpoint again where the run has scores of it."""
+        towers = self._training.towers
+        for part in ("test", "val"):
+            log = f"{layout.evaluation_events(part)}/{layout.METRICS}"
+            entries = logs.read_lines(self.run / log)
+            if line := scores.comparable(entries).get(self.step):
+                scored = scored_set(self._training, part, line["num_examples"])
+                found = scored.score(towers.state.averages, towers.devices[0])
+                yield from self._compare(found.scalars, line, bound, log)
+
     def _restore(self, step: int) -> None:
         """Restores the checkpoint of a step; without one, the initial values."""
         if step in self.saved:
@@ -174,5 +224,9 @@ class Replay:
         self._state.halted.assign(False)
         self.step = step
 
-    def _values(self) -> list[tf.Tensor]:
-        return [variable.read_value() for variable in self._state.variables()]
+    def _values(self) -> list[np.ndarray]:
+        """Returns what is compared: each variable, or all weights as a single one."""
+        if self._is_exact:
+            return [variable.numpy() for variable in self._state.variables()]
+        weights = self._state.model.trainable_variables
+        return [np.concatenate([np.ravel(weight) for weight in weights])]

@@ -7,11 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.input.pipeline import shuffled_indices
 from cifar10.run_directory import chain, checkpoints, lock
 from cifar10.tools import audit, replay
 from cifar10.training import train
@@ -58,10 +60,13 @@ def compared(replayed, first, last):
         for batches in replayed.steps(first, last)
         for one in replayed.compare(batches)
     ]
-    return {(step, place): largest for largest, step, place in found}
+    return {(one.step, one.place): one for one in found}
 
 
-METRICS = ("total_loss", "cross_entropy", "gradient_norm", "learning_rate")
+METRICS = ("total_loss", "cross_entropy", "learning_rate")
+SCORES = ("precision @ 1", "low of precision @ 1", "high of precision @ 1")
+SCORES += ("precision @ 5", "macro F1", "balanced accuracy", "total_loss")
+SCORES += ("cross_entropy", "weight_decay", "expected calibration error")
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
@@ -72,11 +77,16 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     assert code == 0
     assert "Steps 7 to 20: the largest relative difference is" in said
     found = compared(Replay(run_dir, towers), 7, 20)
+    # Only a replay that is exact compares the gradient's norm and each variable.
+    metrics = (*METRICS, "gradient_norm") if towers == 2 else METRICS
     assert found.keys() == {
-        *((step, name) for step in range(8, 21, 2) for name in METRICS),
+        *((s, f"{name} in metrics.jsonl") for s in range(8, 21, 2) for name in metrics),
         *((step, "checkpoint") for step in (10, 12, 15, 20)),
+        *((s, f"{name} in eval/metrics.jsonl") for s in (10, 20) for name in SCORES),
     }
-    assert max(found.values()) <= (0 if towers == 2 else 1e-5)
+    assert max(one.relative for one in found.values()) <= (0 if towers == 2 else 1e-5)
+    bounds = {0.0, 1e-4} if towers == 2 else {0.5, 1e-4}
+    assert {one.bound for one in found.values()} == bounds
     assert contents(run_dir) == before
 
 
@@ -89,7 +99,7 @@ def test_the_first_step_that_differs_is_named(copied, capsys):
     log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     code, said = called(replay, capsys, copied, "--steps", "11:20")
     assert code == 1
-    assert "in step 14 (cross_entropy)" in said
+    assert "in step 14 (cross_entropy in metrics.jsonl)" in said
     assert "Steps 11 to 14" in said
 
 
@@ -141,32 +151,73 @@ def test_each_image_has_its_name_and_loss(run_dir):
         np.testing.assert_array_equal(picture, pictures[place])
 
 
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory):
-    """A run on dark and bright images, one of which is bright and called dark."""
-    folder = tmp_path_factory.mktemp("broken")
+# Images planted among those that are bright on the left, 0, or on the right, 1.
+PLANTED = {
+    "all white": lambda images, labels: images[40].fill(255),
+    "a wrong label": lambda images, labels: labels.__setitem__(40, 1 - labels[40]),
+    "values out of the others' range": lambda images, labels: (
+        images[40, ::2].fill(0),
+        images[40, 1::2].fill(255),
+    ),
+    "not finite": lambda images, labels: images[40].fill(255),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_image_and_its_step_are_found(tmp_path, capsys, monkeypatch, kind):
+    """Of 20 steps, one has the image, and none is computed more often than twice."""
     rng = np.random.default_rng(0)
-    labels = np.arange(96) % 2
-    images = rng.integers(0, 60, (96, 32, 32, 3)) + 150 * labels[:, None, None, None]
-    images[40] = 255
-    arrays = {"x_train": images.astype(np.uint8), "y_train": labels}
-    tested = {"x_test": arrays["x_train"][:4], "y_test": labels[:4]}
-    np.savez(folder / "set.npz", **arrays, **tested)
-    values = {"data": str(folder / "set.npz"), "batch_size": 8, "num_gpus": 2}
-    values |= {"distortions": "none", "max_steps": 90, "checkpoint_steps": 30}
-    return trained(folder / "run", log_frequency=1, **values)
+    images = rng.integers(60, 90, (160, 32, 32, 3), np.uint8)
+    labels = np.arange(160) % 2
+    images[labels == 0, :, :16] += 90
+    images[labels == 1, :, 16:] += 90
+    PLANTED[kind](images, labels)
+    arrays = {"x_train": images, "y_train": labels}
+    arrays |= {"x_test": images[:4], "y_test": labels[:4]}
+    np.savez(tmp_path / "set.npz", **arrays)
+    values = {"data": str(tmp_path / "set.npz"), "batch_size": 4, "num_gpus": 2}
+    values |= {"distortions": "none", "max_steps": 60, "checkpoint_steps": 20}
+    if kind == "not finite":
+        values |= {"model": "small_model:trapped", "on_nan": "skip"}
+    run = trained(tmp_path / "run", **values)
+    capsys.readouterr()
+    computed, original = [], Replay.advance
 
+    def advance(self, batches):
+        computed.append(self.step + 1)
+        return original(self, batches)
 
-def test_the_image_that_broke_a_step_is_found(broken, capsys, tmp_path):
-    words = [broken, "--steps", "60:90", "--find", "--images", tmp_path]
+    monkeypatch.setattr(Replay, "advance", advance)
+    (tmp_path / "pages").mkdir()
+    words = [run, "--steps", "41:60", "--find", "--images", tmp_path / "pages"]
     code, said = called(replay, capsys, *words)
     assert code == 0
-    first, second, *_ = said.splitlines()
+    first, second, *_ = said.splitlines()[-5:]
+    position = [*shuffled_indices(tf.range(320, 480, dtype=tf.int64), 160, 0)].index(40)
+    step = 41 + position // 8
+    assert first.startswith(f"Step {step}: ")
     assert second.startswith("  train picture 40: norm ")
-    step = int(re.match(r"Step (\d+):", first)[1])
-    norms = {line["step"]: line["gradient_norm"] for line in runs.logged(broken)}
-    assert step == max(range(60, 91), key=norms.get) > 60
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step:08d}.html"]
+    assert [path.name for path in (tmp_path / "pages").iterdir()] == [
+        f"step-{step:08d}.html"
+    ]
+    assert len(computed) < 20 * np.log2(20)
+
+
+def test_the_step_before_a_loss_rises_for_good_is_found(run_dir, monkeypatch):
+    """Later steps with still larger losses are what the first one has caused."""
+    replayed = Replay(run_dir)
+    norms = dict(enumerate([2, 5, 0.1, 2, 1.5, 90, 400, 900, 950], 7))
+    monkeypatch.setattr(Replay, "steps", lambda self, *_: range(len(norms)))
+
+    def advance(self, at):
+        self.step = 7 + at
+        return {"cross_entropy": norms[self.step] / 9, "gradient_norm": 1.0}
+
+    monkeypatch.setattr(Replay, "advance", advance)
+    assert replayed.find(8, 15) == (12, 10.0, 1.0)
+    norms |= {9: np.inf, 10: np.inf, 12: np.inf}
+    assert replayed.find(8, 15)[0] == 9
+    assert replayed.find(10, 15)[0] == 10
 
 
 def test_a_gradient_that_is_not_finite_is_the_largest(tmp_path, capsys):
@@ -175,7 +226,7 @@ def test_a_gradient_that_is_not_finite_is_the_largest(tmp_path, capsys):
     words = [tmp_path / "run", "--steps", "1:6", "--find"]
     code, said = called(replay, capsys, *words)
     assert code == 0
-    assert "the gradient's norm is inf" in said
+    assert re.search(r"^Step 2: cross entropy inf, norm inf", said, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +419,10 @@ def better_loss(lines):
     return [{**one, "total_loss": one["total_loss"] * 0.99} for one in lines]
 
 
+def better_score(lines):
+    return [{**one, "precision @ 1": one["precision @ 1"] + 1e-3} for one in lines]
+
+
 def swap(run):
     one, two = folder_of(run, 10), folder_of(run, 15)
     one.rename(run / "aside")
@@ -403,6 +458,10 @@ TAMPERED = {
     "a loss in the log, and its digest": (
         lambda run: (edit(run / "metrics.jsonl", better_loss), forge(run)),
         {0, 5, 10, 12, 15},
+    ),
+    "a score": (
+        lambda run: edit(run / "eval" / "metrics.jsonl", better_score),
+        {5, 15},
     ),
     "a removed line of the log": (
         lambda run: edit(run / "metrics.jsonl", lambda lines: lines[1:]),
@@ -445,7 +504,7 @@ def test_what_was_tampered_with_is_found(copied, capsys, kind):
     tamper, segments = TAMPERED[kind]
     tamper(copied)
     found = audited(copied, capsys)
-    ends = [step for _, step, _ in found["differences"]]
+    ends = [step for _, _, step, _ in found["differences"]]
     begun = {
         first
         for first, last in found["recomputed"]
@@ -489,4 +548,4 @@ def test_stolen_weights_that_a_run_goes_on_with_are_found(
     capsys.readouterr()
     found = audited(run, capsys)
     assert not found["breaks"]
-    assert [one[1:] for one in found["differences"]] == [[10, "checkpoint"]]
+    assert [one[2:] for one in found["differences"]] == [[10, "checkpoint"]]
