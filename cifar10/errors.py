@@ -67,6 +67,10 @@ class NotFiniteError(Exception):
         self.what = what
 
 
+class CorruptedError(NotFiniteError):
+    """Two devices have computed different gradients from the same batch."""
+
+
 class LostWorkerError(Exception):
     """A worker was lost (exit code 75). Restarting all workers resumes the run."""
 

@@ -346,9 +346,8 @@ class Checkpoints(Checked):
             new best score after which the training run ends (default: never)
         on_nan: what to do if a loss or gradient is not finite: stop; skip the update;
             rollback to the last checkpoint, and leave out the batches since then
-        verify_steps: steps between two verified steps, whose gradients are computed on
-            two devices and compared; if the gradients differ, --on_nan decides what to
-            do (default: none)
+        verify_steps: steps between two verified steps, whose gradients two devices
+            compute; if they differ, --on_nan decides (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
             so that a scheduler or --max_restarts restarts the run (default: never)
     """

@@ -9,11 +9,11 @@ from cifar10.config import layout, run_config
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, restoring
-from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
+from cifar10.run_directory.checkpoints import Checkpoint
 from cifar10.run_directory.early_stopping import why_ended
 
 # Errors after which only the checkpoint is refused, and the run still followed.
-_REFUSED = (DamagedError, UsageError, OSError)
+_REFUSED = (UsageError, OSError)
 
 
 class FollowedRun:

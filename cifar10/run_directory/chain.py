@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import DiskError
+from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, logs, starting
-from cifar10.run_directory.checkpoints import DamagedError
 
 LINK = "chain"  # The key of a link in a manifest.
 
@@ -21,13 +20,13 @@ LINK = "chain"  # The key of a link in a manifest.
 def make_link(run: Path, step: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the link for the manifest of a step's checkpoint.
 
-    A link holds the step and the SHA-256 of the manifest before it, the SHA-256 of the
-    log, and the `settings`: the code's versions, and whatever determines the result.
+    It holds the step and the SHA-256 of the manifest before, the SHA-256 of the log up
+    to `step`, and the `settings` that determine the result, with the code's versions.
     """
     directory = run / layout.CHECKPOINTS
     before = max((at for at in checkpoints.steps(directory) if at < step), default=None)
     link: dict[str, Any] = {"settings": {**settings}, "step": before}
-    with contextlib.suppress(OSError, DamagedError, DiskError):  # Saving must not fail.
+    with contextlib.suppress(OSError, UsageError):  # Saving must not fail.
         log = logs.lines_up_to(run / layout.METRICS, step)
         link["log"] = hashlib.sha256(log).hexdigest()
         if before is not None:
@@ -41,29 +40,29 @@ def check(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
 
     Returns the number of linked checkpoints, and a message on each contradiction.
     """
-    directory, count, breaks = run / layout.CHECKPOINTS, 0, []
+    directory, linked, breaks = run / layout.CHECKPOINTS, 0, []
     saved = checkpoints.steps(directory)
     for step in saved:
+        where = f"checkpoint of step {step}"
         try:
             link = checkpoints.verify(directory, step).manifest.get(LINK)
-        except DamagedError as error:
-            breaks.append(f"checkpoint of step {step}: {error}")
+        except checkpoints.DamagedError as error:
+            breaks.append(f"{where}: {error}")
             continue
         if not isinstance(link, dict) or not isinstance(link.get("settings"), dict):
             continue  # An earlier version wrote the manifest.
-        count += 1
-        found = make_link(run, step, {})
-        if link.get("step") not in (None, *saved):  # It was deleted since.
-            found |= {name: link.get(name) for name in ("step", "manifest")}
+        linked += 1
+        now = make_link(run, step, {})
+        is_deleted = link.get("step") not in (None, *saved)  # The one before.
         breaks += [
-            f"checkpoint of step {step}: the {name} before it has changed"
-            for name in ("log", "step", "manifest")
-            if link.get(name) != found.get(name)
+            f"{where}: the {name} before it has changed"
+            for name in (["log"] if is_deleted else ["log", "step", "manifest"])
+            if link.get(name) != now.get(name)
         ]
         changed = starting.find_differences(run, recorded, link["settings"])
-        breaks += [
-            f"{layout.CONFIG}: {name} is {now!r}, but was {then!r} at step {step}"
-            for name, (now, then) in changed.items()
-            if name != "versions"
-        ]
-    return count, breaks
+        for name in changed.keys() - {"versions"}:
+            new, old = changed[name]
+            breaks.append(
+                f"{layout.CONFIG}: {name} is {new!r}, but was {old!r} at step {step}"
+            )
+    return linked, breaks

@@ -48,7 +48,7 @@ _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionErr
 _NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-class DamagedError(Exception):
+class DamagedError(UsageError):
     """A file of a checkpoint is missing or differs from what was written."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import chain
-from cifar10.tools.replay import open_run
+from cifar10.tools.replay import compare, open_run
 
 HELP = "find out whether a run was altered, by checksums and by recomputing steps"
 DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputation.
@@ -34,14 +34,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     count = 0 if breaks else min(max(given["segments"], 0), len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
-    worst = [
-        max(
-            found
-            for one in replay.steps(first + 1, last)
-            for found in replay.compare(one)
-        )
-        for first, last in drawn
-    ]
+    worst = [compare(replay, first + 1, last) for first, last in drawn]
     pairs = zip(drawn, worst, strict=True)
     verified = sum(last - first for (first, last), one in pairs if not one.exceeds)
     report = {

@@ -12,19 +12,17 @@ from cifar10.config import flags, layout
 from cifar10.errors import UsageError
 from cifar10.process import entry_point, files
 from cifar10.run_directory import restoring
-from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.run_directory.lock import is_locked
 
 if TYPE_CHECKING:
     from cifar10.training.replay import Difference, Replay
 
 HELP = "recompute steps of a run, and find the images that broke it"
-DESCRIPTION = """Recomputes a run's steps, and compares them with the run's records.
+DESCRIPTION = """Recomputes steps of a run, and compares them with its records.
 
     python -m cifar10 replay runs/cifar10_train --steps 1001:1100 --find
 
-On the same kind of machine, a --deterministic run is recomputed to the last
-bit. Nothing is written to the run. Exit code 1: something differs.
+Writes nothing to the run. Exit code 1: something differs by more than rounding.
 """
 
 _MOST = 4  # Images that --find names.
@@ -36,24 +34,27 @@ _PAGE = """<!doctype html><meta charset="utf-8"><title>Images of a step</title>
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     parser.add_argument("--steps", required=True, help="FIRST:LAST, such as 1001:1100")
-    parser.add_argument(
-        "--find", action="store_true", help="name the images that broke a step"
-    )
+    parser.add_argument("--find", action="store_true", help="name what broke a step")
     parser.add_argument("--images", help="folder for pages of each step's images")
     replay, given = open_run(parser, words)
     found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", given["steps"])
     first, last = map(int, found.groups()) if found else (0, 0)
-    begun, most = replay.begun, replay.recorded["max_steps"]
+    begun, most, folder = replay.begun, replay.recorded["max_steps"], given["images"]
     if not begun < first <= last <= most:
         raise UsageError(
             f"--steps {given['steps']}: give FIRST:LAST within the steps {begun + 1:,} "
             f"to {most:,} of the run."
         )
-    act = _find if given["find"] else _compare
-    try:
-        return act(replay, first, last, given["images"])
-    except DamagedError as error:
-        raise UsageError(f"{error}. Move this checkpoint away.") from error
+    if given["find"]:
+        return _find(replay, first, last, folder)
+    worst = compare(replay, first, last, folder)
+    print(
+        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
+        f"{worst.relative:.2g}, in step {worst.step:,} ({worst.place}). Rounding "
+        f"explains up to {worst.bound:g}.\n"
+        f"The run {'differs' if worst.exceeds else 'is the same'}."
+    )
+    return int(worst.exceeds)
 
 
 def open_run(
@@ -75,8 +76,10 @@ def open_run(
     return Replay(run, given["num_gpus"], given["data_dir"]), given
 
 
-def _compare(replay: "Replay", first: int, last: int, folder: str | None) -> int:
-    """Recomputes steps until one differs from the run's records."""
+def compare(
+    replay: "Replay", first: int, last: int, folder: str | None = None
+) -> "Difference":
+    """Recomputes steps until one differs; returns the worst difference from the run."""
     found: list[Difference] = []
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
@@ -88,18 +91,11 @@ def _compare(replay: "Replay", first: int, last: int, folder: str | None) -> int
             f"--steps {first}:{last}: the run neither logged nor saved any of these "
             "steps. Give a range that includes such a step."
         )
-    worst = max(found)
-    print(
-        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
-        f"{worst.relative:.2g}, in step {worst.step:,} ({worst.place}). Rounding "
-        f"explains up to {worst.bound:g}.\n"
-        f"The run {'differs' if worst.exceeds else 'is the same'}."
-    )
-    return int(worst.exceeds)
+    return max(found)
 
 
 def _find(replay: "Replay", first: int, last: int, folder: str | None) -> int:
-    """Finds the step in which loss or gradient rises most, and the images behind it."""
+    """Names the step in which loss or gradient rises most, and the images behind it."""
     step, loss, norm = replay.find(first, last)
     batches = next(replay.steps(step, step))
     _write_page(folder, replay, batches)

@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, Any] | None:
                     changed = max(changed, file.st_mtime)
     try:
         progress = _progress(path, run_config.read_run_config(path))
-    except (UsageError, checkpoints.DamagedError, FileNotFoundError) as error:
+    except (UsageError, FileNotFoundError) as error:
         if not any(path.glob(f"{layout.CHECKPOINTS}/step-*")):
             return None
         progress = {"state": "damaged", "problem": " ".join(str(error).split())}

@@ -22,9 +22,11 @@ from signal import Signals
 from typing import NamedTuple, TypeAlias
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import CorruptedError, StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
@@ -35,6 +37,8 @@ Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
 
 # Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
 _TOWER_SEED_STRIDE = 0x9E3779B1
+# How far rounding moves gradients and scores: ten times what docs/auditing.md measured.
+ROUNDING = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +227,27 @@ class TowerBuilder:
         """Computes each tower's result, on `devices` if given; updates no variables."""
         return self._results(list(batches), tuple(devices or self.devices))
 
+    def verify(self, batches: Sequence[Batch], step: int, bound: float) -> None:
+        """Computes each tower's gradients on its own device and on another tower's.
+
+        With a single device, computes them twice. Raises a `CorruptedError` that names
+        `step`, which is not run, if those of a variable differ by more than `bound`.
+        """
+        of_each = len(self.devices) // len({*self.devices})  # Batches per device.
+        elsewhere = self.devices[of_each:] + self.devices[:of_each]
+        both = self.results(batches), self.results(batches, elsewhere)
+        for tower, pair in enumerate(zip(*both, strict=True)):
+            gradients = (result.gradients for result in pair)
+            for name, ours, theirs in zip(self._names, *gradients, strict=True):
+                far = 0.0 if ours is None else relative_difference(ours, theirs)
+                if far > bound:
+                    raise CorruptedError(
+                        step,
+                        f"the gradient of {name} on tower {tower} differs between "
+                        f"{self.devices[tower]} and {elsewhere[tower]} by {far:.2g} of "
+                        "its norm: one of these devices computes wrongly",
+                    )
+
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Runs every tower of this process without updating variables.
 
@@ -348,6 +373,19 @@ class TowerBuilder:
                 "These variables have no gradient and will not be trained: %s.",
                 ", ".join(new),
             )
+
+
+def relative_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
+    """Returns the norm of two arrays' difference, divided by the larger of their norms.
+
+    The result is 0 to 2. Arrays that differ and are not finite give 2.
+    """
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if np.array_equal(ours, theirs, equal_nan=True):
+        return 0.0
+    with np.errstate(all="ignore"):
+        size = max(np.linalg.norm(ours), np.linalg.norm(theirs))
+        return float(np.nan_to_num(np.linalg.norm(ours - theirs) / size, nan=2.0))
 
 
 def sum_on_devices(

@@ -387,11 +387,10 @@ def build_towers(
     what: dict[str, Any] = {"tower": tower, "update": update}
     towers = TowerBuilder(states[0], batch_devices, **what)
     if strategy is not None:
-        if period := config.checkpoints.verify_steps:
+        if config.checkpoints.verify_steps:
             raise UsageError(
-                f"--verify_steps {period}: only towers that share one set of variables "
-                "can be verified.\nLeave --verify_steps out with several workers or "
-                "with --variable_update mirrored."
+                "--verify_steps needs towers that share their variables. Leave it out "
+                "with several workers or --variable_update mirrored."
             )
         first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(

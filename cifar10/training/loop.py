@@ -12,8 +12,7 @@ from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
-from cifar10.towers.towers import Batch, StepResult
-from cifar10.towers.verification import ROUNDING, verify
+from cifar10.towers.towers import ROUNDING, Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
@@ -167,7 +166,7 @@ class Loop:
         if period and step % period == 0:
             rounding = ROUNDING[config.network.precision]
             bound = 0.0 if config.speed.deterministic else rounding
-            verify(towers, batches[0], step, bound)
+            towers.verify(batches[0], step, bound)
         return towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:

@@ -5,9 +5,9 @@ step, and the number of towers affects only rounding. So every step can be recom
 from the checkpoint before it. Nothing is written to the run's directory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,25 +18,21 @@ from cifar10.errors import UsageError
 from cifar10.input.corrections import names_of
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.run_directory import checkpoints, logs, scores, starting
-from cifar10.towers.towers import Batch
-from cifar10.towers.verification import ROUNDING, relative_difference
+from cifar10.towers.towers import ROUNDING, Batch, relative_difference
 from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
 
-# A step's precision is not compared: one prediction that changes moves it by far more
-# than rounding does.
+# Not the precision: rounding may move it by a whole image.
 _COMPARED = ("total_loss", "cross_entropy", "learning_rate", "gradient_norm")
 # How far rounding moves losses and weights: ten times the difference after 20 steps
 # (docs/auditing.md), but no more than between two trainings.
 _BOUNDS = {"float64": 1e-11, "float32": 0.5, "bfloat16": 1.0, "float16": 1.0}
-_BEFORE = 3  # Steps that `find` compares a step with, as a single one may be low.
-_TINY = 1e-30  # In place of a loss of 0.
 
 
 class Difference(NamedTuple):
     """How far a recomputed value is from the run's record; the maximum is the worst."""
 
-    exceeds: bool  # Whether `relative` exceeds `bound`, the most by rounding.
+    exceeds: bool  # Whether `relative` is more than `bound`, which rounding explains.
     relative: float
     bound: float
     step: int
@@ -69,15 +65,13 @@ class Replay:
         self.saved = [at for at in checkpoints.steps(self._directory) if at <= most]
         has_weights = recorded.get("initial_weights")
         self.begun = min(self.saved, default=most) if has_weights else 0
-        recorded_towers = recorded.get("towers", 1)
-        batches = recorded_towers * recorded.get("accumulate", 1)
-        towers = towers or max(1, recorded_towers)
+        batches = recorded.get("towers", 1) * recorded.get("accumulate", 1)
+        towers = towers or max(1, recorded.get("towers", 1))
         values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
         values |= {
             "num_gpus": towers,
             # The run's batches, if possible: batch norm and dropout depend on them.
             "accumulate": max(1, batches // towers),
-            "global_batch_size": recorded["global_batch_size"],
             "split_gpu": 1,
             "variable_update": "towers",
             "data_dir": data_dir or recorded["data_dir"],
@@ -88,13 +82,15 @@ class Replay:
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
-        self._is_exact = training.config.speed.deterministic and all(
+        is_exact = training.config.speed.deterministic and all(
             recorded.get(name) == training.settings[name]
             for name in ("workers", "devices")
         )
+        self._precision = training.config.network.precision
+        self._bound = 0.0 if is_exact else _BOUNDS[self._precision]
         self.step = 0
         self._state = training.towers.state
-        self._initial = [one.read_value() for one in self._state.variables()]
+        self._initial = [(one, one.read_value()) for one in self._state.variables()]
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields the batches of steps `first` to `last`; pass each to `advance`.
@@ -128,35 +124,38 @@ class Replay:
 
         The replay goes on from the checkpoint, whose scores are compared too.
         """
-        precision = self._training.config.network.precision
-        bound = 0.0 if self._is_exact else _BOUNDS[precision]
         metrics, line = self.advance(batches), self._logged.get(self.step, {})
-        if not self._is_exact:
-            del metrics["gradient_norm"]  # Soon has nothing in common.
-        yield from self._compare(metrics, line, bound, layout.METRICS)
+        if self._bound:
+            del metrics["gradient_norm"]  # It soon differs by its size.
+        records = [(metrics, line, self._bound, layout.METRICS)]
         if self.step in self.saved:
             ours = self._values()
             self._restore(self.step)
             far = max(map(relative_difference, ours, self._values()))
-            yield Difference(far > bound, far, bound, self.step, "checkpoint")
-            yield from self._compare_scores(ROUNDING[precision])
+            yield Difference(
+                far > self._bound, far, self._bound, self.step, "checkpoint"
+            )
+            records += self._scores()
+        for found, line, bound, log in records:
+            for name in found.keys() & line.keys():
+                logged = line[name] if isinstance(line[name], float) else np.inf
+                far = relative_difference(found[name], logged)
+                yield Difference(far > bound, far, bound, self.step, f"{name} in {log}")
 
     def find(self, first: int, last: int) -> tuple[int, float, float]:
-        """Finds the step in which loss or gradient norm rises most; computes each once.
+        """Finds the step in which loss or gradient norm rises most, in one pass.
 
-        Returns the step, its cross entropy and gradient norm. A rise is relative to the
-        highest of the steps before; the first step that is not finite rises most.
+        A rise is relative to the highest of the three steps before. The first step that
+        is not finite rises most. Returns step, cross entropy and gradient norm.
         """
         found: list[tuple[float, float]] = []
         rises: dict[int, float] = {}  # NaN if a step before was not finite either.
-        for batches in self.steps(max(self.begun + 1, first - _BEFORE), last):
+        for batches in self.steps(max(self.begun + 1, first - 3), last):
             metrics = self.advance(batches)
             found.append((metrics["cross_entropy"], metrics["gradient_norm"]))
             if self.step >= first:
-                pairs = zip(
-                    found[-1], *(found[-1 - _BEFORE : -1] or found), strict=True
-                )
-                rises[self.step] = max(now / max(_TINY, *old) for now, *old in pairs)
+                both = zip(found[-1], *(found[-4:-1] or found), strict=True)
+                rises[self.step] = max(now / max(1e-30, *old) for now, *old in both)
         step = max(rises, key=rises.__getitem__)
         return step, *found[step - self.step - 1]
 
@@ -174,8 +173,7 @@ class Replay:
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
             result = training.towers.tower(self._state, 0, *one)
-            gradients = [of for of in result.gradients if of is not None]
-            norm = float(tf.linalg.global_norm(gradients))
+            norm = float(tf.linalg.global_norm(result.gradients))
             norm = norm if np.isfinite(norm) else np.inf
             loss = float(result.metrics["cross_entropy"])
             found.append((norm, loss, names[chosen[at]], picture))
@@ -188,21 +186,8 @@ class Replay:
         manifests = [checkpoints.read_manifest(self._directory, at) for at in saved[:1]]
         return self.step + sum(one.get("left_out", 0) for one in manifests)
 
-    def _compare(
-        self,
-        found: Mapping[str, float],
-        line: Mapping[str, Any],
-        bound: float,
-        log: str,
-    ) -> Iterator[Difference]:
-        """Compares numbers of this step with those in a line of a `log`."""
-        for name in found.keys() & line.keys():
-            logged = line[name] if isinstance(line[name], float) else np.inf
-            far = relative_difference(found[name], logged)
-            yield Difference(far > bound, far, bound, self.step, f"{name} in {log}")
-
-    def _compare_scores(self, bound: float) -> Iterator[Difference]:
-        """Scores the restored checkpoint again where the run has scores of it."""
+    def _scores(self) -> Iterator[tuple[dict[str, float], dict, float, str]]:
+        """Scores the restored checkpoint; yields scores, log line, bound, log."""
         towers = self._training.towers
         for part in ("test", "val"):
             log = f"{layout.evaluation_events(part)}/{layout.METRICS}"
@@ -210,7 +195,7 @@ class Replay:
             if line := scores.comparable(entries).get(self.step):
                 scored = scored_set(self._training, part, line["num_examples"])
                 found = scored.score(towers.state.averages, towers.devices[0])
-                yield from self._compare(found.scalars, line, bound, log)
+                yield found.scalars, line, ROUNDING[self._precision], log
 
     def _restore(self, step: int) -> None:
         """Restores the checkpoint of a step; without one, the initial values."""
@@ -218,15 +203,14 @@ class Replay:
             found = checkpoints.verify(self._directory, step)
             checkpoints.restore(found, self._state.trackables())
         else:
-            both = zip(self._state.variables(), self._initial, strict=True)
-            for variable, value in both:
+            for variable, value in self._initial:
                 variable.assign(value)
         self._state.halted.assign(False)
         self.step = step
 
     def _values(self) -> list[np.ndarray]:
         """Returns what is compared: each variable, or all weights as a single one."""
-        if self._is_exact:
-            return [variable.numpy() for variable in self._state.variables()]
-        weights = self._state.model.trainable_variables
-        return [np.concatenate([np.ravel(weight) for weight in weights])]
+        if self._bound:
+            weights = self._state.model.trainable_variables
+            return [np.concatenate([np.ravel(weight) for weight in weights])]
+        return [variable.numpy() for variable in self._state.variables()]

@@ -16,11 +16,10 @@ import tensorflow as tf
 
 from cifar10.config import layout
 from cifar10.config.data_flag import PYTHON
-from cifar10.errors import NotFiniteError, UsageError, first_few, say
+from cifar10.errors import CorruptedError, NotFiniteError, UsageError, first_few, say
 from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
-from cifar10.towers.verification import CorruptedError
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 

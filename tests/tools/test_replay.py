@@ -116,7 +116,7 @@ def test_steps_without_a_record_are_refused(run_dir, capsys):
 
 def test_a_damaged_checkpoint_is_named(copied, capsys):
     (folder_of(copied, 10) / "state.index").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"step-00000010.*Move this checkpoint"):
+    with pytest.raises(UsageError, match=r"step-00000010.*differs from its SHA-256"):
         called(replay, capsys, copied, "--steps", "11:12")
 
 
