@@ -60,9 +60,9 @@ def check(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
             if link.get(name) != now.get(name)
         ]
         changed = starting.find_differences(run, recorded, link["settings"])
-        for name in changed.keys() - {"versions"}:
-            new, old = changed[name]
-            breaks.append(
-                f"{layout.CONFIG}: {name} is {new!r}, but was {old!r} at step {step}"
-            )
+        breaks += [
+            f"{layout.CONFIG}: {name} is {now!r}, but was {then!r} at step {step}"
+            for name, (now, then) in changed.items()
+            if name != "versions"
+        ]
     return linked, breaks

@@ -110,11 +110,9 @@ def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:
     """Writes a page of the images of the next step, with their names and losses."""
     if folder is None:
         return
-    import tensorflow as tf
-
     page = _PAGE
-    for _, loss, name, image in replay.images(batches):
-        coded = base64.b64encode(tf.io.encode_png(image).numpy()).decode()
+    for _, loss, name, png in replay.images(batches):
+        coded = base64.b64encode(png).decode()
         page += f'<p><img src="data:image/png;base64,{coded}">'
         page += f"<br>{html.escape(name)}: {loss:.3g}\n"
     path = Path(folder, f"step-{replay.step + 1:08d}.html")

@@ -19,11 +19,10 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from signal import Signals
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from cifar10.errors import CorruptedError, StoppedError, UsageError
@@ -375,14 +374,15 @@ class TowerBuilder:
             )
 
 
-def relative_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
+def relative_difference(ours: Any, theirs: Any) -> float:
     """Returns the norm of two arrays' difference, divided by the larger of their norms.
 
     The result is 0 to 2. Arrays that differ and are not finite give 2.
     """
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    if np.array_equal(ours, theirs, equal_nan=True):
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    if np.array_equal(ours, theirs, equal_nan=True):  # Before the slow conversion.
         return 0.0
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(all="ignore"):
         size = max(np.linalg.norm(ours), np.linalg.norm(theirs))
         return float(np.nan_to_num(np.linalg.norm(ours - theirs) / size, nan=2.0))

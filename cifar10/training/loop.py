@@ -34,8 +34,7 @@ class Loop:
     """
 
     def __init__(self, training: Training, stop: StopSignals) -> None:
-        config, towers = training.config, training.towers
-        versions = training.settings["versions"]
+        config, towers, settings = training.config, training.towers, training.settings
         self.training = training
         self.progress = Progress(
             training.train_dir,
@@ -43,7 +42,7 @@ class Loop:
             config,
             len(training.images),
             writes=training.workers.is_chief,
-            settings={**training.determining(), "versions": versions},
+            settings={**training.determining(), "versions": settings["versions"]},
         )
         skips = config.checkpoints.on_nan == "skip"
         self.results = Results(self.progress, towers.tower_names, skips=skips)

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ import tensorflow as tf
 
 import runs
 from cifar10.config.config import Config
+from cifar10.config.fields import PRECISIONS
 from cifar10.errors import UsageError
+from cifar10.evaluation import eval_command
 from cifar10.input import datasets
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.run_directory import chain, checkpoints, lock
 from cifar10.tools import audit, replay
-from cifar10.training import train
+from cifar10.towers import towers
+from cifar10.training import replay as replays, train
 from cifar10.training.replay import Replay
 from small_folders import numbered, write
 
@@ -103,6 +107,76 @@ def test_the_first_step_that_differs_is_named(copied, capsys):
     assert "Steps 11 to 14" in said
 
 
+def precision_bounds():
+    """The bounds by precision, as docs/auditing.md has them."""
+    page = Path(__file__).parents[2] / "docs" / "auditing.md"
+    table = re.compile(r"^\| ((?:b?float\d+(?:, )?)+) \|(.*)\|$", re.MULTILINE)
+    rows = table.findall(page.read_text())
+    columns = {names: row.split("|") for names, row in rows}
+    return {
+        name: (float(row[0]), float(row[2]))
+        for names, row in columns.items()
+        for name in names.split(", ")
+    }
+
+
+def test_bounds_are_documented():
+    bounds = {
+        name: (replays._BOUNDS[name], bound) for name, bound in towers.ROUNDING.items()
+    }
+    assert precision_bounds() == bounds
+    assert {*bounds} == {*PRECISIONS}
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_other_towers_differ_within_the_bound_of_the_precision(
+    tmp_path, stand_in_dir, precision
+):
+    values = {"accumulate": 4, "batch_size": 4, "data": "synthetic", "max_steps": 10}
+    values |= {"data_dir": str(stand_in_dir), "log_frequency": 1, "eval_steps": 10}
+    values |= {"precision": precision, "deterministic": False, "num_gpus": 1}
+    run = trained(tmp_path / "run", **values)
+    bound, of_scores = precision_bounds()[precision]
+    found = compared(Replay(run, 4), 1, 10)
+    assert {one.bound for one in found.values()} == {bound, of_scores}
+    assert all(one.relative <= one.bound / 5 for one in found.values())
+    factors = {"total_loss": 1.5 / (1 - bound), "cross_entropy": 1 + bound / 2}
+    edit(
+        run / "metrics.jsonl",
+        lambda lines: [
+            line | {name: line[name] * factor for name, factor in factors.items()}
+            for line in lines
+        ],
+    )
+    found = compared(Replay(run, 4), 1, 10)
+    assert found[5, "total_loss in metrics.jsonl"].exceeds
+    assert not found[5, "cross_entropy in metrics.jsonl"].exceeds
+
+
+@pytest.mark.parametrize("kind", ["of val", "of few images"])
+def test_scores_are_compared_on_the_images_that_were_scored(
+    tmp_path, stand_in_dir, capsys, kind
+):
+    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
+    values |= {"max_steps": 4, "eval_steps": 4} if kind == "of val" else {}
+    values |= {"val_fraction": 0.2} if kind == "of val" else {"max_steps": 4}
+    run = trained(tmp_path / "run", num_gpus=1, **values)
+    log = run / "eval_val" / "metrics.jsonl"
+    if kind == "of few images":
+        log = run / "eval" / "metrics.jsonl"
+        words = ["--train_dir", run, "--run_once", "--num_examples", 20]
+        called(eval_command, capsys, *words)
+    capsys.readouterr()
+    assert audited(run, capsys)["verified"] == 1.0
+    edit(log, better_score)
+    (found,) = audited(run, capsys)["differences"]
+    place = f"precision @ 1 in {log.parent.name}/metrics.jsonl"
+    assert found[2:] == [4, place]
+    edit(log, lambda lines: [{**one, "num_examples": 10**6} for one in lines])
+    with pytest.raises(UsageError, match="there are only"):
+        audited(run, capsys)
+
+
 @pytest.mark.parametrize("steps", ["5:21", "9:8", "0:3", "5", "a:b"])
 def test_steps_that_the_run_has_not_are_refused(run_dir, capsys, steps):
     with pytest.raises(UsageError, match="steps 1 to 20"):
@@ -146,9 +220,9 @@ def test_each_image_has_its_name_and_loss(run_dir):
         line["cross_entropy"], rel=1e-5
     )
     pictures, _ = datasets.find_for(replayed.recorded).read("train")
-    for *_, name, picture in images:
+    for *_, name, png in images:
         place = int(name.removeprefix("train picture "))
-        np.testing.assert_array_equal(picture, pictures[place])
+        np.testing.assert_array_equal(tf.io.decode_png(png), pictures[place])
 
 
 # Images planted among those that are bright on the left, 0, or on the right, 1.
