@@ -12,9 +12,6 @@ from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint
 from cifar10.run_directory.early_stopping import why_ended
 
-# Errors after which only the checkpoint is refused, and the run still followed.
-_REFUSED = (UsageError, OSError)
-
 
 class FollowedRun:
     """A run whose newest or `wanted` checkpoint is kept loaded.
@@ -141,7 +138,7 @@ class FollowedRun:
             model.settings,
             wanted=self._wanted,
             skip=done,
-            tolerate=_REFUSED,
+            tolerate=(UsageError, OSError),  # The run is still followed.
         )
         whys = {step: reason(error) for step, error in refused.items()}
         for step, why in whys.items():

@@ -7,6 +7,7 @@ syncs it to disk and renames it, so a crash leaves no incomplete checkpoint. The
 checksums reveal later disk damage. Only `save` and `restore` import TensorFlow.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -19,11 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import layout
 from cifar10.config.options import is_a
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
+from cifar10.run_directory import logs
 
 MANIFEST = "manifest.json"
+LINK = "chain"  # The key of a link in a manifest.
 _STATE = "state"
 # Only the names that `folder` returns, so that each step has a single name.
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
@@ -112,6 +116,22 @@ def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
 def _sums(path: Path) -> dict[str, Any]:
     """Returns the size and SHA-256 of a file, as a manifest records them."""
     return {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
+
+
+def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
+    """Returns a checkpoint's link for its manifest, which reveals later changes.
+
+    It holds the step and the SHA-256 of the manifest before, the SHA-256 of the log up
+    to `step`, and the `settings` that determine the result, with the code's versions.
+    """
+    before = max((at for at in steps(directory) if at < step), default=None)
+    link: dict[str, Any] = {"settings": {**settings}, "step": before}
+    with contextlib.suppress(OSError, UsageError):  # Saving must not fail.
+        log = logs.lines_up_to(directory.parent / layout.METRICS, step)
+        link["log"] = hashlib.sha256(log).hexdigest()
+        if before is not None:
+            link["manifest"] = digest_of(read_manifest(directory, before))
+    return link
 
 
 def folder(directory: Path, step: int) -> Path:

@@ -4,10 +4,13 @@ import argparse
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from cifar10.config import layout
 from cifar10.errors import UsageError
-from cifar10.run_directory import chain
+from cifar10.run_directory import checkpoints, starting
 from cifar10.tools.replay import compare, open_run
 
 HELP = "find out whether a run was altered, by checksums and by recomputing steps"
@@ -15,10 +18,9 @@ DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputa
 
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
-First, the checksums in the checkpoints' manifests are checked. Then segments,
-each from a checkpoint to the next, are drawn at random, recomputed and
-compared with the run. Choose the --seed of the draw after the run has ended.
-docs/auditing.md explains the report. Exit code 1: something differs.
+Checks the checksums in the checkpoints' manifests. Then draws segments, each
+from a checkpoint to the next, and recomputes them. Choose the --seed of the
+draw after the run has ended. Exit code 1: something differs.
 """
 
 
@@ -28,7 +30,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--json", action="store_true", help="print JSON")
     replay, given = open_run(parser, words)
-    linked, breaks = chain.check(replay.run, replay.recorded)
+    linked, breaks = _check_chain(replay.run, replay.recorded)
     segments = [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
@@ -36,14 +38,14 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
     worst = [compare(replay, first + 1, last) for first, last in drawn]
     pairs = zip(drawn, worst, strict=True)
-    verified = sum(last - first for (first, last), one in pairs if not one.exceeds)
+    verified = sum(last - first for (first, last), one in pairs if not one[0])
     report = {
         "checkpoints": len(replay.saved),
         "linked": linked,  # Checkpoints of an earlier version have no link.
         "breaks": breaks,
         "segments": len(segments),
         "recomputed": drawn,
-        "differences": [one[1:] for one in worst if one.exceeds],
+        "differences": [one[1:] for one in worst if one[0]],
         "largest": max(worst)[1:] if worst else None,
         "verified": verified / segments[-1][1],
         "missed": 1 - count / len(segments),
@@ -53,3 +55,37 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     else:
         print("\n".join(f"{name + ':':13}{value}" for name, value in report.items()))
     return 1 if breaks or report["differences"] else 0
+
+
+def _check_chain(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Compares a run's manifests with each other, its log and its `config.json`.
+
+    Returns the number of linked checkpoints, and a message on each contradiction.
+    Whoever changes a manifest has to change all later ones, too.
+    """
+    directory, linked, breaks = run / layout.CHECKPOINTS, 0, []
+    saved = checkpoints.steps(directory)
+    for step in saved:
+        where = f"checkpoint of step {step}"
+        try:
+            link = checkpoints.verify(directory, step).manifest.get(checkpoints.LINK)
+        except checkpoints.DamagedError as error:
+            breaks.append(f"{where}: {error}")
+            continue
+        if not isinstance(link, dict) or not isinstance(link.get("settings"), dict):
+            continue  # An earlier version wrote the manifest.
+        linked += 1
+        now = checkpoints.make_link(directory, step, {})
+        is_deleted = link.get("step") not in (None, *saved)  # The one before.
+        breaks += [
+            f"{where}: the {name} before it has changed"
+            for name in (["log"] if is_deleted else ["log", "step", "manifest"])
+            if link.get(name) != now.get(name)
+        ]
+        changed = starting.find_differences(run, recorded, link["settings"])
+        breaks += [
+            f"{layout.CONFIG}: {name} is {now!r}, but was {then!r} at step {step}"
+            for name, (now, then) in changed.items()
+            if name != "versions"
+        ]
+    return linked, breaks

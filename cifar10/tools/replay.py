@@ -26,7 +26,7 @@ Writes nothing to the run. Exit code 1: something differs by more than rounding.
 """
 
 _MOST = 4  # Images that --find names.
-_PAGE = """<!doctype html><meta charset="utf-8"><title>Images of a step</title>
+_PAGE = """<!doctype html><meta charset="utf-8">
 <style>p { display: inline-block; margin: 8px } img { height: 96px }</style>
 """
 
@@ -46,15 +46,21 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
             f"to {most:,} of the run."
         )
     if given["find"]:
-        return _find(replay, first, last, folder)
-    worst = compare(replay, first, last, folder)
+        step, loss, norm = replay.find(first, last)
+        batches = next(replay.steps(step, step))
+        _write_page(folder, replay, batches)
+        print(f"Step {step:,}: cross entropy {loss:.3g}, norm {norm:.3g}, mostly from:")
+        ranked = sorted(replay.images(batches), key=lambda one: -one[0])
+        for norm, loss, name, _ in ranked[:_MOST]:
+            print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
+        return 0
+    differs, far, bound, step, place = compare(replay, first, last, folder)
     print(
         f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
-        f"{worst.relative:.2g}, in step {worst.step:,} ({worst.place}). Rounding "
-        f"explains up to {worst.bound:g}.\n"
-        f"The run {'differs' if worst.exceeds else 'is the same'}."
+        f"{far:.2g}, in step {step:,} ({place}). Rounding explains up to {bound:g}.\n"
+        f"The run {'differs' if differs else 'is the same'}."
     )
-    return int(worst.exceeds)
+    return int(differs)
 
 
 def open_run(
@@ -84,7 +90,7 @@ def compare(
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
         found += replay.compare(batches)
-        if found and max(found).exceeds:
+        if found and max(found)[0]:
             break
     if not found:
         raise UsageError(
@@ -92,18 +98,6 @@ def compare(
             "steps. Give a range that includes such a step."
         )
     return max(found)
-
-
-def _find(replay: "Replay", first: int, last: int, folder: str | None) -> int:
-    """Names the step in which loss or gradient rises most, and the images behind it."""
-    step, loss, norm = replay.find(first, last)
-    batches = next(replay.steps(step, step))
-    _write_page(folder, replay, batches)
-    print(f"Step {step:,}: cross entropy {loss:.3g}, norm {norm:.3g}, most of it from:")
-    ranked = sorted(replay.images(batches), key=lambda one: -one[0])
-    for norm, loss, name, _ in ranked[:_MOST]:
-        print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
-    return 0
 
 
 def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:

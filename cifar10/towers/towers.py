@@ -242,9 +242,9 @@ class TowerBuilder:
                 if far > bound:
                     raise CorruptedError(
                         step,
-                        f"the gradient of {name} on tower {tower} differs between "
-                        f"{self.devices[tower]} and {elsewhere[tower]} by {far:.2g} of "
-                        "its norm: one of these devices computes wrongly",
+                        f"the gradient of {name} on tower {tower} differs by {far:.2g} "
+                        f"of its norm between {self.devices[tower]} and "
+                        f"{elsewhere[tower]}: one of these devices computes wrongly",
                     )
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:

@@ -11,7 +11,7 @@ from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
-from cifar10.run_directory import chain, checkpoints, restoring, retention
+from cifar10.run_directory import checkpoints, restoring, retention
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
@@ -147,12 +147,12 @@ class Progress:
             return None
         with contextlib.suppress(DiskError):
             self._delete_old()  # Makes room if checkpoints have accumulated.
-        link = chain.make_link(self._directory.parent, self.step, self._settings)
+        link = checkpoints.make_link(self._directory, self.step, self._settings)
         path = checkpoints.save(
             self._directory,
             self._state.trackables(),
             step=self.step,
-            facts={**self._facts(), chain.LINK: link},
+            facts={**self._facts(), checkpoints.LINK: link},
         )
         self._delete_old()
         return path

@@ -7,7 +7,7 @@ from the checkpoint before it. Nothing is written to the run's directory.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,22 +27,14 @@ _COMPARED = ("total_loss", "cross_entropy", "learning_rate", "gradient_norm")
 # How far rounding moves losses and weights, ten times the difference after 20 steps
 # (docs/auditing.md); less in 16 bits, where it would be any two trainings.
 _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
-
-
-class Difference(NamedTuple):
-    """How far a recomputed value is from the run's record; the maximum is the worst."""
-
-    exceeds: bool  # Whether `relative` is more than `bound`, which rounding explains.
-    relative: float
-    bound: float
-    step: int
-    place: str
+# Whether a value is farther from the run's record than rounding explains, how far, that
+# bound, the step and the place. The largest tuple is the worst difference.
+Difference: TypeAlias = "tuple[bool, float, float, int, str]"
+_MACHINE = ("workers", "devices")  # Where a deterministic run is the same to the bit.
 
 
 class Replay:
-    """Recomputes any steps of a run, by default with its data and number of towers.
-
-    Refuses a run whose data or model has changed, or whose images cannot be divided.
+    """Recomputes any steps of a run; refuses one whose data or model has changed.
 
     Attributes:
         run: The run's directory.
@@ -66,24 +58,18 @@ class Replay:
         batches = recorded.get("towers", 1) * recorded.get("accumulate", 1)
         towers = towers or max(1, recorded.get("towers", 1))
         values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
-        values |= {
-            "num_gpus": towers,
-            # The run's batches, if possible: batch norm and dropout depend on them.
-            "accumulate": max(1, batches // towers),
-            "split_gpu": 1,
-            "variable_update": "towers",
-            "data_dir": data_dir or recorded["data_dir"],
-        }
+        values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
+        # The run's batches, if possible: batch norm and dropout depend on them.
+        values["accumulate"] = max(1, batches // towers)
+        values["data_dir"] = data_dir or recorded["data_dir"]
         self._training = training = assemble(Config.from_values(values))
         if changed := starting.find_differences(run, recorded, training.determining()):
             raise UsageError(
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
-        is_exact = training.config.speed.deterministic and all(
-            recorded.get(name) == training.settings[name]
-            for name in ("workers", "devices")
-        )
+        same = [recorded.get(name) == training.settings[name] for name in _MACHINE]
+        is_exact = training.config.speed.deterministic and all(same)
         self._precision = training.config.network.precision
         self._bound = 0.0 if is_exact else _BOUNDS[self._precision]
         self.step = 0
@@ -130,13 +116,13 @@ class Replay:
             ours = self._values()
             self._restore(self.step)
             far = max(map(relative_difference, ours, self._values()))
-            yield Difference(far > bound, far, bound, self.step, "checkpoint")
+            yield far > bound, far, bound, self.step, "checkpoint"
             records += self._scores()
         for found, line, bound, log in records:
             for name in found.keys() & line.keys():
                 logged = line[name] if isinstance(line[name], float) else np.inf
                 far = relative_difference(found[name], logged)
-                yield Difference(far > bound, far, bound, self.step, f"{name} in {log}")
+                yield far > bound, far, bound, self.step, f"{name} in {log}"
 
     def find(self, first: int, last: int) -> tuple[int, float, float]:
         """Finds the step in which loss or gradient norm rises most, in one pass.

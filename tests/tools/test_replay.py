@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.input import datasets
 from cifar10.input.pipeline import shuffled_indices
-from cifar10.run_directory import chain, checkpoints, lock
+from cifar10.run_directory import checkpoints, lock
 from cifar10.tools import audit, replay
 from cifar10.towers import towers
 from cifar10.training import replay as replays, train
@@ -64,7 +65,13 @@ def compared(replayed, first, last):
         for batches in replayed.steps(first, last)
         for one in replayed.compare(batches)
     ]
-    return {(one.step, one.place): one for one in found}
+    return {(step, place): Found(*one) for *one, step, place in found}
+
+
+class Found(NamedTuple):
+    exceeds: bool
+    relative: float
+    bound: float
 
 
 METRICS = ("total_loss", "cross_entropy", "learning_rate")
@@ -465,7 +472,9 @@ def forge(run):
         manifest, states = manifest_of(run, step), folder_of(run, step).glob("state*")
         manifest["files"] = {path.name: checkpoints._sums(path) for path in states}
         if settings := manifest.get("chain", {}).get("settings"):
-            manifest["chain"] = chain.make_link(run, step, settings)
+            manifest["chain"] = checkpoints.make_link(
+                run / "checkpoints", step, settings
+            )
         write_manifest(run, step, manifest)
 
 
