@@ -121,8 +121,7 @@ def _sums(path: Path) -> dict[str, Any]:
 def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
     """Returns a checkpoint's link for its manifest, which reveals later changes.
 
-    It holds the step and the SHA-256 of the manifest before, the SHA-256 of the log up
-    to `step`, and the `settings` that determine the result, with the code's versions.
+    It holds `settings`, and the SHA-256 of the log and of the manifest before `step`.
     """
     before = max((at for at in steps(directory) if at < step), default=None)
     link: dict[str, Any] = {"settings": {**settings}, "step": before}

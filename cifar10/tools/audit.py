@@ -61,7 +61,6 @@ def _check_chain(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]
     """Compares a run's manifests with each other, its log and its `config.json`.
 
     Returns the number of linked checkpoints, and a message on each contradiction.
-    Whoever changes a manifest has to change all later ones, too.
     """
     directory, linked, breaks = run / layout.CHECKPOINTS, 0, []
     saved = checkpoints.steps(directory)

@@ -25,7 +25,6 @@ DESCRIPTION = """Recomputes steps of a run, and compares them with its records.
 Writes nothing to the run. Exit code 1: something differs by more than rounding.
 """
 
-_MOST = 4  # Images that --find names.
 _PAGE = """<!doctype html><meta charset="utf-8">
 <style>p { display: inline-block; margin: 8px } img { height: 96px }</style>
 """
@@ -51,7 +50,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         _write_page(folder, replay, batches)
         print(f"Step {step:,}: cross entropy {loss:.3g}, norm {norm:.3g}, mostly from:")
         ranked = sorted(replay.images(batches), key=lambda one: -one[0])
-        for norm, loss, name, _ in ranked[:_MOST]:
+        for norm, loss, name, _ in ranked[:4]:
             print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
         return 0
     differs, far, bound, step, place = compare(replay, first, last, folder)
@@ -93,10 +92,7 @@ def compare(
         if found and max(found)[0]:
             break
     if not found:
-        raise UsageError(
-            f"--steps {first}:{last}: the run neither logged nor saved any of these "
-            "steps. Give a range that includes such a step."
-        )
+        raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
     return max(found)
 
 

@@ -227,10 +227,9 @@ class TowerBuilder:
         return self._results(list(batches), tuple(devices or self.devices))
 
     def verify(self, batches: Sequence[Batch], step: int, bound: float) -> None:
-        """Computes each tower's gradients on its own device and on another tower's.
+        """Compares each tower's gradients with the same on another tower's device.
 
-        With a single device, computes them twice. Raises a `CorruptedError` that names
-        `step`, which is not run, if those of a variable differ by more than `bound`.
+        Raises a `CorruptedError` that names `step` if they differ by more than `bound`.
         """
         of_each = len(self.devices) // len({*self.devices})  # Batches per device.
         elsewhere = self.devices[of_each:] + self.devices[:of_each]
@@ -375,10 +374,7 @@ class TowerBuilder:
 
 
 def relative_difference(ours: Any, theirs: Any) -> float:
-    """Returns the norm of two arrays' difference, divided by the larger of their norms.
-
-    The result is 0 to 2. Arrays that differ and are not finite give 2.
-    """
+    """Returns the norm of a difference by the larger norm, 0 to 2; 2 if not finite."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if np.array_equal(ours, theirs, equal_nan=True):  # Before the slow conversion.
         return 0.0

@@ -77,10 +77,7 @@ class Replay:
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields the batches of steps `first` to `last`; pass each to `advance`.
-
-        Meanwhile, the variables have their values from before the step.
-        """
+        """Yields each step's batches before the step; pass them to `advance`."""
         training = self._training
         self._restore(max((at for at in self.saved if at < first), default=0))
         while self.step < last:

@@ -191,7 +191,7 @@ def test_steps_that_the_run_has_not_are_refused(run_dir, capsys, steps):
 
 
 def test_steps_without_a_record_are_refused(run_dir, capsys):
-    with pytest.raises(UsageError, match="neither logged nor saved"):
+    with pytest.raises(UsageError, match="7:7: no step is logged"):
         called(replay, capsys, run_dir, "--steps", "7:7")
 
 
