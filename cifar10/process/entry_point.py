@@ -75,9 +75,8 @@ def run_program(
         if _OF_FULL_GPU not in str(error):
             raise
         say(
-            f"{invocation.program_name()}: {error}\nOther programs may fill the GPU's "
-            "memory: nvidia-smi lists them. End them, or put CUDA_VISIBLE_DEVICES= and "
-            "the number of another GPU before the command (-1 for the CPU)."
+            f"{invocation.program_name()}: {error}\nOther programs fill the GPU: see "
+            "nvidia-smi. End them, or set CUDA_VISIBLE_DEVICES to another GPU, or -1."
         )
         sys.exit(EXIT_USAGE)
 

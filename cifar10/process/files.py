@@ -104,8 +104,9 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
 
 
 def write_output(path: Path, flag: str, content: bytes) -> None:
-    """Writes an output file atomically; errors name the `flag` that chose the path."""
+    """Writes an output file atomically, and its folder; errors name the `flag`."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
         raise unwritable(path, flag, error) from error

@@ -88,8 +88,8 @@ def compare(
     found: list[Difference] = []
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
-        found += replay.compare(batches)
-        if found and max(found)[0]:
+        found += (of_step := [*replay.compare(batches)])
+        if any(differs for differs, *_ in of_step):
             break
     if not found:
         raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")

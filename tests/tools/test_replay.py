@@ -269,7 +269,6 @@ def test_a_planted_image_and_its_step_are_found(tmp_path, capsys, monkeypatch, k
         return original(self, batches)
 
     monkeypatch.setattr(Replay, "advance", advance)
-    (tmp_path / "pages").mkdir()
     words = [run, "--steps", "41:60", "--find", "--images", tmp_path / "pages"]
     code, said = called(replay, capsys, *words)
     assert code == 0
