@@ -18,9 +18,8 @@ DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputa
 
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
-Checks the checksums in the checkpoints' manifests. Then draws segments, each
-from a checkpoint to the next, and recomputes them. Choose the --seed of the
-draw after the run has ended. Exit code 1: something differs.
+Checks the manifests' checksums, then recomputes segments between checkpoints,
+drawn by a --seed to be chosen after the run. Exit code 1: something differs.
 """
 
 
@@ -34,7 +33,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     segments = [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
-    count = 0 if breaks else min(max(given["segments"], 0), len(segments))
+    count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
     worst = [compare(replay, first + 1, last) for first, last in drawn]
     pairs = zip(drawn, worst, strict=True)
@@ -50,10 +49,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         "verified": verified / segments[-1][1],
         "missed": 1 - count / len(segments),
     }
-    if given["json"]:
-        print(json.dumps(report, indent=2))
-    else:
-        print("\n".join(f"{name + ':':13}{value}" for name, value in report.items()))
+    lines = "\n".join(f"{name + ':':13}{value}" for name, value in report.items())
+    print(json.dumps(report, indent=2) if given["json"] else lines)
     return 1 if breaks or report["differences"] else 0
 
 

@@ -72,9 +72,12 @@ def open_run(
     parser.add_argument("--trust_model", help="module:function of a model you trust")
     given = flags.parse(parser, words)
     run = layout.absolute_path(given["run"])
+    for name in ("num_gpus", "segments"):
+        if (number := given.get(name)) is not None and number < 1:
+            raise UsageError(f"--{name} {number}: give at least 1.")
+    settings = restoring.check_usable(str(run), given["trust_model"])
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait until training ends.")
-    settings = restoring.check_usable(str(run), given["trust_model"])
     entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
     from cifar10.training.replay import Replay
 

@@ -30,7 +30,6 @@ _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
 # Whether a value is farther from the run's record than rounding explains, how far, that
 # bound, the step and the place. The largest tuple is the worst difference.
 Difference: TypeAlias = "tuple[bool, float, float, int, str]"
-_MACHINE = ("workers", "devices")  # Where a deterministic run is the same to the bit.
 
 
 class Replay:
@@ -68,7 +67,8 @@ class Replay:
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
-        same = [recorded.get(name) == training.settings[name] for name in _MACHINE]
+        where = ("workers", "devices")  # The same to the bit on the same alone.
+        same = [recorded.get(name) == training.settings[name] for name in where]
         is_exact = training.config.speed.deterministic and all(same)
         self._precision = training.config.network.precision
         self._bound = 0.0 if is_exact else _BOUNDS[self._precision]

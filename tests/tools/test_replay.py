@@ -427,6 +427,14 @@ def test_a_run_in_progress_is_refused(run_dir, capsys):
         called(audit, capsys, run_dir)
 
 
+def test_numbers_below_one_are_refused(run_dir, capsys):
+    """An audit of no segment would pass whatever was done to the run."""
+    for flag in ("--segments", "--num_gpus"):
+        for number in (0, -1):
+            with pytest.raises(UsageError, match=f"{flag} {number}"):
+                called(audit, capsys, run_dir, flag, number)
+
+
 def test_strange_numbers_of_towers_are_refused(copied, capsys):
     path = copied / "config.json"
     config = json.loads(path.read_text()) | {"towers": 10**9}
