@@ -163,8 +163,7 @@ class TowerBuilder:
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
-        # On an H100 a step of the small CNN took 0.5 ms in a program of 50 steps, and
-        # 3.0 ms with the tower alone compiled (lab notes).
+        # On an H100 the small CNN's step took 0.5 ms, with the tower alone compiled 3.0.
         compiled = self.tower.xla and self._is_on_one_device()
         self._step = traced(self.trace_step, xla=compiled)
         self._steps = traced(self._trace_steps, xla=compiled)
@@ -172,7 +171,8 @@ class TowerBuilder:
         self._gradients = traced(self._trace_gradients)
 
     def _is_on_one_device(self) -> bool:
-        return {*self.devices} == {self.state.device}
+        homes = {one.device for one in self.state.variables()}  # int32 is on the host.
+        return len(homes) == 1 and {*self.devices} == {self.state.device}
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""
