@@ -163,7 +163,7 @@ class TowerBuilder:
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
-        # On an H100 the small CNN's step took 0.5 ms, with the tower alone compiled 3.0.
+        # On an H100 a small CNN's step took 0.5 ms, with the tower alone compiled 3.0.
         compiled = self.tower.xla and self._is_on_one_device()
         self._step = traced(self.trace_step, xla=compiled)
         self._steps = traced(self._trace_steps, xla=compiled)
