@@ -376,7 +376,7 @@ class TowerBuilder:
 def relative_difference(ours: Any, theirs: Any) -> float:
     """Returns the norm of a difference by the larger norm, 0 to 2; 2 if not finite."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
-    if np.array_equal(ours, theirs, equal_nan=True):  # Before the slow conversion.
+    if np.array_equal(ours, theirs) or np.array_equal(ours, theirs, equal_nan=True):
         return 0.0
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(all="ignore"):
