@@ -103,12 +103,9 @@ class ReplicaBuilder(TowerBuilder):
             towers = slice(first, first + self._towers_per_replica)
             state = self._states[replica]
             with tf.device(state.device):
-                local = self._trace_averages(
-                    state,
-                    self.devices[towers],
-                    batches[towers],
-                    self.first_tower + first,
-                )
+                these = state, self.devices[towers], batches[towers]
+                results = self._trace_towers(*these, self.first_tower + first)
+                local = self._trace_averages(*these, results)
                 averages[replica] = self._all_reduce(local, replica)
 
         self._strategy.run(replica_step)

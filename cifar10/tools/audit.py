@@ -35,17 +35,16 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
-    worst = [compare(replay, first + 1, last) for first, last in drawn]
-    pairs = zip(drawn, worst, strict=True)
-    verified = sum(last - first for (first, last), one in pairs if not one[0])
+    worst = {(first, last): compare(replay, first + 1, last) for first, last in drawn}
+    verified = sum(last - first for (first, last), one in worst.items() if not one[0])
     report = {
         "checkpoints": len(replay.saved),
         "linked": linked,  # Checkpoints of an earlier version have no link.
         "breaks": breaks,
         "segments": len(segments),
         "recomputed": drawn,
-        "differences": [one[1:] for one in worst if one[0]],
-        "largest": max(worst)[1:] if worst else None,
+        "differences": [one[1:] for one in worst.values() if one[0]],
+        "largest": max(worst.values())[1:] if worst else None,
         "verified": verified / segments[-1][1],
         "missed": 1 - count / len(segments),
     }

@@ -25,10 +25,6 @@ DESCRIPTION = """Recomputes steps of a run, and compares them with its records.
 Writes nothing to the run. Exit code 1: something differs by more than rounding.
 """
 
-_PAGE = """<!doctype html><meta charset="utf-8">
-<style>p { display: inline-block; margin: 8px } img { height: 96px }</style>
-"""
-
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
@@ -41,8 +37,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     begun, most, folder = replay.begun, replay.recorded["max_steps"], given["images"]
     if not begun < first <= last <= most:
         raise UsageError(
-            f"--steps {given['steps']}: give FIRST:LAST within the steps {begun + 1:,} "
-            f"to {most:,} of the run."
+            f"--steps {given['steps']}: give FIRST:LAST of steps {begun + 1} to {most}."
         )
     if given["find"]:
         step, loss, norm = replay.find(first, last)
@@ -88,25 +83,25 @@ def compare(
     replay: "Replay", first: int, last: int, folder: str | None = None
 ) -> "Difference":
     """Recomputes steps until one differs; returns the worst difference from the run."""
-    found: list[Difference] = []
+    worst: list[Difference] = []
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
-        found += (of_step := [*replay.compare(batches)])
-        if any(differs for differs, *_ in of_step):
+        worst = sorted([*worst, *replay.compare(batches)])[-1:]
+        if any(differs for differs, *_ in worst):
             break
-    if not found:
+    if not worst:
         raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
-    return max(found)
+    return worst[0]
 
 
 def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:
     """Writes a page of the images of the next step, with their names and losses."""
     if folder is None:
         return
-    page = _PAGE
+    page = '<!doctype html><meta charset="utf-8">\n'
     for _, loss, name, png in replay.images(batches):
         coded = base64.b64encode(png).decode()
-        page += f'<p><img src="data:image/png;base64,{coded}">'
-        page += f"<br>{html.escape(name)}: {loss:.3g}\n"
+        page += '<p style="display: inline-block; margin: 8px"><img height="96" src="'
+        page += f'data:image/png;base64,{coded}"><br>{html.escape(name)}: {loss:.3g}\n'
     path = Path(folder, f"step-{replay.step + 1:08d}.html")
     files.write_output(path, "--images", page.encode(errors="surrogateescape"))

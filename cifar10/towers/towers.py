@@ -167,8 +167,8 @@ class TowerBuilder:
         compiled = self.tower.xla and self._is_on_one_device()
         self._step = traced(self.trace_step, xla=compiled)
         self._steps = traced(self._trace_steps, xla=compiled)
+        self._step_and_results = traced(self._trace_step_and_results)
         self._results = traced(self._trace_results)
-        self._gradients = traced(self._trace_gradients)
 
     def _is_on_one_device(self) -> bool:
         homes = {one.device for one in self.state.variables()}  # int32 is on the host.
@@ -220,38 +220,48 @@ class TowerBuilder:
             raise
         self.broadcast([0])
 
-    def results(
-        self, batches: Sequence[Batch], devices: Sequence[str] = ()
-    ) -> list[TowerResult]:
-        """Computes each tower's result, on `devices` if given; updates no variables."""
-        return self._results(list(batches), tuple(devices or self.devices))
+    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
+        """Computes each tower's result; updates no variables."""
+        return self._results(list(batches), self.devices)
 
-    def verify(self, batches: Sequence[Batch], step: int, bound: float) -> None:
-        """Compares each tower's gradients with the same on another tower's device.
+    def verified_step(self, batches: Sequence[Batch], bound: float) -> StepResult:
+        """Runs a step, and each tower once more on another tower's device.
 
-        Raises a `CorruptedError` that names `step` if they differ by more than `bound`.
+        Undoes it and raises a `CorruptedError` if gradients differ by over `bound`.
         """
         of_each = len(self.devices) // len({*self.devices})  # Batches per device.
         elsewhere = self.devices[of_each:] + self.devices[:of_each]
-        both = self.results(batches), self.results(batches, elsewhere)
-        for tower, pair in enumerate(zip(*both, strict=True)):
-            gradients = (result.gradients for result in pair)
-            for name, ours, theirs in zip(self._names, *gradients, strict=True):
-                far = 0.0 if ours is None else relative_difference(ours, theirs)
-                if far > bound:
-                    raise CorruptedError(
-                        step,
-                        f"the gradient of {name} on tower {tower} differs by {far:.2g} "
-                        f"of its norm between {self.devices[tower]} and "
-                        f"{elsewhere[tower]}: one of these devices computes wrongly",
-                    )
+        repeated = self._results(list(batches), elsewhere)
+        before = [(one, one.read_value()) for one in self.state.variables()]
+        if of_each == 1 and not self.tower.xla:
+            result, first = self._step_and_results(list(batches))
+        else:  # As outputs, the gradients would be summed and rounded otherwise.
+            first, result = self.results(batches), self._step(list(batches))
+        for tower, pair in enumerate(zip(first, repeated, strict=True)):
+            both = zip(self._names, *(one.gradients for one in pair), strict=True)
+            far, name = max((relative_difference(*two), name) for name, *two in both)
+            if far > bound:
+                for variable, value in before:
+                    variable.assign(value)
+                where = f"tower {tower} on {self.devices[tower]} and {elsewhere[tower]}"
+                what = f"gradients of {name} differ by {far:.2g} of their norm, {where}"
+                raise CorruptedError(int(self.state.global_step) + 1, what)
+        return self.result(result)
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Runs every tower of this process without updating variables.
 
         Returns the gradients, averaged over these towers, keyed by variable path.
         """
-        return self._gradients(list(batches))
+        results = self.results(batches)
+        means = average_gradients([result.gradients for result in results])
+        self._warn_of_missing(means)
+        scale = self.state.optimizer.scale_loss(1.0)
+        return {
+            name: gradient / tf.cast(scale, gradient.dtype)
+            for name, gradient in zip(self._names, means, strict=True)
+            if gradient is not None
+        }
 
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
         """Returns the traced step, whose graph TensorBoard shows."""
@@ -259,8 +269,12 @@ class TowerBuilder:
 
     def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
-        averages = self._trace_averages(self.state, self.devices, batches)
-        return self._trace_update(self.state, averages)
+        return self._trace_step_and_results(batches)[0]
+
+    def _trace_step_and_results(self, batches: list[Batch]) -> tuple:
+        results = self._trace_towers(self.state, self.devices, batches)
+        averages = self._trace_averages(self.state, self.devices, batches, results)
+        return self._trace_update(self.state, averages), results
 
     def _trace_steps(self, stacked: list[Batch]) -> StepResult:
         """Builds a loop over steps; `stacked` has the batches of all steps by tower."""
@@ -286,17 +300,6 @@ class TowerBuilder:
         self, batches: list[Batch], devices: Sequence[str]
     ) -> list[TowerResult]:
         return self._trace_towers(self.state, devices, batches, self.first_tower)
-
-    def _trace_gradients(self, batches: list[Batch]) -> dict[str, tf.Tensor]:
-        averages = self._trace_averages(
-            self.state, self.devices, batches, self.first_tower
-        )
-        scale = self.state.optimizer.scale_loss(1.0)
-        return {
-            name: gradient / tf.cast(scale, gradient.dtype)
-            for name, gradient in zip(self._names, averages.gradients, strict=True)
-            if gradient is not None
-        }
 
     def _trace_towers(
         self,
@@ -330,9 +333,8 @@ class TowerBuilder:
         state: TrainState,
         devices: Sequence[str],
         batches: list[Batch],
-        first_tower: int = 0,
+        results: list[TowerResult],
     ) -> Averages:
-        results = self._trace_towers(state, devices, batches, first_tower)
         gradients = sum_on_devices(devices, [result.gradients for result in results])
         metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.
@@ -375,10 +377,9 @@ class TowerBuilder:
 
 def relative_difference(ours: Any, theirs: Any) -> float:
     """Returns the norm of a difference by the larger norm, 0 to 2; 2 if not finite."""
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
     if np.array_equal(ours, theirs) or np.array_equal(ours, theirs, equal_nan=True):
         return 0.0
-    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     with np.errstate(all="ignore"):
         size = max(np.linalg.norm(ours), np.linalg.norm(theirs))
         return float(np.nan_to_num(np.linalg.norm(ours - theirs) / size, nan=2.0))

@@ -389,8 +389,7 @@ def build_towers(
     if strategy is not None:
         if config.checkpoints.verify_steps:
             raise UsageError(
-                "--verify_steps needs towers that share their variables. Leave it out "
-                "with several workers or --variable_update mirrored."
+                "Leave out --verify_steps with several workers or mirrored variables."
             )
         first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(

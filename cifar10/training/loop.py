@@ -161,11 +161,11 @@ class Loop:
         config, towers = self.training.config, self.training.towers
         if len(batches) > 1:
             return towers.steps(batches)
-        step, period = self.step + 1, config.checkpoints.verify_steps
-        if period and step % period == 0:
+        period = config.checkpoints.verify_steps
+        if period and (self.step + 1) % period == 0:
             rounding = ROUNDING[config.network.precision]
             bound = 0.0 if config.speed.deterministic else rounding
-            towers.verify(batches[0], step, bound)
+            return towers.verified_step(batches[0], bound)
         return towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:

@@ -332,7 +332,7 @@ def test_a_run_on_pictures_is_replayed_on_another_number_of_towers(
     names = {name for *_, name, _ in replayed.images(next(replayed.steps(7, 7)))}
     assert len(names) == 8
     page = (tmp_path / "step-00000007.html").read_text()
-    assert page.count("<img src=") == sum(f"{name}: " in page for name in names) == 8
+    assert page.count("<img ") == sum(f"{name}: " in page for name in names) == 8
     assert all(re.fullmatch(r"(cat|dog)/\d+.png", name) for name in names)
 
 

@@ -68,9 +68,11 @@ def flip_a_bit(monkeypatch, number, bit, times):
     return left
 
 
-def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, accumulate):
     for name, every in (("plain", None), ("verified", 2)):
-        train.train(config(tmp_path / name, stand_in_dir, verify_steps=every))
+        values = {"verify_steps": every, "accumulate": accumulate}
+        train.train(config(tmp_path / name, stand_in_dir, **values))
     plain, verified = state_of(tmp_path / "plain"), state_of(tmp_path / "verified")
     assert plain.keys() == verified.keys()
     for name, value in plain.items():
