@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from cifar10.towers import hardware
+from cifar10 import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 _POWERCAP = Path("/sys/class/powercap")

@@ -6,6 +6,8 @@ import functools
 import keras
 import tensorflow as tf
 
+from cifar10 import hardware
+
 # The slope for which x * sigmoid(slope * x) is closest to GELU.
 GELU_SLOPE = 1.702
 
@@ -206,10 +208,10 @@ class WideConv2D(keras.layers.Conv2D):
     """A 3 x 3 convolution of many channels, trained faster in bfloat16 on CPUs.
 
     Computes the same as `keras.layers.Conv2D` with stride 1, padding and no bias. On
-    CPUs, oneDNN takes twice as long for the filters' gradient as for the forward pass,
-    although both need equally many operations. This layer computes the gradient by
-    three matrix products, in two thirds of oneDNN's time at 256 channels or more. With
-    64 channels, or in float32, this way would be slower (`docs/archive/lab-notes.md`).
+    CPUs, oneDNN takes two to four times as long for the filters' gradient as for the
+    forward pass, although both need equally many operations. This layer computes the
+    gradient by matrix products, in 0.4 to 0.95 of oneDNN's time with 256 outputs. With
+    fewer, or in float32, this way would be slower (`docs/archive/lab-notes.md`).
 
     Args:
         filters: Number of output channels.
@@ -222,7 +224,9 @@ class WideConv2D(keras.layers.Conv2D):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves activations, floating [batch, height, width, channels]."""
         on_gpu = tf.config.get_visible_devices("GPU")
-        if inputs.dtype != tf.bfloat16 or on_gpu:
+        # With AMX, oneDNN is faster for few inputs.
+        is_slower = _has_few(inputs) and "amx_bf16" in hardware.bfloat16_features()
+        if inputs.dtype != tf.bfloat16 or on_gpu or is_slower:
             return super().call(inputs)
 
         @tf.custom_gradient
@@ -238,30 +242,32 @@ class WideConv2D(keras.layers.Conv2D):
         return convolve(inputs, tf.convert_to_tensor(self.kernel, inputs.dtype))
 
 
+def _has_few(channels: tf.Tensor) -> bool:
+    return channels.shape[-1] < 256
+
+
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of 3 x 3 filters, as [3, 3, inputs, outputs].
 
-    For each row of the filters, the images are moved up or down and multiplied by the
-    upstream gradient. Each pixel is first joined with its two neighbours in its row, so
-    that one product yields the gradients of all three columns.
+    For each weight's place in the filter, each pixel of all images is multiplied by the
+    gradient of the pixel to which it contributes there, and all pixels are summed up.
     """
-    *_, width, channels = inputs.shape
-    outputs = upstream.shape[-1]
-    # Rows come first: those that are moved out of the image are then one slice.
-    rows = tf.pad(tf.transpose(inputs, [1, 0, 2, 3]), [[0, 0], [0, 0], [1, 1], [0, 0]])
-    columns = tf.concat([rows[:, :, first : first + width] for first in range(3)], -1)
-    upstream = tf.transpose(upstream, [1, 0, 2, 3])
-
-    def product(moved: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        moved = tf.reshape(moved, [-1, 3 * channels])
-        return tf.matmul(moved, tf.reshape(gradients, [-1, outputs]), transpose_a=True)
-
-    of_each_row = [
-        product(columns[:-1], upstream[1:]),
-        product(columns, upstream),
-        product(columns[1:], upstream[:-1]),
+    pixels = tf.transpose(inputs, [1, 2, 3, 0])
+    gradients = tf.transpose(upstream, [1, 2, 0, 3])
+    every, first, last = slice(None), slice(None, -1), slice(1, None)
+    places = [(first, last), (every, every), (last, first)]
+    columns = [(pixels[:, at], gradients[:, to]) for at, to in places]
+    if _has_few(inputs):  # One product for a row of the filter is faster then.
+        padded = tf.pad(pixels, [[0, 0], [1, 1], [0, 0], [0, 0]])
+        joined = [padded[:, at : at + pixels.shape[1]] for at in range(3)]
+        columns = [(tf.concat(joined, 2), gradients)]
+    sums = [
+        tf.reduce_sum(tf.cast(tf.matmul(seen[at], slopes[to]), tf.float32), [0, 1])
+        for at, to in places
+        for seen, slopes in columns
     ]
-    return tf.reshape(tf.stack(of_each_row), [3, 3, channels, outputs])
+    shape = [3, 3, inputs.shape[-1], upstream.shape[-1]]
+    return tf.reshape(tf.cast(tf.stack(sums), inputs.dtype), shape)
 
 
 class NewSection(keras.layers.Identity):

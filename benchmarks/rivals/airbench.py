@@ -23,8 +23,8 @@ from torch.nn import functional
 from benchmarks import machine
 from benchmarks.rivals.common import insist_on_finite
 from benchmarks.rivals.pytorch import by_our_names, full_float32, in_our_order
+from cifar10 import hardware
 from cifar10.input import datasets
-from cifar10.towers import hardware
 
 WIDTHS = (64, 256, 256)
 EPOCHS = 8

@@ -24,7 +24,7 @@ WIDTH = 64
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 
-# From this many input channels on, `WideConv2D` is faster.
+# From this many output channels on, `WideConv2D` is faster.
 _WIDE = 256
 
 # Keeps directions of little variance from being amplified without limit.
@@ -57,7 +57,7 @@ def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
 
 def _convolution(inputs: keras.KerasTensor, width: int, name: str) -> keras.KerasTensor:
     options = {"kernel_initializer": _identity_values, "name": name}
-    if inputs.shape[-1] >= _WIDE:
+    if width >= _WIDE:
         return WideConv2D(width, **options)(inputs)
     layer = layers.Conv2D(width, 3, padding="same", use_bias=False, **options)
     return layer(inputs)

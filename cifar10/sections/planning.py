@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from cifar10 import hardware
 from cifar10.config.fields import Memory
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models.layer_tree import is_graph, same_but_number
 from cifar10.sections import cutting
 from cifar10.sections.sectioned_tower import SectionedTower
-from cifar10.towers import devices, hardware
+from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState

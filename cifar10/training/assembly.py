@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
+from cifar10 import hardware, model as models
 from cifar10.config import augmentation, fields, layout, python_objects
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import WORKER, options
@@ -33,7 +33,7 @@ from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
 from cifar10.sections import planning
-from cifar10.towers import devices, hardware, schedule
+from cifar10.towers import devices, schedule
 from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.towers.optimizers import build_optimizer
 from cifar10.towers.stages import prepare_model

@@ -8,7 +8,7 @@ from cifar10.errors import UsageError
 
 def test_one_length_is_given_and_replaces_the_recipes(tmp_path):
     assert Config().run.max_steps == 100_000
-    assert Config(recipe="fast").run.max_steps == 250
+    assert Config(recipe="fast").run.max_steps == 300
     epochs = Config(recipe="fast", max_epochs=3).run
     assert (epochs.max_epochs, epochs.max_hours) == (3, None)
     for two in (

@@ -167,12 +167,12 @@ def test_fused_batch_normalization_in_other_types(policy):
     np.testing.assert_array_equal(layer.moving_mean, before)
 
 
-@pytest.mark.parametrize("side", [1, 7])
-def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
+@pytest.mark.parametrize(("side", "channels"), [(1, 8), (7, 8), (1, 256), (5, 256)])
+def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side, channels):
     """To the rounding of bfloat16 sums, at the edges too."""
     random = np.random.default_rng(side)
     # Images of unequal sides: a row that is taken for a column shows.
-    shape = (5, side, side + 1, 8)
+    shape = (5, side, side + 1, channels)
     images = tf.constant(random.normal(size=shape), tf.bfloat16)
     upstream = tf.constant(random.normal(size=(*shape[:-1], 16)), tf.bfloat16)
     layer = WideConv2D(16, dtype="mixed_bfloat16")

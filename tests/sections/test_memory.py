@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import sections as benchmark
-from cifar10 import model as models
+from cifar10 import hardware, model as models
 from cifar10.sections import planning
-from cifar10.towers import devices, hardware
+from cifar10.towers import devices
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 

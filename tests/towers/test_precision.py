@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import hardware
+from cifar10 import hardware
 
 CPU = ("/cpu:0", "/cpu:1")
 
