@@ -100,7 +100,7 @@ def test_a_training_that_was_stopped_has_no_score(stand_in_dir, monkeypatch):
 
     monkeypatch.setattr(train, "train", stopped)
     dataset = datasets.find("synthetic", str(stand_in_dir))
-    with pytest.raises(RuntimeError, match="3 of 250"):
+    with pytest.raises(RuntimeError, match="3 of 300"):
         rival.Recipe(recipe="fast", dataset=dataset).run(0)
 
 

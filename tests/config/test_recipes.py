@@ -49,7 +49,7 @@ def test_model_selects_its_recipe(parse):
 def test_flags_override_the_recipe(parse):
     config = parse("--max_steps", "50", "--recipe", "fast", "--seed", "3")
     assert (config.batch.global_batch_size, config.run.max_steps, config.run.seed) == (
-        2000,
+        1536,
         50,
         3,
     )

@@ -264,8 +264,10 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     towers, batches = build(2, variable_update="mirrored", **options)
     assert_kernels(towers.trace(batches).graph)
     towers, batches = build(1, **options)
-    showing = towers._gradients.get_concrete_function(batches)
-    assert_kernels(showing.graph)
+    results = towers._results.get_concrete_function(batches, towers.devices)
+    assert_kernels(results.graph)
+    verified = towers._step_and_results.get_concrete_function(batches)
+    assert_kernels(verified.graph)
     stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
     many = towers._steps.get_concrete_function([tuple(stacked)])
     assert_kernels(many.graph)
