@@ -10,6 +10,7 @@ from cifar10 import hardware
 
 # The slope for which x * sigmoid(slope * x) is closest to GELU.
 GELU_SLOPE = 1.702
+_FEW = 256  # With fewer inputs, `WideConv2D` joins columns.
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
@@ -225,7 +226,9 @@ class WideConv2D(keras.layers.Conv2D):
         """Convolves activations, floating [batch, height, width, channels]."""
         on_gpu = tf.config.get_visible_devices("GPU")
         # With AMX, oneDNN is faster for few inputs.
-        is_slower = _has_few(inputs) and "amx_bf16" in hardware.bfloat16_features()
+        is_slower = (
+            inputs.shape[-1] < _FEW and "amx_bf16" in hardware.bfloat16_features()
+        )
         if inputs.dtype != tf.bfloat16 or on_gpu or is_slower:
             return super().call(inputs)
 
@@ -242,10 +245,6 @@ class WideConv2D(keras.layers.Conv2D):
         return convolve(inputs, tf.convert_to_tensor(self.kernel, inputs.dtype))
 
 
-def _has_few(channels: tf.Tensor) -> bool:
-    return channels.shape[-1] < 256
-
-
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of 3 x 3 filters, as [3, 3, inputs, outputs].
 
@@ -257,7 +256,7 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     every, first, last = slice(None), slice(None, -1), slice(1, None)
     places = [(first, last), (every, every), (last, first)]
     columns = [(pixels[:, at], gradients[:, to]) for at, to in places]
-    if _has_few(inputs):  # One product for a row of the filter is faster then.
+    if inputs.shape[-1] < _FEW:  # One product for a row of the filter is faster then.
         padded = tf.pad(pixels, [[0, 0], [1, 1], [0, 0], [0, 0]])
         joined = [padded[:, at : at + pixels.shape[1]] for at in range(3)]
         columns = [(tf.concat(joined, 2), gradients)]

@@ -68,15 +68,27 @@ def flip_a_bit(monkeypatch, number, bit, times):
     return left
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, accumulate):
+@pytest.mark.parametrize(("towers", "accumulate"), [(3, 1), (3, 2)])
+def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, towers, accumulate):
     for name, every in (("plain", None), ("verified", 2)):
-        values = {"verify_steps": every, "accumulate": accumulate}
+        values = {"num_gpus": towers, "verify_steps": every, "accumulate": accumulate}
         train.train(config(tmp_path / name, stand_in_dir, **values))
     plain, verified = state_of(tmp_path / "plain"), state_of(tmp_path / "verified")
     assert plain.keys() == verified.keys()
     for name, value in plain.items():
         np.testing.assert_array_equal(value, verified[name], err_msg=name)
+
+
+def test_sums_of_nine_towers_are_the_same_too(tmp_path, stand_in_dir):
+    """TensorFlow would join the sums of the first tower's gradient and of all."""
+    found = []
+    for name, more in (("plain", []), ("verified", ["--verify_steps", "2"])):
+        values = {"num_gpus": 9, "batch_size": 4, "max_steps": 4}
+        flags = runs.training_flags(tmp_path / name, stand_in_dir, **values)
+        done = runs.run("train_multi_gpu.py", *flags, "--deterministic", *more)
+        assert done.returncode == 0
+        found.append(runs.variables(runs.checkpoint(tmp_path / name, 4)))
+    runs.assert_equal(*found)
 
 
 @pytest.mark.parametrize("bit", [0, 13, 30])
