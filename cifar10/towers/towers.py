@@ -320,10 +320,7 @@ class TowerBuilder:
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
             ):
-                result = self.tower(state, number, inputs, labels)
-                if "cpu" in device.lower():  # Else sums differ where it is an output.
-                    result = result._replace(gradients=[*map(_fixed, result.gradients)])
-                results.append(result)
+                results.append(self.tower(state, number, inputs, labels))
             latest[device] = results[-1].gradients
         return results
 
@@ -438,10 +435,6 @@ def average_statistics(
     ]
 
 
-def _fixed(gradient: Gradient) -> Gradient:
-    return None if gradient is None else tf.ensure_shape(gradient, gradient.shape)
-
-
 def _mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
     count = count or len(values)
     summed = _sum(values)
@@ -452,6 +445,9 @@ def _sum(values: Sequence[Gradient]) -> Gradient:
     """Adds up values; returns None if all are None."""
     if all(value is None for value in values):
         return None
+    # On a CPU, sums of sums are otherwise joined where the inner one is no output.
+    if any("CPU" in one.device for one in values if one is not None):
+        values = [v if v is None else tf.ensure_shape(v, v.shape) for v in values]
     return values[0] if len(values) == 1 else tf.add_n(values)
 
 
