@@ -30,7 +30,7 @@ _KINDS = {
     "update": r"^update/",
     "average of towers": r"^average/",
     "convolutions": r"Conv2D\w*$|conv2d_transpose",
-    "matrix products": r"MatMul$",
+    "matrix products": r"MatMul(V2)?$",
     "casts": r"Cast$",
     "pooling": r"Pool\w*$",
     "batch norm": r"BatchNorm\w*$",
