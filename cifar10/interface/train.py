@@ -106,11 +106,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             stop = _SignalsOfSteps(stack)
         workers = cluster.from_environment()
         step = training.train(
-            config,
-            stop,
-            workers,
-            hooks=hooks,
-            dataset=as_dataset(config.data_objects),
+            config, stop, workers, hooks=hooks, dataset=as_dataset(config.data_objects)
         )
     train_dir = layout.absolute_path(config.run.train_dir)
     return read_record(train_dir, step, time.perf_counter() - began, config)

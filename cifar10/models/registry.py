@@ -15,11 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.models.architecture import (
-    APPLICATIONS_PREFIX,
-    Architecture,
-    model_error,
-)
+from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture, model_error
 
 if TYPE_CHECKING:
     import keras

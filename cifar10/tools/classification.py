@@ -25,18 +25,17 @@ _MEMORY = 2**30 + 16 * decoding.MAX_PIXELS
 _BYTES_PER_SECOND = 10_000_000
 
 
-class Decoder(threading.local):
+class Decoder:
     """Decodes pictures in a separate process for each thread.
 
     A picture may take `seconds` of processor time, and one more second for each 10 MB.
     A process that takes longer ends, and the thread's next call starts a new one.
     """
 
-    _process: ProcessPoolExecutor | None = None
-
     def __init__(self, seconds: float, max_pixels: int) -> None:
         self._seconds = seconds
         self._max_pixels = max_pixels
+        self._processes: dict[int, ProcessPoolExecutor] = {}
 
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
@@ -51,18 +50,24 @@ class Decoder(threading.local):
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
-        if self._process is None:
+        thread = threading.get_ident()
+        if thread not in self._processes:
             # Not forked, because this process has TensorFlow's threads.
             spawn = multiprocessing.get_context("spawn")
-            self._process = ProcessPoolExecutor(1, spawn, _prepare_process)
+            self._processes[thread] = ProcessPoolExecutor(1, spawn, _prepare_process)
         try:
-            return self._process.submit(_decode, *arguments).result()
+            return self._processes[thread].submit(_decode, *arguments).result()
         except BrokenProcessPool as error:
-            self._process = None
+            self._processes.pop(thread).shutdown()
             raise decoding.PictureError(
                 f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
                 "decoder. Make the picture smaller."
             ) from error
+
+    def close(self) -> None:
+        """Ends the processes; no thread may be decoding any more."""
+        for process in self._processes.values():
+            process.shutdown()
 
 
 def _prepare_process() -> None:
@@ -83,16 +88,12 @@ def _end_with_parent() -> None:
 
 
 def _decode(
-    content: bytes,
-    name: str,
-    seconds: float,
-    shape: tuple[int, int, int],
-    max_pixels: int,
+    content: bytes, name: str, seconds: float, shape: tuple[int, int, int], pixels: int
 ) -> np.ndarray:
     height, width, channels = shape
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process.
     try:
-        image = decoding.decode(content, name, height, width, max_pixels=max_pixels)
+        image = decoding.decode(content, name, height, width, max_pixels=pixels)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     if channels == 1:

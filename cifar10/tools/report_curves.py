@@ -24,9 +24,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(
-    logs: Sequence[Sequence[Mapping[str, float]]],
-    metric: str,
-    over: str = "step",
+    logs: Sequence[Sequence[Mapping[str, float]]], metric: str, over: str = "step"
 ) -> str:
     """Draws a metric of several runs as the URL of an SVG picture.
 

@@ -1,6 +1,7 @@
 """`python -m cifar10 serve`: classifies images over HTTP with the model of a run."""
 
 import argparse
+import contextlib
 import dataclasses
 import socket
 import threading
@@ -70,8 +71,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def serve_model(options: Options) -> None:
     """Serves the model of a run until a signal ends the program."""
-    import multiprocessing
-
     from cifar10.follower import Follower
     from cifar10.tools.service import Service
     from cifar10.towers import devices
@@ -94,13 +93,8 @@ def serve_model(options: Options) -> None:
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"Serving {options.train_dir} at http://{address}", flush=True)
-        server = Service(follower, options).create_server()
-        try:
-            server.run([listener])
-        finally:
-            # Python would wait for decoders, although their results are not needed.
-            for decoder in multiprocessing.active_children():
-                decoder.kill()
+        with contextlib.closing(Service(follower, options)) as service:
+            service.create_server().run([listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

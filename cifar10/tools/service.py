@@ -7,6 +7,7 @@ Images are decoded and classified in threads, so no request blocks another.
 
 import asyncio
 import math
+import multiprocessing
 import re
 import resource
 import socket
@@ -79,6 +80,14 @@ class Service:
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )
+
+    def close(self) -> None:
+        """Ends the threads and their decoders, whatever they are doing."""
+        for decoder in multiprocessing.active_children():
+            decoder.kill()  # Nobody waits for what it decodes.
+        self._threads.shutdown(cancel_futures=True)
+        # Python itself may write to the pipe of a pool that has just closed it.
+        self._decoder.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, as ASGI defines."""

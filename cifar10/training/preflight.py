@@ -85,9 +85,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
 
 
 def _explained(
-    path: Path,
-    differences: Mapping[str, tuple[Any, Any]],
-    recorded: Mapping[str, Any],
+    path: Path, differences: Mapping[str, tuple[Any, Any]], recorded: Mapping[str, Any]
 ) -> str:
     """Returns a message on how given options differ from the run's, and what to do."""
     lines = [f"{path} holds a run with another configuration:"]

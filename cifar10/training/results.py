@@ -48,11 +48,7 @@ class Results:
     """
 
     def __init__(
-        self,
-        progress: Progress,
-        tower_names: Sequence[str],
-        *,
-        skips: bool = False,
+        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
     ) -> None:
         self._progress = progress
         self._skipped_in_a_row = 0

@@ -404,7 +404,7 @@ def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
     def note(model, _):
         steps.append(model.weights_step)
         server = SimpleNamespace(run=lambda _: None)
-        return SimpleNamespace(create_server=lambda: server)
+        return SimpleNamespace(create_server=lambda: server, close=lambda: None)
 
     monkeypatch.setattr(service, "Service", note)
     for step in ("10", None):
