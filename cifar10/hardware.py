@@ -15,11 +15,15 @@ _NATIVE_CAPABILITY = (8, 0)
 ROOT = Path("/")
 
 
+def processor_features() -> list[str]:
+    """Returns Linux's names of the processor's features; empty if unknown."""
+    found = re.search(r"^flags\s*:(.*)", _text(ROOT / "proc/cpuinfo"), re.MULTILINE)
+    return found[1].split() if found else []
+
+
 def bfloat16_features() -> list[str]:
     """Returns the names of the processor's bfloat16 instructions."""
-    found = re.search(r"^flags\s*:(.*)", _text(ROOT / "proc/cpuinfo"), re.MULTILINE)
-    flags = found[1].split() if found else []
-    return [name for name in _BFLOAT16_FEATURES if name in flags]
+    return [name for name in processor_features() if name in _BFLOAT16_FEATURES]
 
 
 def available_memory() -> int | None:

@@ -2,6 +2,7 @@
 
 import contextvars
 import functools
+import os
 
 import keras
 import tensorflow as tf
@@ -206,13 +207,13 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
 
 class WideConv2D(keras.layers.Conv2D):
-    """A 3 x 3 convolution of many channels, trained faster in bfloat16 on CPUs.
+    """A 3 x 3 convolution of many channels, trained faster on CPUs.
 
     Computes the same as `keras.layers.Conv2D` with stride 1, padding and no bias. On
     CPUs, oneDNN takes two to four times as long for the filters' gradient as for the
     forward pass, although both need equally many operations. This layer computes the
     gradient by matrix products, in 0.4 to 0.95 of oneDNN's time with 256 outputs. With
-    fewer, or in float32, this way would be slower (`docs/archive/lab-notes.md`).
+    fewer, or in float32 with AVX-512, it would be slower (`docs/archive/lab-notes.md`).
 
     Args:
         filters: Number of output channels.
@@ -224,12 +225,7 @@ class WideConv2D(keras.layers.Conv2D):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves activations, floating [batch, height, width, channels]."""
-        on_gpu = tf.config.get_visible_devices("GPU")
-        # With AMX, oneDNN is fast for few inputs, and these products are unmeasured.
-        is_slower = (
-            inputs.shape[-1] < _FEW and "amx_bf16" in hardware.bfloat16_features()
-        )
-        if inputs.dtype != tf.bfloat16 or on_gpu or is_slower:
+        if not self._is_faster_by_products(inputs):
             return super().call(inputs)
 
         @tf.custom_gradient
@@ -243,6 +239,18 @@ class WideConv2D(keras.layers.Conv2D):
             return tf.nn.conv2d(x, filters, 1, "SAME"), gradient
 
         return convolve(inputs, tf.convert_to_tensor(self.kernel, inputs.dtype))
+
+    def _is_faster_by_products(self, inputs: tf.Tensor) -> bool:
+        if tf.config.get_visible_devices("GPU"):
+            return False
+        features = hardware.processor_features()
+        has_many = inputs.shape[-1] >= _FEW
+        if inputs.dtype == tf.bfloat16:
+            # With AMX, oneDNN is fast for few inputs, and products are unmeasured.
+            return has_many or "amx_bf16" not in features
+        is_avx2 = "avx2" in features and "avx512f" not in features
+        uses_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "1"
+        return inputs.dtype == tf.float32 and has_many and is_avx2 and uses_onednn
 
 
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:

@@ -21,8 +21,7 @@ def name_of(data: Any) -> str:
     """Returns `data` if it is a name or path, else a name for Python objects."""
     if isinstance(data, str | Path):
         return os.fspath(data)
-    kind = "arrays" if isinstance(data, tuple) else "dataset"
-    return PYTHON + kind
+    return PYTHON + ("arrays" if isinstance(data, tuple) else "dataset")
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from cifar10.process import files
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
     """Returns the images' names; without names, numbers such as `train picture 0`."""
-    numbered = [f"{split} picture {n}" for n in range(count)]
-    return dataset.paths.get(split, numbered)
+    return dataset.paths.get(split, [f"{split} picture {n}" for n in range(count)])
 
 
 def regrouped(

@@ -53,7 +53,7 @@ class Format:
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     train_records_per_file: int
-    test_records_per_file: int
+    test_records_per_file: int = 10_000
 
     @property
     def classes(self) -> int:
@@ -83,7 +83,6 @@ CIFAR10 = Format(
     train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     test_files=("test_batch.bin",),
     train_records_per_file=10_000,
-    test_records_per_file=10_000,
 )
 
 CIFAR100 = Format(
@@ -97,7 +96,6 @@ CIFAR100 = Format(
     train_files=("train.bin",),
     test_files=("test.bin",),
     train_records_per_file=50_000,
-    test_records_per_file=10_000,
 )
 
 

@@ -59,8 +59,7 @@ def _convolution(inputs: keras.KerasTensor, width: int, name: str) -> keras.Kera
     options = {"kernel_initializer": _identity_values, "name": name}
     if width >= _WIDE:
         return WideConv2D(width, **options)(inputs)
-    layer = layers.Conv2D(width, 3, padding="same", use_bias=False, **options)
-    return layer(inputs)
+    return layers.Conv2D(width, 3, padding="same", use_bias=False, **options)(inputs)
 
 
 def _normalization(name: str) -> keras.Layer:

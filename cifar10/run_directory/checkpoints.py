@@ -264,5 +264,4 @@ def _trouble(file: Path, error: Exception) -> Exception:
 
 def digest_of(value: Any) -> str:
     """Returns the SHA-256 of a JSON value."""
-    text = json.dumps(value, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10 import hardware
 from cifar10.layers import (
     FusedBatchNormalization,
     LocalResponseNormalization,
@@ -167,17 +168,30 @@ def test_fused_batch_normalization_in_other_types(policy):
     np.testing.assert_array_equal(layer.moving_mean, before)
 
 
-@pytest.mark.parametrize(("side", "channels"), [(1, 8), (7, 8), (1, 256), (5, 256)])
-def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side, channels):
-    """To the rounding of bfloat16 sums, at the edges too."""
+@pytest.mark.parametrize(
+    ("side", "channels", "dtype", "bound"),
+    [
+        (1, 8, "bfloat16", 0.02),
+        (7, 8, "bfloat16", 0.02),
+        (1, 256, "bfloat16", 0.02),
+        (5, 256, "bfloat16", 0.02),
+        (5, 256, "float32", 1e-5),
+    ],
+)
+def test_a_wide_convolution_and_its_gradients_are_those_of_float64(
+    side, channels, dtype, bound, monkeypatch
+):
+    """To the rounding of sums, at the edges too; in float32 as on an AVX2 processor."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    monkeypatch.setattr(hardware, "processor_features", lambda: ["avx2"])
     random = np.random.default_rng(side)
     # Images of unequal sides: a row that is taken for a column shows.
     shape = (5, side, side + 1, channels)
-    images = tf.constant(random.normal(size=shape), tf.bfloat16)
-    upstream = tf.constant(random.normal(size=(*shape[:-1], 16)), tf.bfloat16)
-    layer = WideConv2D(16, dtype="mixed_bfloat16")
+    images = tf.constant(random.normal(size=shape), dtype)
+    upstream = tf.constant(random.normal(size=(*shape[:-1], 16)), dtype)
+    layer = WideConv2D(16, dtype="float32" if dtype == "float32" else "mixed_bfloat16")
     layer.build(shape)
-    filters = tf.cast(layer.kernel.value, tf.bfloat16)
+    filters = tf.cast(layer.kernel.value, dtype)
 
     def wide(images, filters):
         with keras.StatelessScope([(layer.kernel, tf.cast(filters, tf.float32))]):
@@ -190,4 +204,4 @@ def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side, channel
     actual = compute(wide, images, filters, upstream=upstream)
     values = [tf.cast(value, tf.float64) for value in (images, filters, upstream)]
     expected = compute(exact, *values[:2], upstream=values[2])
-    assert_close(actual, expected, 0.02)
+    assert_close(actual, expected, bound)

@@ -97,10 +97,20 @@ def test_import_hides_what_tensorflow_writes_unless_the_user_asks(tmp_path):
     assert (done.returncode, done.stderr) == (0, f"{STARTING}native\n")
 
 
-def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_path):
-    reads = "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
-    done = importing(tmp_path, "cli.import_tensorflow(deterministic=True)", reads)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", STARTING)
+@pytest.mark.parametrize(
+    ("deterministic", "given", "expected"),
+    [(True, {}, "0"), (False, {}, "1"), (False, {"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")],
+)
+def test_onednn_computes_unless_rounding_matters_or_the_user_has_chosen(
+    tmp_path, deterministic, given, expected
+):
+    words = (
+        "cli.platform.machine = lambda: 'x86_64'\n"
+        f"cli.import_tensorflow(deterministic={deterministic})"
+    )
+    reads = "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
+    done = importing(tmp_path, words, reads, **given)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{expected}\n", STARTING)
 
 
 def test_batch_norm_on_gpus_is_told_to_leave_the_order_of_dimensions(monkeypatch):
