@@ -44,7 +44,8 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     from cifar10.training import assembly
 
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
-    given = {"precision": "float32", **values, "recipe": recipe}
+    # In float64, filter gradients are always convolutions, which `_of` counts.
+    given = {"precision": "float64", **values, "recipe": recipe}
     config = assembly.resolve_config(Config(**given), placement)
     shape = records.IMAGE_SHAPE
     classes = records.CIFAR10.classes
