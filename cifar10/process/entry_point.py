@@ -11,12 +11,12 @@ import importlib.util
 import io
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
+from cifar10 import hardware
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
@@ -95,11 +95,11 @@ def import_tensorflow(
     Hides TensorFlow's start-up messages unless the user has set TF_CPP_MIN_LOG_LEVEL
     below 3.
 
-    Enables oneDNN on every x86 processor. TensorFlow for Linux does so only on those
-    with VNNI, but the others too train in 0.5 to 0.6 of the time (docs/speed.md). With
-    `deterministic`, disables it, as its kernels sum in an order that depends on the
-    shapes. Without it, rounding depends several times less on how a batch is split
-    among towers (docs/archive/lab-notes.md).
+    Enables oneDNN on processors with AVX2. TensorFlow for Linux does so only with VNNI,
+    but on others a step takes half the time with it, too (docs/speed.md). Disables it
+    with `deterministic`, as its kernels sum in an order that depends on the shapes.
+    Without it, rounding depends several times less on how a batch is split among towers
+    (docs/archive/lab-notes.md).
 
     Without `deterministic`, GPUs use cuDNN's channels-last kernels for batch
     normalization. These kernels may overflow on activations far from 1, but other
@@ -113,7 +113,7 @@ def import_tensorflow(
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     if "tensorflow" in sys.modules:
         return
-    if platform.machine() == "x86_64":
+    if "avx2" in hardware.processor_features():
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     say("Starting TensorFlow ...")
     if importlib.util.find_spec("tensorflow") is None:

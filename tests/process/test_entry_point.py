@@ -105,7 +105,7 @@ def test_onednn_computes_unless_rounding_matters_or_the_user_has_chosen(
     tmp_path, deterministic, given, expected
 ):
     words = (
-        "cli.platform.machine = lambda: 'x86_64'\n"
+        "cli.hardware.processor_features = lambda: ['avx2']\n"
         f"cli.import_tensorflow(deterministic={deterministic})"
     )
     reads = "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
