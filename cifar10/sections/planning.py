@@ -25,11 +25,12 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes): the bytes of a compiled convolution; the factor by which
-# oneDNN pads the workspace, a copy of what the largest input gradient of a convolution
-# reads and writes; and the number of copies of the trainable variables, which oneDNN
-# makes or which keep the old values during an update.
+# Measured on CPUs (lab notes): the bytes of a compiled convolution, and of XLA if it
+# compiles a part of the step; the factor by which oneDNN pads the workspace, a copy of
+# what the largest input gradient of a convolution reads and writes; and the number of
+# copies of the trainable variables, of oneDNN or with old values during an update.
 _CONVOLUTION_BYTES = 1_500_000
+_XLA_BYTES = 60_000_000
 _PADDING = 1.2
 _COPIES = 7
 # The least number of tensors in memory while a layer's gradient is computed, however
@@ -185,11 +186,6 @@ class Planner:
         return _bytes(self.state.variables())
 
     @property
-    def gradient_bytes(self) -> int:
-        """The bytes of one tower's gradients."""
-        return _bytes(self.state.model.trainable_variables)
-
-    @property
     def bytes_so_far(self) -> int:
         """The part of `Plan.total_bytes` that existing variables already take."""
         if self._on_cpu:
@@ -230,7 +226,7 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> tuple[list[int], int, int]:
-        """Bytes kept by each layer call, bytes of workspace, number of convolutions.
+        """Bytes kept by each layer call, of workspace, and of compiled operations.
 
         Traces the model, the loss and the gradients without computing anything. A
         call keeps those of its tensors that the traced gradient function captures.
@@ -264,17 +260,19 @@ class Planner:
                 if op.type == "Conv2DBackpropInput" and op.outputs[0].consumers()
             ]
             found.append(int(_PADDING * max(written, default=0)))
-            found.append(sum("Conv" in op.type for op in operations))
+            convolutions = sum("Conv" in op.type for op in operations)
+            uses_xla = any(op.node_def.attr["_XlaMustCompile"].b for op in operations)
+            found.append(_CONVOLUTION_BYTES * convolutions + _XLA_BYTES * uses_xla)
 
         variables = [*map(_spec, section.trainable_variables)]
         start = [*map(_spec, section.non_trainable_variables)]
         compute.get_concrete_function(variables, start, self.images)
-        workspace, convolutions = found
-        return kept[:-1], workspace, convolutions
+        workspace, compiled = found
+        return kept[:-1], workspace, compiled
 
     def _plan(self, boundaries: Mapping[int, int], count: int) -> Plan:
-        kept, workspace, convolutions = self._costs
-        gradients = self.gradient_bytes
+        kept, workspace, compiled = self._costs
+        gradients = _bytes(self.state.model.trainable_variables)
         tensors, places = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))
         # Batches stay in memory until the step ends. Accumulation doubles gradients.
@@ -282,8 +280,8 @@ class Planner:
         sums = gradients if self.accumulate == 1 else 2 * gradients
         tower_bytes = self.accumulate * batch + sums + tensors + workspace
         if self._on_cpu:
-            total = _CONVOLUTION_BYTES * convolutions + _COPIES * gradients
-            total += self.bytes_so_far + len(self.devices) * tower_bytes
+            total = compiled + _COPIES * gradients + self.bytes_so_far
+            total += len(self.devices) * tower_bytes
         else:  # A GPU copies variables from elsewhere for each step.
             held = self.bytes_so_far or _bytes(self.state.model.variables)
             total = held + tower_bytes

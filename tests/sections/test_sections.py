@@ -13,7 +13,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.layers import NewSection
+from cifar10.layers import NewSection, QuickGelu
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -292,6 +292,16 @@ def test_planned_memory_of_towers_and_replicas_adds_up():
     variables = mirrored.plain.total_bytes - two.plain.total_bytes
     assert variables == one.variable_bytes > 0
     assert mirrored.bytes_so_far == 2 * one.bytes_so_far == 2 * variables
+
+
+def test_a_plan_counts_the_memory_of_xla_where_it_compiles_a_part():
+    images = keras.Input((8, 8, 3))
+    plain, compiled = (
+        planner(keras.Model(images, keras.layers.Flatten()(activation(images)))).plain
+        for activation in (keras.layers.ReLU(), QuickGelu())
+    )
+    # One compilation of a small function took 50 MB (lab notes).
+    assert compiled.total_bytes - plain.total_bytes > 50_000_000
 
 
 def test_a_model_says_where_its_sections_begin():
