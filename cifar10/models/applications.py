@@ -39,11 +39,7 @@ def find_architecture(name: str) -> Architecture:
             "keras.applications has no such network.\nIts networks are "
             f"{', '.join(there)}.",
         )
-    return Architecture(
-        name,
-        functools.partial(build, application),
-        imagenet_features=functools.partial(with_imagenet_weights, application),
-    )
+    return Architecture(name, functools.partial(build, application))
 
 
 def build(
@@ -63,9 +59,7 @@ def build(
     return network
 
 
-def with_imagenet_weights(
-    application: str, image_shape: tuple[int, int, int]
-) -> keras.Model:
+def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras.Model:
     """Returns a network with ImageNet weights, up to its global average pooling.
 
     The weights are downloaded if they are not in Keras's cache.
@@ -73,8 +67,11 @@ def with_imagenet_weights(
     Raises:
         UsageError: The weights are not in the cache and cannot be downloaded.
     """
-    name = APPLICATIONS_PREFIX + application
-    with custom.explained(name, "its ImageNet weights cannot be loaded"):
+    application = name.removeprefix(APPLICATIONS_PREFIX)
+    problem = (
+        "its ImageNet weights cannot be loaded from ~/.keras/models or the network"
+    )
+    with custom.explained(name, problem):
         return _features(application, image_shape, None, weights="imagenet")
 
 

@@ -37,8 +37,6 @@ class Architecture:
             model; the images, uint8 [count, height, width, channels], as an array or an
             object that returns an array when indexed; and a function that prepares such
             images for the model without distorting them.
-        imagenet_features: Function that takes image_shape and returns the network with
-            ImageNet weights, up to its global average pooling. None if there are none.
     """
 
     name: str
@@ -47,7 +45,6 @@ class Architecture:
     recipe: str | None = None
     trained_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     initialize: Callable[..., None] = lambda *_: None
-    imagenet_features: Callable[..., Any] | None = None
 
 
 def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:

@@ -98,8 +98,6 @@ def import_tensorflow(
     Enables oneDNN on processors with AVX2. TensorFlow for Linux does so only with VNNI,
     but on others a step takes half the time with it, too (docs/speed.md). Disables it
     with `deterministic`, as its kernels sum in an order that depends on the shapes.
-    Without it, rounding depends several times less on how a batch is split among towers
-    (docs/archive/lab-notes.md).
 
     Without `deterministic`, GPUs use cuDNN's channels-last kernels for batch
     normalization. These kernels may overflow on activations far from 1, but other

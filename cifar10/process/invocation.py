@@ -90,8 +90,11 @@ def in_memory(model: str, data: str) -> str:
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
 
-def to_score(train_dir: str, step: int | None = None) -> str:
-    """Returns a command to score the newest checkpoint of a run, or that of a step."""
+def to_score(train_dir: str, settings: Mapping[str, Any], step: Any = None) -> str:
+    """Returns how to score a run's newest checkpoint, or that of a step."""
+    if given := in_memory(settings["model"], settings["data"]):
+        which = "" if step is None else f"step={step}, "
+        return f"cifar10.evaluate({train_dir!r}, {which}{given})"
     which = "--run_once" if step is None else f"--step {step}"
     return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
 

@@ -42,7 +42,7 @@ def build(
     log = run / f"{layout.EVALUATION_EVENTS}{kind}" / layout.METRICS
     entry = scores.comparable(logs.read_lines(log)).get(step)
     if not entry:
-        how = invocation.to_score(str(run), step)
+        how = invocation.to_score(str(run), settings, step)
         raise UsageError(
             f"--model_card: step {step} has no scores for the card. Score the step "
             f"first:\n  {how}{' --no-use_averages' if kind else ''}"

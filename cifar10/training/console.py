@@ -101,7 +101,7 @@ def last_lines(loop: Loop) -> list[str]:
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
-        f"  score it:  {invocation.to_score(str(shown))}",
+        f"  score it:  {invocation.to_score(str(shown), config.values)}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
     ]
 

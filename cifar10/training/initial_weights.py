@@ -13,7 +13,7 @@ and an array that is stored in chunks is refused, because chunks may be compress
 import contextlib
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
@@ -22,7 +22,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import FineTuning
 from cifar10.errors import UsageError, first_few, printable, reason, say
 from cifar10.models import layer_tree
-from cifar10.models.registry import find_architecture, is_code
+from cifar10.models.architecture import APPLICATIONS_PREFIX
 from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
@@ -61,7 +61,13 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
         )
     if name != IMAGENET:
         return
-    _imagenet_features(model)
+    # By name alone: `locked_run` checks before TensorFlow is configured and imported.
+    if not model.startswith(APPLICATIONS_PREFIX):
+        raise UsageError(
+            f"--initial_weights imagenet: {model} has no published weights. Give "
+            "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
+            "--initial_weights name a file or the directory of a run."
+        )
     if distortions not in _OF_ONE_SCALE:
         raise UsageError(
             "--initial_weights imagenet: the network needs all images on the same "
@@ -69,18 +75,6 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
             "mean and deviation.\nGive --distortions "
             f"{' or '.join(_OF_ONE_SCALE)}."
         )
-
-
-def _imagenet_features(model: str) -> Callable[..., Any]:
-    """Returns the function that builds a model's layers with ImageNet weights."""
-    features = None if is_code(model) else find_architecture(model).imagenet_features
-    if features is None:
-        raise UsageError(
-            f"--initial_weights imagenet: {model} has no published weights. Give "
-            "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
-            "--initial_weights name a file or the directory of a run."
-        )
-    return features
 
 
 def locate_source(name: str) -> tuple[Path, int | None]:
@@ -187,10 +181,11 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 
     Layers are matched by their order, because Keras generates some of their names.
     """
-    build_features = _imagenet_features(name)
+    from cifar10.models import applications
+
     say("Loading the weights of ImageNet, which Keras downloads once.")
     with contextlib.redirect_stdout(io.StringIO()):  # Hides Keras's progress bar.
-        features = build_features(model.input_shape[1:])
+        features = applications.with_imagenet_weights(name, model.input_shape[1:])
     head = layer_tree.head(model).name
     others = [layer for layer in layer_tree.by_name(model) if layer != head]
     there = layer_tree.by_name(features).values()

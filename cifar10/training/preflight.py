@@ -17,11 +17,7 @@ from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
-from cifar10.training.initial_weights import (
-    IMAGENET,
-    check_initial_weights,
-    locate_source,
-)
+from cifar10.training import initial_weights
 
 _DATA = "data_fingerprint"
 
@@ -34,7 +30,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     devices, data and model are known.
     """
     check_name(config.network.model)
-    check_initial_weights(
+    initial_weights.check_initial_weights(
         config.fine_tuning, config.network.model, config.images.distortions
     )
     path = layout.absolute_path(config.run.train_dir)
@@ -42,8 +38,8 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         stop.clean_up = lock.release
         resumes = not config.run.fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         source = config.fine_tuning.initial_weights
-        if source and source != IMAGENET and not resumes:
-            locate_source(source)
+        if source and source != initial_weights.IMAGENET and not resumes:
+            initial_weights.locate_source(source)
         yield lock
 
 
@@ -80,7 +76,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines.append(f"  train longer:  in another directory, with {weights}")
     elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
-    lines.append(f"  score it:      {invocation.to_score(str(train_dir))}")
+    lines.append(f"  score it:      {invocation.to_score(str(train_dir), values)}")
     return "\n".join(filter(None, lines))
 
 
@@ -94,7 +90,7 @@ def _explained(
         for name, (there, now) in differences.items()
         if name != _DATA
     ]
-    if _DATA in differences:
+    if _DATA in differences and "data" not in differences:
         file = recorded.get("corrections")
         labels = f"labels, which {file} corrects," if file else "labels"
         lines.append(f"    data: images or {labels} have changed since the run began")

@@ -1,5 +1,8 @@
 """What is refused before TensorFlow starts."""
 
+import subprocess
+import sys
+
 import pytest
 
 import runs
@@ -35,6 +38,22 @@ def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
         runs.call("train.py", *where, "--model", "mine:small")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert "resnet" in refused("cifar10/__main__.py", "plan", "--model", "resent")
+
+
+def test_imagenet_weights_are_checked_before_tensorflow(tmp_path):
+    """TensorFlow takes the settings of `--deterministic` only as it is imported."""
+    program = """
+import sys
+from cifar10.config.config import Config
+from cifar10.process.signals import StopSignals
+from cifar10.training import preflight
+names = {"model": "applications:MobileNetV2", "initial_weights": "imagenet"}
+config = Config(**names, distortions="flip_translate", train_dir=sys.argv[1])
+with preflight.locked_run(config, StopSignals()):
+    sys.exit("tensorflow" in sys.modules)
+"""
+    words = [sys.executable, "-c", program, tmp_path / "run"]
+    assert subprocess.run(words, cwd=runs.ROOT, check=False).returncode == 0
 
 
 def commands_on(run):
