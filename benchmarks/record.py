@@ -21,7 +21,7 @@ from benchmarks import machine, report
 from benchmarks.runner import Result, Row, measure_in_turn, show_progress
 from benchmarks.time_to_94 import OURS, PATIENCE_SECONDS
 from cifar10.config.config import Config
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 from cifar10.input import datasets
 from cifar10.models.registry import is_code
 from cifar10.process import entry_point
@@ -121,13 +121,19 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
     }
     table = report.table([*row], [[*row.values()]])
     print(table)
-    if p >= SIGNIFICANCE:
+    if not p < SIGNIFICANCE:
         raise UsageError(
             f"Nothing was entered: p = {p:.2g} is not below {SIGNIFICANCE}, so the "
             f"true mean may be {level - _BELOW_LEVEL:g} % or less. Train longer."
         )
-    with BOARD.open("a", encoding="utf-8") as board:
-        board.write(table.splitlines()[-1] + "\n")
+    line = "" if BOARD.read_text(encoding="utf-8").endswith("\n") else "\n"
+    try:
+        with BOARD.open("a", encoding="utf-8") as board:
+            board.write(f"{line}{table.splitlines()[-1]}\n")
+    except OSError as error:
+        raise UsageError(
+            f"{BOARD} cannot be written: {reason(error)}. Enter the row above by hand."
+        ) from error
     show_progress(f"The row was entered into {BOARD}. Commit it.")
 
 
@@ -140,6 +146,8 @@ def main() -> None:
     add("--level", type=float, default=94.0, help="of the record, in percent")
     flags = parser.parse_args()
     report.check_at_least(2, flags, "seeds")  # One score has no deviation and no p.
+    if not 50 < flags.level < 100:
+        raise UsageError(f"--level {flags.level}: give a percentage, such as 94.")
     check(flags.recipe)
     about = machine.describe()
     dataset = datasets.find("cifar10", flags.data_dir)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import math
 import tempfile
@@ -16,6 +18,7 @@ import numpy as np
 from benchmarks import arithmetic, machine
 from benchmarks.rivals import common
 from cifar10.config.config import Config
+from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.process import entry_point
 
@@ -107,7 +110,9 @@ class Recipe:
             whitening = self._whiten(trained.model)  # Once warm, as airbench's.
             trained.restore()
         logged = json.loads(metrics.splitlines()[-1])["seconds"]
-        seconds = seconds_of_training(logged, ends)
+        seconds = seconds_of_training(
+            logged, ends, [stage.end for stage in self._resolved.all_stages]
+        )
         accuracy, _ = self._score(trained, views=False)
         with_views, seconds_of_views = self._score(trained, views=True)
         return {
@@ -205,16 +210,31 @@ class Recipe:
         return float(right), time.perf_counter() - began
 
 
-def seconds_of_training(logged: dict[str, float], ends: Sequence[int]) -> float:
+def seconds_of_training(
+    logged: dict[str, float], ends: Sequence[int], stage_ends: Sequence[int]
+) -> float:
     """Returns how long the steps of a run took, with those that were not timed.
 
-    The first call of each length is also traced, and counts to the start. Here it
-    counts as long as the others.
+    In each stage, the first call of each length is also traced, and counts to the
+    start. Here it counts as long as the others.
 
     Args:
         logged: The seconds of each part of the run, of its last step's log line.
         ends: The steps at which calls have ended, from 0 on.
+        stage_ends: The last step of each stage.
+
+    Raises:
+        UsageError: No step was timed.
     """
-    calls = [int(steps) for steps in np.diff(ends)]
-    timed = sum(calls) - sum(set(calls))
-    return sum(logged[part] for part in _ON_THE_CLOCK) * sum(calls) / timed
+    steps = ends[-1] - ends[0]
+    traced = {
+        (bisect.bisect(stage_ends, first), last - first)
+        for first, last in itertools.pairwise(ends)
+    }
+    timed = steps - sum(count for _, count in traced)
+    if not timed:
+        raise UsageError(
+            f"{steps} steps: none was timed, because a stage's first is also traced. "
+            "Train for more steps."
+        )
+    return sum(logged[part] for part in _ON_THE_CLOCK) * steps / timed

@@ -92,6 +92,20 @@ def test_what_is_no_record_is_not_entered(result, problem, board, capsys):
     assert ("| - |" in shown) == (problem == "p = ")  # No machine told its joules.
 
 
+@pytest.mark.parametrize("level", ["0.94", "nan", "100"])
+def test_a_level_that_is_no_percentage_is_refused(level, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["record", "--level", level])
+    with pytest.raises(UsageError, match="--level"):
+        record.main()
+
+
+def test_a_row_is_no_part_of_the_one_before(board):
+    board.write_text(board.read_text().removesuffix("\n"))
+    before = board.read_text()
+    record.enter(measured(0.9407, 0.9406, 0.9405), 94.0, ABOUT)
+    assert board.read_text().startswith(f"{before}\n| 94 %")
+
+
 def test_a_training_that_was_stopped_has_no_score(stand_in_dir, monkeypatch):
     from cifar10.training import train
 

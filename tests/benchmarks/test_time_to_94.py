@@ -64,7 +64,11 @@ def test_steps_that_were_also_traced_count_as_long_as_the_others():
     logged |= {"saving": 9.0, "evaluation": 9.0}
     # One step and one call of four are not on the clock: 17 of 22 are.
     ends = [0, 1, 2, 6, 10, 14, 18, 22]
-    assert recipe.seconds_of_training(logged, ends) == 8.5 * 22 / 17
+    assert recipe.seconds_of_training(logged, ends, [22]) == 8.5 * 22 / 17
+    # Nor is the first call of four of a second stage.
+    assert recipe.seconds_of_training(logged, ends, [6, 22]) == 8.5 * 22 / 13
+    with pytest.raises(UsageError, match="more steps"):
+        recipe.seconds_of_training(logged, [0, 1, 2, 3], [1, 2, 3])
 
 
 # The report and the flags.
