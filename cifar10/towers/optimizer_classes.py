@@ -103,9 +103,11 @@ class Muon(keras.optimizers.Optimizer):
             direction = gradient + self.momentum * momentum.value
             update = orthogonalized(tf.reshape(direction, [-1, outputs]))
             update = tf.reshape(update, variable.shape)
-            variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
+            norm = tf.cast(outputs**0.5, values.dtype)
+            scale = tf.math.divide_no_nan(norm, tf.norm(values))  # For zero filters.
+            variable.assign(values * scale - rate * update)
             return
-        remaining = rate / self.highest_rate
+        remaining = tf.math.divide_no_nan(rate, self.highest_rate)
         if part := self._parts[index]:
             remaining = tf.maximum(1.0 - (1.0 - remaining) / part, 0.0)
         initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE

@@ -53,3 +53,14 @@ def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
         before = bias.numpy()
         optimizer.apply([tf.constant([1e-4])])
         assert (bias.numpy() != before).any() == moves, part
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.24])
+def test_zeros_stay_finite_as_filters_and_as_the_rate(rate):
+    """As at the end of a residual branch, and where nothing is to be trained."""
+    variables = [variable(np.zeros((3, 3, 4, 8)), "kernel"), variable([1.0], "bias")]
+    optimizer = optimizer_classes.Muon(rate, 0.6)
+    gradients = [tf.ones(one.shape) for one in variables]
+    optimizer.apply(gradients, variables)
+    assert all(np.isfinite(one.numpy()).all() for one in variables)
+    assert all(one.numpy().any() for one in variables) == bool(rate)
