@@ -217,10 +217,12 @@ class WideConv2D(keras.layers.Conv2D):
 
     Args:
         filters: Number of output channels.
-        **kwargs: Passed to `keras.layers.Conv2D`.
+        **kwargs: `kernel_initializer`, `name` and `dtype` of `keras.layers.Conv2D`.
     """
 
     def __init__(self, filters: int, **kwargs: object) -> None:
+        if unknown := kwargs.keys() - {"kernel_initializer", "name", "dtype"}:
+            raise TypeError(f"WideConv2D takes no {', '.join(sorted(unknown))}.")
         super().__init__(filters, 3, padding="same", use_bias=False, **kwargs)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:

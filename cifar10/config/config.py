@@ -286,15 +286,15 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Converts an argument of `Config` to the value that its flag would have.
 
-    A path becomes a string, a `Record` its directory, and a NumPy number a Python
-    number.
+    A path becomes a string, a `Record` its directory, a NumPy number a Python number,
+    and a tuple a list, as in `config.json`.
     """
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
-    return value
+    return [*map(_plain, value)] if isinstance(value, tuple) else value
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

@@ -52,7 +52,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     try:
         content = files.read(path)
         values = _judged(content, json.loads(content.decode()))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"{directory} holds no run: it contains no {layout.CONFIG}. Give the "
             "directory of an existing run."

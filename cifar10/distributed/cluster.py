@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 TF_CONFIG = "TF_CONFIG"
 _TASKS = "SLURM_STEP_NUM_TASKS"
@@ -65,9 +65,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
         return _from_tf_config(json.loads(text))
     except _NO_CLUSTER as error:
         raise UsageError(
-            f"TF_CONFIG={text[:300]}: this does not name several workers, each with an "
-            "address of\nits own, and this process among them. Unset it to train on "
-            'this machine alone, or correct\nit: {"cluster": {"worker": ["host1:2222", '
+            f"TF_CONFIG={text[:300]!r} does not name several workers and this process "
+            f"among\nthem: {reason(error)[:300]}.\nUnset it to train on this machine "
+            'alone, or correct it:\n{"cluster": {"worker": ["host1:2222", '
             '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
         ) from error
 
@@ -92,16 +92,18 @@ def _from_tf_config(values: Any) -> Cluster | None:
         for number, address in enumerate(jobs.get(job, []))
     }
     addresses = tuple(workers.values())
-    if (
-        jobs.keys() - {"chief", "worker"}
-        or len({*addresses}) < len(addresses)
-        or not all(map(_ADDRESS.fullmatch, addresses))
-    ):
-        raise ValueError(jobs)
+    if unknown := jobs.keys() - {"chief", "worker"}:
+        raise ValueError(f"tasks of the type {min(unknown)} are not supported")
+    if len({*addresses}) < len(addresses):
+        raise ValueError("an address is there twice")
+    if wrong := [name for name in addresses if not _ADDRESS.fullmatch(name)]:
+        raise ValueError(f"{wrong[0]!r} is not of the form host:port")
     if len(addresses) < 2:
         return None
-    place = [*workers].index((task.get("type", "worker"), int(task["index"])))
-    return Cluster(addresses, place)
+    place = task.get("type", "worker"), int(task["index"])
+    if place not in workers:
+        raise ValueError(f"no {place[0]} has index {place[1]}; the first has 0")
+    return Cluster(addresses, [*workers].index(place))
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:

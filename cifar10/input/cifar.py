@@ -37,7 +37,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
     with records.explained(directory):
         if data == "synthetic":
             home = directory if data_dir else None
-            return _stand_in("as --data synthetic requests", home)
+            return _stand_in("--data synthetic", home)
         name = "cifar10" if data == "auto" else data
         file_format = FORMATS[name]
         files = file_format.train_files + file_format.test_files
@@ -58,14 +58,17 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
         try:
             folder = download.fetch(file_format, directory, data_url)
         except UsageError as error:
-            problem = f"No {file_format.title} in {directory}: {error}"
+            problem = f"No {file_format.title} in {directory}: {error}\nPut "
+            problem += (
+                f"{packed.name} or its folder {file_format.folder} there, or give "
+            )
             if data == "auto":
-                say(f"{problem}\nUsing the SYNTHETIC stand-in.")
+                say(
+                    f"{problem}--data_dir or --data_url.\nUsing the SYNTHETIC stand-in."
+                )
                 return _stand_in(f"none in {directory} and no download")
-            raise type(error)(
-                f"{problem}\nPut {packed.name} or its folder {file_format.folder} "
-                "there, or give --data_dir, --data_url or --data synthetic."
-            ) from error
+            problem += "--data_dir, --data_url or --data synthetic."
+            raise type(error)(problem) from error
         return _checked(name, folder)
 
 

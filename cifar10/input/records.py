@@ -161,7 +161,7 @@ def _damaged(directory: Path, problem: str) -> UsageError:
     # Not "delete": the folder may contain the user's own files.
     return UsageError(
         f"{problem}\nPut the right file into {directory}, or move this folder away and "
-        "run again for a fresh copy, or name another folder with --data_dir."
+        "run again without --data_dir for a fresh copy, or name another folder."
     )
 
 

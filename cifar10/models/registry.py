@@ -71,7 +71,8 @@ def check_name(name: str) -> None:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     package = module.partition(".")[0]
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
+    is_there = package in sys.modules or importlib.util.find_spec(package)
+    if module.endswith(".py") or not is_there:
         raise model_error(
             name,
             f"there is no module {module} in {Path.cwd()} or among installed packages."
@@ -173,7 +174,8 @@ def build_model(
     try:
         with tf.device(device):
             problem = (
-                f"the function failed with\n{image_shape=}, {classes=} and {given}"
+                f"the function failed with\n{image_shape=} (of --distortions and "
+                f"--image_size), {classes=} and {given}"
             )
             with custom.explained(name, problem):
                 model = builder(image_shape, classes, **given)

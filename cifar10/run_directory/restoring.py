@@ -60,8 +60,8 @@ def why_none(
         reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
         where = directory if wanted is None else f"--step {wanted}"
         return (
-            f"{where}: no checkpoint can be used: {reasons}. Restore one from a "
-            "backup, or start over with another --train_dir."
+            f"{where}: no checkpoint can be used: {reasons.rstrip('.')}. Restore one "
+            "from a backup, or start over with another --train_dir."
         )
     if wanted is None or not steps:
         return f"There is no checkpoint in {directory.parent} yet."

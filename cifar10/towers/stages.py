@@ -120,7 +120,8 @@ def prepare_model(
                 raise UsageError(f"{what}: image_size = {size}: give 1 to {min(side)}.")
             # Without this, Keras refuses other sizes even if all layers accept them.
             model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
-            custom.check_training(name, model, (size, size, channels), classes)
+            where = f"{name} in {what}, with image_size = {size}"
+            custom.check_training(where, model, (size, size, channels), classes)
 
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:

@@ -43,10 +43,11 @@ class Log:
             with loop.timer.during("summaries"):
                 loop.hooks.notify("on_log", step, metrics)
         steps = loop.timer.steps
-        if steps and not self._forecast and loop.timer.stepping() >= FORECAST_AFTER:
+        left = self._config.run.max_steps - step
+        is_due = not self._forecast and loop.timer.stepping() >= FORECAST_AFTER
+        if is_due and steps and left > 1:
             self._forecast = True
             loop.results.wait()
-            left = self._config.run.max_steps - step
             duration = format_duration(left * loop.timer.stepping() / steps)
             loop.say(
                 f"About {duration} for the {left:,} steps left. Ctrl-C saves; the same "

@@ -80,6 +80,14 @@ def test_numbers_of_numpy_are_those_of_python():
         Config(max_steps=np.array([5]))
 
 
+def test_tuples_are_the_lists_that_config_json_has():
+    """So the program that began a run resumes it."""
+    stages = {"until": 0.5, "image_size": 24}, {"frozen": ["conv1a"]}
+    given = Config(recipe="fast", stages=stages, class_weights=(1.0, 2.0)).values
+    assert given["class_weights"] == [1.0, 2.0]
+    assert given["stages"] == [*stages]
+
+
 def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
     record = types.SimpleNamespace(train_dir=tmp_path)  # As `train` returns it.
     assert Config(initial_weights=record) == Config(initial_weights=str(tmp_path))

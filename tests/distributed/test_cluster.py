@@ -83,6 +83,12 @@ def test_nonsense_in_tf_config_is_refused():
         assert len(str(refused.value)) < 1000
 
 
+def test_a_worker_that_is_counted_from_1_learns_it():
+    text = cluster.tf_config(["a:1", "b:1"], 2)
+    with pytest.raises(UsageError, match="no worker has index 2; the first has 0"):
+        cluster.from_environment({"TF_CONFIG": text})
+
+
 def test_workers_of_one_machine_are_known_by_their_addresses():
     for hosts, local in (
         (["localhost:1", "127.1.2.3:2"], True),
