@@ -55,7 +55,7 @@ train: $(REPORT)
 	@$(if $(IS_DONE),echo "$(TRAIN_DIR) was trained before; its page is $(REPORT)")
 	@$(if $(IS_DONE),echo "To train again: make train TRAIN_DIR=$(TRAIN_DIR).1")
 	@echo
-	@echo "Next, to train on CIFAR-10 for real, and to score and watch that:"
+	@echo "Next, to train for longer, and to score and watch that:"
 	@echo "  source $(BIN)/activate"
 	@echo "  $(HIDE)python $(TRAIN)$(if $(GPUS),, --max_steps 2000)"
 	@echo "  python eval.py"
