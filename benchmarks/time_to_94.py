@@ -10,7 +10,7 @@ tracing, compiling, saving, and the score without views. Quote the ratios, not t
 absolute figures.
 
 A training takes minutes on a CPU; --only chooses rows. For a quick look, whose
-accuracy says nothing: --seeds 1 --steps 4 --images 200
+accuracy says nothing: --seeds 1 --steps 10 --images 200
 """
 
 from __future__ import annotations
