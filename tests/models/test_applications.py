@@ -83,7 +83,7 @@ def test_published_weights_that_are_absent_or_damaged_are_refused(
     ):
         monkeypatch.setattr(files, "get_file", get_file)
         with pytest.raises(UsageError, match=named):
-            applications.with_imagenet_weights("VGG16", (32, 32, 3))
+            applications.with_imagenet_weights("applications:VGG16", (32, 32, 3))
 
 
 @pytest.mark.slow
