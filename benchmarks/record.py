@@ -126,10 +126,11 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
             f"Nothing was entered: p = {p:.2g} is not below {SIGNIFICANCE}, so the "
             f"true mean may be {level - _BELOW_LEVEL:g} % or less. Train longer."
         )
-    line = "" if BOARD.read_text(encoding="utf-8").endswith("\n") else "\n"
     try:
+        text = BOARD.read_text(encoding="utf-8")
         with BOARD.open("a", encoding="utf-8") as board:
-            board.write(f"{line}{table.splitlines()[-1]}\n")
+            board.write("" if text.endswith("\n") else "\n")
+            board.write(table.splitlines()[-1] + "\n")
     except OSError as error:
         raise UsageError(
             f"{BOARD} cannot be written: {reason(error)}. Enter the row above by hand."
