@@ -103,11 +103,11 @@ class Muon(keras.optimizers.Optimizer):
             direction = gradient + self.momentum * momentum.value
             update = orthogonalized(tf.reshape(direction, [-1, outputs]))
             update = tf.reshape(update, variable.shape)
-            norm = tf.cast(outputs**0.5, values.dtype)
-            scale = tf.math.divide_no_nan(norm, tf.norm(values))  # For zero filters.
-            variable.assign(values * scale - rate * update)
+            scale = outputs**0.5 / tf.norm(values)  # Infinite for zero filters.
+            scaled = tf.math.multiply_no_nan(scale, values)
+            variable.assign(scaled - rate * update)
             return
-        remaining = tf.math.divide_no_nan(rate, self.highest_rate)
+        remaining = rate / (self.highest_rate or 1.0)
         if part := self._parts[index]:
             remaining = tf.maximum(1.0 - (1.0 - remaining) / part, 0.0)
         initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE

@@ -50,10 +50,14 @@ def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
 
 def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
     started("mine.py")
-    score = invocation.to_score("my runs")
+    settings = {"model": "tutorial", "data": "cifar10"}
+    score = invocation.to_score("my runs", settings)
     assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
-    score = invocation.to_score("run", 10)
+    score = invocation.to_score("run", settings, 10)
     assert score == "python -m cifar10 eval --step 10 --train_dir run"
+    settings["model"] = "python:small"  # No command has this function.
+    score = invocation.to_score("run", settings, 10)
+    assert score == "cifar10.evaluate('run', step=10, model=...)"
 
 
 def test_commands_are_those_of_the_installed_program_or_of_the_module(started):
