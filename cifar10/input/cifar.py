@@ -58,17 +58,16 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
         try:
             folder = download.fetch(file_format, directory, data_url)
         except UsageError as error:
-            problem = f"No {file_format.title} in {directory}: {error}\nPut "
-            problem += (
-                f"{packed.name} or its folder {file_format.folder} there, or give "
+            wanted = f"{packed.name} or its folder {file_format.folder}"
+            problem = (
+                f"No {file_format.title} in {directory}: {error}\nPut {wanted} there"
             )
             if data == "auto":
-                say(
-                    f"{problem}--data_dir or --data_url.\nUsing the SYNTHETIC stand-in."
-                )
+                say(f"{problem}, or give --data_dir.\nUsing the SYNTHETIC stand-in.")
                 return _stand_in(f"none in {directory} and no download")
-            problem += "--data_dir, --data_url or --data synthetic."
-            raise type(error)(problem) from error
+            raise type(error)(
+                f"{problem}, or give --data_dir, --data_url or --data synthetic."
+            ) from error
         return _checked(name, folder)
 
 
