@@ -123,3 +123,16 @@ def first_few(names: Sequence[str], most: int) -> str:
 def counted(count: int, one: str, more: str = "") -> str:
     """Formats a number with its noun: "1 picture", "1,000 pictures"."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
+
+
+def format_duration(seconds: float) -> str:
+    """Formats a duration in the largest unit in which it is at least 1.5."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{format_number(seconds / size, 2)} {unit}"
+    return f"{format_number(seconds, 2)} seconds"
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """Formats a number, rounded to `digits` significant digits."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"

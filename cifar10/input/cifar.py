@@ -6,6 +6,7 @@ name CIFAR-10 to the stand-in.
 
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from cifar10.config import layout
@@ -16,6 +17,11 @@ from cifar10.input.dataset_base import Dataset
 FORMATS = {
     file_format.name: file_format
     for file_format in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)
+}
+# The same images in the files that Keras and torchvision download.
+PYTHON_FORMATS = {
+    file_format.name: file_format
+    for file_format in (records.CIFAR10_PYTHON, records.CIFAR100_PYTHON)
 }
 
 
@@ -29,7 +35,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
         data_dir: Folder that holds the data files, the unpacked archive or the archive.
             Nothing is written to it. If `data_dir` is None, the folder that the
             environment variable CIFAR10_DATA_DIR names, or else ~/.cache/cifar10, is
-            searched, and a missing data set is downloaded to it.
+            searched, and then Keras's folder. A missing data set is downloaded to the
+            first.
         data_url: URL of the archive, or of its folder with a slash at the end.
     """
     named = data_dir or os.environ.get("CIFAR10_DATA_DIR")
@@ -39,41 +46,64 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             home = directory if data_dir else None
             return _stand_in("--data synthetic", home)
         name = "cifar10" if data == "auto" else data
-        file_format = FORMATS[name]
-        files = file_format.train_files + file_format.test_files
-        if any((directory / file).exists() for file in files):
-            return _checked(name, directory)
-        if (directory / file_format.folder).exists():
-            return _checked(name, directory / file_format.folder)
-        packed = directory / file_format.archive
-        if packed.exists():
-            home = cache() if data_dir else directory
-            return _checked(name, download.fetch(file_format, home, packed=packed))
+        first, *_ = versions = FORMATS[name], PYTHON_FORMATS[name]
+        for version, folder in _unpacked(versions, directory):
+            return _checked(version, folder)
+        for version in versions:
+            packed = directory / version.archive.name
+            if packed.exists():
+                home = cache() if data_dir else directory
+                return _checked(version, download.unpack(version, home, packed))
         if data_dir:
             raise UsageError(
-                f"--data_dir {data_dir} holds no {file_format.title}: neither "
-                f"{files[0]} nor {file_format.folder} nor {file_format.archive}.\n"
-                f"Correct --data_dir, or omit it to download {file_format.title}."
+                f"--data_dir {data_dir} holds no {first.title}: neither "
+                f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
+                f"Correct --data_dir, or omit it to download {first.title}."
             )
+        for version, folder in _unpacked(versions, _keras_folder()):
+            try:
+                return _checked(version, folder)
+            except UsageError as error:
+                say(f"Keras's copy of {first.title} is not used: {error}")
         try:
-            folder = download.fetch(file_format, directory, data_url)
+            return _checked(*download.fetch(versions, directory, data_url))
         except UsageError as error:
-            wanted = f"{packed.name} or its folder {file_format.folder}"
-            problem = (
-                f"No {file_format.title} in {directory}: {error}\nPut {wanted} there"
-            )
-            if data == "auto":
+            wanted = f"{first.archive.name} or its folder {first.folder}"
+            problem = f"No {first.title} in {directory}: {error}\nPut {wanted} there"
+            # Whoever has waited for a part of it does not want the stand-in.
+            if data == "auto" and isinstance(error, download.NothingReceivedError):
                 say(f"{problem}, or give --data_dir.\nUsing the SYNTHETIC stand-in.")
                 return _stand_in(f"none in {directory} and no download")
-            raise type(error)(
+            failure = type(error)(
                 f"{problem}, or give --data_dir, --data_url or --data synthetic."
-            ) from error
-        return _checked(name, folder)
+            )
+            failure.exit_code = error.exit_code
+            raise failure from error
 
 
 def cache() -> Path:
     """Returns ~/.cache/cifar10, the default folder for all data of the package."""
     return layout.absolute_path("~/.cache/cifar10")
+
+
+def _keras_folder() -> Path:
+    """Returns the folder in which `keras.datasets` keeps what it has downloaded."""
+    return layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras")) / "datasets"
+
+
+def _unpacked(
+    versions: tuple[records.Format, ...], directory: Path
+) -> Iterator[tuple[records.Format, Path]]:
+    """Yields the versions of a data set in a folder, and where their files are."""
+    for version in versions:
+        files = [directory / file for file in version.train_files + version.test_files]
+        # Pictures may be in folders named `train` and `test`, as CIFAR-100's files are.
+        if any(file.exists() and not file.is_dir() for file in files):
+            yield version, directory
+        # Keras unpacks in a folder of its own.
+        for folder in (directory, directory / f"{version.folder}-target"):
+            if (folder / version.folder).exists():
+                yield version, folder / version.folder
 
 
 def _stand_in(reason: str, home: Path | None = None) -> Dataset:
@@ -92,19 +122,20 @@ def _stand_in(reason: str, home: Path | None = None) -> Dataset:
             )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
-    return _checked("synthetic", directory, description)
+    return _checked(FORMATS["synthetic"], directory, description)
 
 
-def _checked(name: str, directory: Path, description: str = "") -> Dataset:
+def _checked(
+    file_format: records.Format, directory: Path, description: str = ""
+) -> Dataset:
     """Checks the files of a data set, and returns the data set."""
-    file_format = FORMATS[name]
     records.check_files(directory, file_format)
     return Dataset(
-        name=name,
+        name=file_format.name,
         directory=directory,
         image_shape=records.IMAGE_SHAPE,
         class_names=file_format.class_names,
         description=description or f"{file_format.title} in {directory}",
         read=functools.partial(records.read_split, directory, file_format),
-        is_real=name != "synthetic",
+        is_real=file_format.name != "synthetic",
     )

@@ -1,102 +1,398 @@
-"""Downloads, verifies and unpacks the official archives of CIFAR.
+"""Downloads, verifies and unpacks the published archives of CIFAR.
 
-An archive is downloaded into a hidden folder, verified by its MD5, and unpacked there.
-Its folder is then renamed, so it is complete or absent. A lock file lets only one
-process at a time prepare a folder; other processes wait and use the result.
+What arrives is kept in a hidden file, so a connection that ends, or a process that is
+killed, loses nothing: the next try goes on from there, with any source, since a file is
+used only if its digests are the published ones. An archive is unpacked in a hidden
+folder, which is then renamed, so it is complete or absent. A lock file lets only one
+process at a time prepare a data set; other processes wait and use the result.
 
 `cifar.py` chooses the folder, and decides whether to download at all.
 """
 
+import contextlib
+import functools
 import hashlib
 import http.client
+import io
+import math
+import os
 import shutil
 import tarfile
+import time
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from six.moves.urllib import error as url_error, request as url_request
+from six.moves.urllib import error as url_error, parse, request as url_request
 
-from cifar10.errors import UnavailableError, UsageError, printable, say
-from cifar10.input.records import Format, explained
-from cifar10.process import files
+from cifar10.errors import (
+    EXIT_TRY_AGAIN,
+    UnavailableError,
+    UsageError,
+    format_duration,
+    format_number,
+    printable,
+    say,
+)
+from cifar10.input.records import Archive, Format, explained
+from cifar10.process import files, invocation, moving_line
 
-URL = "https://www.cs.toronto.edu/~kriz/"  # Of the folder of the official archives.
 TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.
+FIRST_LINE = 5.0  # Seconds until the progress is told.
+# A source below so many bytes per second, in its first seconds, competes with others.
+FAST, TRIAL = 1e6, 3.0
+# A source below so many bytes per second, over so many seconds, has stalled.
+LEAST, STALLED = 1e3, 60.0
+LONG = 60.0  # Seconds left that are worth a hint.
+OVERLAP = 65_536  # Kept bytes to compare with those of the source that goes on.
+_CHUNK = 65_536
+_GZIP = b"\x1f\x8b"
+_AWAY = (http.client.TOO_MANY_REQUESTS, *range(500, 600))
+
+_Source = tuple[Format, str]  # A version of the data set, and its archive's URL.
+
+
+class NothingReceivedError(UsageError):
+    """No source sends the archive; the exit code tells whether that may pass."""
+
+
+class _SourceError(Exception):
+    """A source does not send the archive.
+
+    `is_away` tells a fault that may pass from a wrong URL or file. With `is_stale`, the
+    kept bytes did not fit and are gone.
+    """
+
+    is_away = False
+    is_stale = False
+
+
+class _AwayError(_SourceError):
+    is_away = True
+
+
+class _StaleError(_SourceError):
+    is_stale = True
+
+
+class _SlowError(Exception):
+    """A source is slower than others may be."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        super().__init__()
+        self.rate = bytes_per_second
 
 
 def fetch(
-    file_format: Format,
-    directory: Path,
-    url: str | None = None,
-    packed: Path | None = None,
-) -> Path:
-    """Returns the unpacked folder of an archive, after downloading it if necessary.
+    formats: Sequence[Format], directory: Path, url: str | None = None
+) -> tuple[Format, Path]:
+    """Returns the unpacked folder of a data set, after downloading it if necessary.
 
     Args:
-        file_format: Names the archive. A file with any other content is refused.
+        formats: The versions of the data set, of which any will do.
         directory: The folder to unpack into, which is created if missing.
-        url: URL of the archive, or of its folder if the URL ends in a slash. By default
-            the official URL.
-        packed: Path of the archive on disk; by default, the archive is downloaded.
+        url: URL of an archive, or of the first one's folder if the URL ends in a slash.
+            By default, the archives' own URLs are tried.
 
     Returns:
-        The unpacked folder, `directory / file_format.folder`.
+        The version, and its folder in `directory`.
+
+    Raises:
+        UnavailableError: The connection has ended. What has arrived is kept.
+        NothingReceivedError: No source can be reached, or none has the archive.
+        UsageError: The disk is full, or the folder cannot be written.
     """
-    name, folder = file_format.archive, directory / file_format.folder
-    scratch = directory / f".{folder.name}.unpacking"
-    waiting = f"Waiting for another process to prepare {directory} ..."
-    lock = files.locked(directory / f".{name}.lock", waiting)
-    with explained(directory), lock:
-        if folder.exists():
-            return folder
-        if scratch.is_dir():  # A killed process has left it.
-            shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(0o700)  # Fails if a link or a pipe has this name.
-        try:
-            source = str(packed or url or URL)
-            if packed is None:
-                source += name if source.endswith("/") else ""
-                packed = scratch / name
-                _download(source, packed)
-            # MD5 detects accidents, not attacks. FIPS systems refuse it without a flag.
-            found = hashlib.md5(packed.read_bytes(), usedforsecurity=False)
-            if (md5 := found.hexdigest()) != file_format.md5:
-                raise UsageError(
-                    f"{source} is not the published {name}: its MD5 is {md5}, not "
-                    f"{file_format.md5}.\nReplace it, or name another --data_url."
-                )
-            with tarfile.open(packed, "r:gz") as tar:
-                tar.extractall(scratch, filter="data")
-            (scratch / folder.name).rename(folder)
-        except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise UsageError(f"{source} cannot be unpacked: {error}.") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with _prepared(formats[0], directory):
+        for file_format in formats:
+            if (directory / file_format.folder).exists():
+                return file_format, directory / file_format.folder
+        with moving_line.progress(FIRST_LINE) as tick:
+            file_format = _Download(directory, tick).receive(_sources(formats, url))
+        part = _part(directory, file_format.archive)
+        folder = _unpack(file_format, directory, part)
+        part.unlink()
+        return file_format, folder
+
+
+def unpack(file_format: Format, directory: Path, packed: Path) -> Path:
+    """Unpacks the archive `packed` in `directory`, unless another process has done so.
+
+    Returns the folder. A file with any other content is refused.
+    """
+    with _prepared(file_format, directory):
+        folder = directory / file_format.folder
+        if not folder.exists():
+            if problem := _differs(packed, file_format.archive):
+                raise UsageError(f"{packed} {problem}.\nReplace it.")
+            _unpack(file_format, directory, packed)
         return folder
 
 
-def _download(url: str, path: Path) -> None:
-    """Downloads a file.
+@contextlib.contextmanager
+def _prepared(file_format: Format, directory: Path) -> Iterator[None]:
+    """Lets one process at a time prepare a data set."""
+    waiting = f"Waiting for another process to prepare {directory} ..."
+    lock = files.locked(directory / f".{file_format.archive.name}.lock", waiting)
+    with explained(directory), lock:
+        yield
 
-    Raises:
-        UnavailableError: The server cannot be reached, or has a fault of its own.
-        UsageError: The URL cannot be downloaded.
-    """
-    say(f"Downloading {printable(url)} ...")
+
+def _unpack(file_format: Format, directory: Path, packed: Path) -> Path:
+    folder = directory / file_format.folder
+    scratch = directory / f".{folder.name}.unpacking"
+    if scratch.is_dir():  # A killed process has left it.
+        shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(0o700)  # Fails if a link or a pipe has this name.
     try:
-        # The URL is the user's, and the file's MD5 is compared.
-        response = url_request.urlopen(url, timeout=TIMEOUT)  # noqa: S310
-        with response, path.open("xb") as file:
-            shutil.copyfileobj(response, file)
-    except (
-        *(url_error.URLError, ConnectionError, TimeoutError),
-        *(http.client.HTTPException, ValueError),
-    ) as error:
+        with tarfile.open(packed, "r:gz") as tar:
+            tar.extractall(scratch, filter="data")
+        return (scratch / folder.name).rename(folder)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise UsageError(f"{packed} cannot be unpacked: {error}.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _part(directory: Path, archive: Archive) -> Path:
+    """Returns the path of the bytes that have arrived so far."""
+    return directory / f".{archive.name}.part"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _differs(path: Path, archive: Archive) -> str:
+    """Says how a file differs from the published archive; empty if it does not."""
+    with files.opened(path, follow=True) as file:
+        found: list[tuple[str, int | str, int | str]]
+        found = [("size", file.seek(0, os.SEEK_END), archive.size)]
+        # FIPS systems refuse MD5, which SHA-256 makes safe here, without the flag.
+        for name in ("md5", "sha256"):
+            file.seek(0)
+            digest = hashlib.new(name, usedforsecurity=False)
+            while block := file.read(_CHUNK):
+                digest.update(block)
+            found += [(name, digest.hexdigest(), getattr(archive, name))]
+    for name, actual, published in found:
+        if actual != published:
+            differs = f"its {name} is {actual}, not {published}"
+            return f"is not the published {archive.name}: {differs}"
+    return ""
+
+
+def _sources(formats: Sequence[Format], url: str | None) -> list[_Source]:
+    if url is None:
+        return [(each, known) for each in formats for known in each.archive.urls]
+    if url.endswith("/"):
+        return [(formats[0], url + formats[0].archive.name)]
+    named = (each for each in formats if each.archive.name in url)
+    return [(next(named, formats[0]), url)]
+
+
+class _Download:
+    """Receives an archive in a folder; calls `tick` to show the progress."""
+
+    def __init__(self, directory: Path, tick: moving_line.Tick) -> None:
+        self._directory = directory
+        self._tick = tick
+        self._announced: set[str] = set()
+        self._has_hinted = False
+
+    def receive(self, sources: Sequence[_Source]) -> Format:
+        """Receives the archive of one of the sources, and returns its format.
+
+        Tries the sources in order. If one is slow, measures the following ones too, and
+        stays with the fastest.
+        """
+        rates = dict.fromkeys(sources, math.inf)  # Infinite until measured.
+        restarted: set[_Source] = set()
+        failures: dict[_Source, _SourceError] = {}
+        while rates:
+            source = max(rates, key=lambda each: rates[each])  # The first of equals.
+            others = max((rates[each] for each in rates if each != source), default=0.0)
+            enough = min(FAST, others) if rates[source] == math.inf else 0.0
+            part = _part(self._directory, source[0].archive)
+            before = _size(part)
+            try:
+                self._go_on(part, source, enough)
+                return source[0]
+            except _SlowError as slow:
+                rates[source] = slow.rate
+            except _SourceError as error:
+                has_come_further = error.is_away and _size(part) > before
+                if has_come_further or (error.is_stale and source not in restarted):
+                    restarted |= {source} if error.is_stale else set()
+                    continue
+                failures[source] = error
+                del rates[source]
+        raise self._explained(failures)
+
+    def _explained(self, failures: dict[_Source, _SourceError]) -> UsageError:
+        """Returns the error to raise after all sources have failed."""
+        # The servers chose some of the words.
+        told = "\n".join(
+            printable(f"{url} {error}.") for (_, url), error in failures.items()
+        )
+        for part in {_part(self._directory, each.archive) for each, _ in failures}:
+            if size := _size(part):
+                kept = f"{_megabytes(size)} MB have arrived and are kept in {part}"
+                return UnavailableError(f"{told}\n{kept}. The next try goes on there.")
+        failure = NothingReceivedError(told)
+        if any(error.is_away for error in failures.values()):
+            failure.exit_code = EXIT_TRY_AGAIN
+        return failure
+
+    def _go_on(self, part: Path, source: _Source, enough: float) -> None:
+        """Adds a source's bytes to the file `part` until it is the archive.
+
+        Raises:
+            _SlowError: The rate is below `enough` bytes per second.
+            _SourceError: The source is away, or does not have the archive.
+        """
+        archive, url = source[0].archive, source[1]
+        files.opened(part, "ab").close()  # Creates it.
+        with files.opened(part, "r+b", buffering=0) as file:
+            kept = file.seek(0, os.SEEK_END)
+            if kept < archive.size:
+                if url not in self._announced:
+                    self._announced.add(url)
+                    say(f"Downloading {printable(url)} ...")
+                with _answering():
+                    response, start = _ask(url, max(0, kept - OVERLAP), archive)
+                with response:
+                    self._copy(file, response, start, archive, enough)
+        if problem := _differs(part, archive):
+            part.unlink()
+            raise (_StaleError if kept else _SourceError)(problem)
+
+    def _copy(
+        self,
+        file: io.BufferedRandom,
+        response: Any,
+        start: int,
+        archive: Archive,
+        enough: float,
+    ) -> None:
+        """Writes a response's bytes to the file from `start` on, until it is whole."""
+        position = start
+        began = checked = time.monotonic()
+        position_then = start
+        while True:
+            with _answering():
+                chunk = response.read1(_CHUNK)
+            if not chunk:
+                break
+            _write(file, position, chunk, start, archive)
+            position += len(chunk)
+            now = time.monotonic()
+            rate = (position - start) / max(now - began, 1e-9)
+            left = (archive.size - position) / rate
+            if now - began >= TRIAL:
+                if rate < enough and left > TRIAL:
+                    raise _SlowError(rate)
+                self._hint(left)
+            if now - checked >= STALLED:
+                if position - position_then < LEAST * STALLED:
+                    raise _AwayError("has stalled")
+                checked, position_then = now, position
+            self._tick(functools.partial(_progress, position, archive.size, rate))
+        if position < archive.size:
+            size = f"{_megabytes(position)} of {_megabytes(archive.size)} MB"
+            raise _AwayError(f"has ended the connection after {size}")
+
+    def _hint(self, left: float) -> None:
+        """Says once what to do if many seconds are left."""
+        if left > LONG and not self._has_hinted:
+            flags = invocation.as_flags(data="synthetic", train_dir="runs/stand_in")
+            say(
+                f"About {format_duration(left)} left; Ctrl-C keeps what has arrived.\n"
+                "If you have the data set already, name its folder with --data_dir.\n"
+                f"Meanwhile, {flags} trains on a generated stand-in."
+            )
+        self._has_hinted = True
+
+
+def _write(
+    file: io.BufferedRandom, position: int, chunk: bytes, start: int, archive: Archive
+) -> None:
+    """Writes a chunk of a response that began at `start`, if it may be right."""
+    if position == 0 and not chunk.startswith(_GZIP):
+        raise _SourceError(f"does not send {archive.name}, but other data")
+    if position + len(chunk) > archive.size:
+        raise _SourceError(f"sends more than the {archive.size:,} bytes of it")
+    file.seek(position)
+    kept = file.read(len(chunk))
+    if kept != chunk[: len(kept)]:  # Of another archive, or lost with the power.
+        file.truncate(0 if start else position)
+        if start:
+            raise _StaleError("sends other bytes than those that were kept")
+    file.seek(position)
+    file.write(chunk)
+
+
+def _progress(position: int, size: int, rate: float) -> str:
+    unit, factor = ("MB", 1e-6) if rate >= FAST else ("kB", 1e-3)
+    return (
+        f"{_megabytes(position)} of {_megabytes(size)} MB at "
+        f"{format_number(rate * factor, 2)} {unit}/s, "
+        f"{format_duration((size - position) / rate)} left"
+    )
+
+
+def _megabytes(count: int) -> str:
+    return format_number(count / 1e6, 3 if count >= 100e6 else 2)
+
+
+def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
+    """Asks for the bytes of an archive from `start` on.
+
+    Returns the response and the position of its first byte, which is 0 if the server
+    sends the whole archive instead.
+    """
+    headers = {"User-Agent": invocation.DISTRIBUTION}
+    headers |= {"Range": f"bytes={start}-"} if start else {}
+    # The URL is the user's or of this package, and the file's digests are compared.
+    request = url_request.Request(url, headers=headers)  # noqa: S310
+    response = url_request.build_opener(_OnTheWeb).open(request, timeout=TIMEOUT)
+    if response.getcode() != http.client.PARTIAL_CONTENT:
+        start = 0
+    kind = response.headers.get_content_type()
+    length = response.headers["Content-Length"]
+    size = archive.size if length is None else start + int(length)
+    if kind == "text/html" or size != archive.size:
+        response.close()
+        what = (
+            f"a page ({kind})" if kind == "text/html" else f"a file of {size:,} bytes"
+        )
+        wanted = f"{archive.name} of {archive.size:,} bytes"
+        raise _SourceError(f"sends {what}, not {wanted}")
+    return response, start
+
+
+class _OnTheWeb(url_request.HTTPRedirectHandler):
+    """Follows redirections to web servers only."""
+
+    def redirect_request(self, *arguments: Any) -> Any:
+        """Refuses a redirection to a file or to another kind of server."""
+        _, response, *_, url = arguments
+        if parse.urlsplit(url).scheme not in ("http", "https"):
+            response.close()
+            raise _SourceError(f"redirects to {url}, not to a web server")
+        return super().redirect_request(*arguments)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turns the errors of a connection into a `_SourceError`."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError) as error:
         # The reason of a wrong URL is a string.
         is_away = isinstance(getattr(error, "reason", error), OSError)
         if isinstance(error, url_error.HTTPError):
             error.close()
-            is_away = error.code >= http.client.INTERNAL_SERVER_ERROR
-        # The server chose some of the words.
-        problem = printable(f"{url} could not be downloaded: {error}.")
-        raise (UnavailableError if is_away else UsageError)(problem) from error
+            is_away = error.code in _AWAY
+        problem = f"could not be downloaded: {error}"
+        raise (_AwayError if is_away else _SourceError)(problem) from error

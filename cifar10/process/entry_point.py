@@ -31,11 +31,11 @@ from cifar10.errors import (
     say,
 )
 from cifar10.process import invocation, signals
+from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 
 # Occurs in TensorFlow's error if it cannot start a GPU because other programs fill it.
 _OF_FULL_GPU = "cudaSetDevice() on"
-_CLEAR = "\x1b[K"  # Clears the rest of a line; comes before or after `\r`.
 
 
 def run_program(
@@ -80,6 +80,8 @@ def run_program(
             "nvidia-smi. End them, or set CUDA_VISIBLE_DEVICES to another GPU, or -1."
         )
         sys.exit(EXIT_USAGE)
+    finally:
+        LINE.erase()
 
 
 def _stop(number: int, _frame: object) -> None:
@@ -150,6 +152,9 @@ def guard_streams(*, output_is_log: bool) -> None:
     A failed write to stderr loses the line. A failed write to stdout ends the program
     or, if `output_is_log`, loses the line.
     """
+    both = sys.stdout and sys.stderr and sys.stdout.isatty() and sys.stderr.isatty()
+    if both and os.environ.get("TERM", "dumb") != "dumb":
+        LINE.stream = sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper):  # File names may be any bytes.
         sys.stdout.reconfigure(errors="surrogateescape")
     if sys.stdout:  # Absent if its descriptor was closed.
@@ -163,7 +168,8 @@ def guard_streams(*, output_is_log: bool) -> None:
 class _Output:
     """A stream that reports a failed write once, as an error or, if `lossy`, a warning.
 
-    Escapes control characters, unless another program may read the output.
+    Escapes control characters, unless another program may read the output. Erases the
+    moving line before it writes.
     """
 
     def __init__(self, stream: TextIO, *, lossy: bool) -> None:
@@ -173,9 +179,11 @@ class _Output:
         self._failed = False
 
     def write(self, text: str) -> int:
-        is_inert = self._is_for_people and text.strip("\r") != _CLEAR
+        if text:
+            LINE.erase()
+            LINE.is_free = text.endswith("\n")
         with self._writing():
-            self._stream.write(inert(text) if is_inert else text)
+            self._stream.write(inert(text) if self._is_for_people else text)
         return len(text)
 
     def flush(self) -> None:

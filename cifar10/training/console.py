@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config.python_objects import METRICS
+from cifar10.errors import format_number
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
-from cifar10.training.timing import format_number
 
 
 class Console:

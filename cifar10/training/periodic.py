@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
+from cifar10.errors import format_duration
 from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.logs import LogWriter, forget_later
@@ -14,7 +15,6 @@ from cifar10.training.console import Console
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
 from cifar10.training.tensorboard import Summaries, TensorBoard
-from cifar10.training.timing import format_duration
 from cifar10.training.watchdog import Watchdog
 
 # Seconds of timed steps before the forecast, because fast steps vary.

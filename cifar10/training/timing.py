@@ -76,16 +76,3 @@ class Timer:
         if part < _MUCH_WAITING:
             return f"Compute-bound: {waited}"
         return f"Input-bound: {waited}\nMore CPU cores help."
-
-
-def format_duration(seconds: float) -> str:
-    """Formats a duration in the largest unit in which it is at least 1.5."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{format_number(seconds / size, 2)} {unit}"
-    return f"{format_number(seconds, 2)} seconds"
-
-
-def format_number(value: float, digits: int = 3) -> str:
-    """Formats a number, rounded to `digits` significant digits."""
-    return f"{float(f'{value:.{digits}g}'):,.15g}"

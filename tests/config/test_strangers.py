@@ -210,12 +210,18 @@ def append_score(folder):
 
 def unpack(folder):
     (folder.parent / "packed").write_bytes(CONTENT)
-    download.fetch(ARCHIVE, folder, packed=folder.parent / "packed")
+    download.unpack(ARCHIVE, folder, folder.parent / "packed")
+
+
+def receive(folder):
+    (folder.parent / "sent").write_bytes(CONTENT)
+    download.fetch([ARCHIVE], folder, (folder.parent / "sent").as_uri())
 
 
 WRITERS = [
     (append_score, "metrics.jsonl"),
-    (unpack, f".{ARCHIVE.archive}.lock"),
+    (unpack, f".{ARCHIVE.archive.name}.lock"),
+    (receive, f".{ARCHIVE.archive.name}.part"),
     (unpack, f".{ARCHIVE.folder}.unpacking"),
 ]
 

@@ -36,10 +36,18 @@ def archive_of(content):
     """Returns the format of a data set whose archive has this content."""
     return dataclasses.replace(
         records.CIFAR10,
-        archive="images.tar.gz",
+        archive=published("images.tar.gz", content),
         folder="images-bin",
-        md5=hashlib.md5(content, usedforsecurity=False).hexdigest(),
     )
+
+
+def published(name, content, *urls):
+    """Returns what is published about an archive with this content."""
+    md5, sha256 = (
+        hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+        for kind in ("md5", "sha256")
+    )
+    return records.Archive(name, len(content), md5, sha256, urls)
 
 
 ARCHIVE = archive_of(CONTENT)
@@ -58,10 +66,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(site.raw)
             time.sleep(site.delay)
             return
-        self.send_response(200)
-        self.send_header("Content-Length", len(site.content))
+        start = 0
+        if site.takes_ranges and "Range" in self.headers:
+            start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+            self.send_response(206)
+            end, size = len(site.content) - 1, len(site.content)
+            self.send_header("Content-Range", f"bytes {start}-{end}/{size}")
+        else:
+            self.send_response(200)
+        site.starts.append(start)
+        self.send_header("Content-Type", site.kind)
+        self.send_header("Content-Length", len(site.content) - start)
         self.end_headers()
-        body = site.content[: site.cut]
+        end = None if site.cut is None else start + site.cut
+        body = site.content[start:end]
         for place in range(0, len(body), site.piece):
             self.wfile.write(body[place : place + site.piece])
             time.sleep(site.delay)
@@ -79,6 +97,9 @@ class Site(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = CONTENT
         self.status = 200
+        self.kind = "application/x-gzip"
+        self.takes_ranges = True
+        self.starts = []  # The first byte of each answer.
         self.cut = None  # Bytes after which a connection ends.
         self.delay = 0.0  # Seconds after each piece of so many bytes.
         self.piece = 16384

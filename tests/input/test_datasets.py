@@ -1,12 +1,15 @@
 """Which data set is found where: one situation a test, none with a network."""
 
 import dataclasses
+import errno
 import os
 
+import numpy as np
 import pytest
 
 import sites
-from cifar10.errors import UsageError
+import small_sets
+from cifar10.errors import UnavailableError, UsageError
 from cifar10.input import cifar, datasets, download, synthetic
 from small_sets import PACKED, SMALL, write_files
 
@@ -19,10 +22,13 @@ def small(monkeypatch):
     """Makes the data sets small and the published URLs unreachable."""
     monkeypatch.setenv("no_proxy", "*")
     for name, file_format in SMALL.items():
-        md5 = sites.archive_of(PACKED[name]).md5
-        packed = dataclasses.replace(file_format, md5=md5)
+        archive = file_format.archive.name
+        archive = sites.published(archive, PACKED[name], NO_NETWORK + archive)
+        packed = dataclasses.replace(file_format, archive=archive)
         monkeypatch.setitem(cifar.FORMATS, name, packed)
-    monkeypatch.setattr(download, "URL", NO_NETWORK)
+        python = small_sets.of_python(name)
+        monkeypatch.setitem(cifar.PYTHON_FORMATS, name, python)
+    monkeypatch.setattr(download, "OVERLAP", 100)
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +37,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CIFAR10_DATA_DIR", "")
+    monkeypatch.delenv("KERAS_HOME", raising=False)
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def mirror(tmp_path):
     directory = tmp_path / "mirror"
     directory.mkdir()
     for name, content in PACKED.items():
-        (directory / SMALL[name].archive).write_bytes(content)
+        (directory / SMALL[name].archive.name).write_bytes(content)
     return directory.as_uri() + "/"
 
 
@@ -63,7 +70,7 @@ PLACES = {
     "their folder": lambda home, name: write_files(home / SMALL[name].folder, name),
     "the archive": lambda home, name: (
         home.mkdir(parents=True),
-        (home / SMALL[name].archive).write_bytes(PACKED[name]),
+        (home / SMALL[name].archive.name).write_bytes(PACKED[name]),
     ),
 }
 
@@ -149,3 +156,109 @@ def test_a_damaged_copy_is_never_passed_over(tmp_path, mirror, place):
         with pytest.raises(UsageError, match=name):
             datasets.find(data, str(home), mirror)
     assert sorted(home.rglob("*")) == before
+
+
+# ---- The Python version, which Keras and torchvision download
+
+
+def in_folder(home, name):
+    small_sets.write_pickles(home / small_sets.of_python(name).folder, name)
+
+
+def as_keras_keeps_it(home, name):
+    folder = small_sets.of_python(name).folder
+    in_folder(home / f"{folder}-target", name)
+
+
+def archived(home, name):
+    home.mkdir(parents=True)
+    content = small_sets.packed_pickles(name)
+    (home / small_sets.of_python(name).archive.name).write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [in_folder, as_keras_keeps_it, archived])
+@pytest.mark.parametrize("name", SMALL)
+def test_python_version_has_the_images_of_the_binary_one(
+    tmp_path, monkeypatch, name, place
+):
+    write_files(tmp_path / "binary", name)
+    binary = datasets.find(name, str(tmp_path / "binary"), NO_NETWORK)
+    if place is archived:
+        content = small_sets.packed_pickles(name)
+        python = small_sets.of_python(name)
+        archive = sites.published(python.archive.name, content)
+        python = dataclasses.replace(python, archive=archive)
+        monkeypatch.setitem(cifar.PYTHON_FORMATS, name, python)
+    place(tmp_path / "python", name)
+    for part in ("train", "test"):
+        found = datasets.find(name, str(tmp_path / "python"), NO_NETWORK)
+        # As a resumed run finds it.
+        again = datasets.find(name, str(found.directory), NO_NETWORK)
+        for each in (found, again):
+            for ours, theirs in zip(binary.read(part), each.read(part), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    assert found.class_names == binary.class_names
+
+
+@pytest.mark.parametrize("variable", [None, "KERAS_HOME"])
+def test_copy_in_kerass_folder_saves_the_download(tmp_path, monkeypatch, variable):
+    home = tmp_path / "home" / ".keras"
+    if variable:
+        home = tmp_path / "elsewhere"
+        monkeypatch.setenv(variable, str(home))
+    as_keras_keeps_it(home / "datasets", "cifar10")
+    found = datasets.find("auto", None, None)
+    assert home in found.directory.parents
+    assert found.is_real
+
+
+def test_damaged_copy_in_kerass_folder_does_not_keep_from_a_download(
+    tmp_path, cache, mirror, capsys
+):
+    datasets_of_keras = tmp_path / "home" / ".keras" / "datasets"
+    as_keras_keeps_it(datasets_of_keras, "cifar10")
+    next(datasets_of_keras.rglob("data_batch_3")).unlink()
+    assert cache in datasets.find("auto", None, mirror).directory.parents
+    assert "data_batch_3" in capsys.readouterr().err
+
+
+def test_folders_of_pictures_are_not_taken_for_cifar100(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="--data_dir"):
+        datasets.find("cifar100", str(tmp_path), NO_NETWORK)
+
+
+# ---- Who waits for a download is not given the stand-in
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_auto_ends_where_a_download_was_cut_and_goes_on_later(cache):
+    with sites.serving(content=PACKED["cifar10"], cut=500, takes_ranges=False) as site:
+        with pytest.raises(UnavailableError) as caught:
+            datasets.find("auto", None, site.url)
+        assert caught.value.exit_code == 75
+        # Not even without a network, while a part is there.
+        with pytest.raises(UnavailableError):
+            datasets.find("auto", None, NO_NETWORK)
+        site.cut, site.takes_ranges = None, True
+        assert datasets.find("auto", None, site.url).is_real
+    assert site.starts[-1] == 400
+    assert not list(cache.glob("*.part"))
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_auto_takes_a_login_page_for_no_network(capsys):
+    with sites.serving(content=b"<html>", kind="text/html") as site:
+        assert not datasets.find("auto", None, site.url).is_real
+    assert "SYNTHETIC" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_auto_does_not_take_a_full_disk_for_no_network(mirror, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(download, "_unpack", full)
+    with pytest.raises(UsageError, match="space"):
+        datasets.find("auto", None, mirror)

@@ -1,7 +1,7 @@
-"""Archives: from which URL, by how many processes, and unpacked whole or not at all."""
+"""Archives: received from which source, continued where, and unpacked whole or not."""
 
 import dataclasses
-import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import runs
-from cifar10.errors import UsageError
+from cifar10.errors import UnavailableError, UsageError
 from cifar10.input import download
 from sites import (
     ARCHIVE,
@@ -17,67 +17,183 @@ from sites import (
     PAYLOAD,
     archive_of,
     packed,
+    published,
     refused_url,
     serving,
 )
 
+LOCK, PART = ".images.tar.gz.lock", ".images.tar.gz.part"
+OTHER = bytes(1) + CONTENT[1:]  # As long, and no archive.
+
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
+def surroundings(monkeypatch):
+    """No proxy; only a small part of what is kept is asked for again."""
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(download, "OVERLAP", 1_000)
 
 
-def fetch(directory, url=None, archive=ARCHIVE, source=None):
-    return download.fetch(archive, directory, url, source)
+def fetch(directory, url=None, archive=ARCHIVE):
+    file_format, folder = download.fetch([archive], directory, url)
+    assert file_format is archive
+    return folder
+
+
+def with_urls(*urls, name="images.tar.gz", content=CONTENT, folder="images-bin"):
+    archive = published(name, content, *urls)
+    return dataclasses.replace(ARCHIVE, archive=archive, folder=folder)
 
 
 def assert_good(directory):
     target = directory / "images-bin"
     assert (target / "a.bin").read_bytes() == PAYLOAD
     assert (target / "b.bin").read_bytes() == b"b"
-    names = {path.name for path in directory.iterdir()}
-    assert names == {"images-bin", ".images.tar.gz.lock"}
+    assert {path.name for path in directory.iterdir()} == {"images-bin", LOCK}
 
 
-def fails(directory, url):
-    """Returns the error of a download that fails and leaves nothing."""
+def fails(directory, url=None, archive=ARCHIVE, kept=0):
+    """Returns the error of a download that leaves no more than `kept` bytes."""
     with pytest.raises(UsageError) as caught:
-        fetch(directory, url)
-    assert [path.name for path in directory.iterdir()] == [".images.tar.gz.lock"]
+        fetch(directory, url, archive)
+    assert not (directory / archive.folder).exists()
+    sizes = [path.stat().st_size for path in directory.glob(".*.part")]
+    assert sum(sizes) == kept
     return caught.value
 
 
-def test_published_urls_folders_and_files_are_taken_and_asked_once(
-    tmp_path, monkeypatch
-):
+def test_published_urls_folders_and_files_are_taken_and_asked_once(tmp_path):
     source = tmp_path / "source.tar.gz"
     source.write_bytes(CONTENT)
     with serving() as site:
-        of_folder = site.url.removesuffix("images.tar.gz")
-        monkeypatch.setattr(download, "URL", of_folder)
-        fetch(tmp_path / "1")
+        fetch(tmp_path / "1", archive=with_urls(site.url))
         for _ in range(2):
-            fetch(tmp_path / "new" / "2", of_folder)
+            fetch(tmp_path / "new" / "2", site.url.removesuffix("images.tar.gz"))
     assert site.asked == 2
     fetch(tmp_path / "3", source.as_uri())
     for name in ("1", "new/2", "3"):
         assert_good(tmp_path / name)
 
 
+# ---- Connections that end
+
+
+def test_connection_that_ends_again_and_again_costs_nothing(tmp_path, capsys):
+    with serving(cut=50_000) as site:
+        fetch(tmp_path, site.url)
+    assert_good(tmp_path)
+    # Each went on where the one before had ended, but for what was compared.
+    assert site.starts == [max(0, 49_000 * n) for n in range(len(site.starts))]
+    assert "MD5" not in capsys.readouterr().err
+
+
+def test_connection_that_ends_for_good_is_told_from_a_wrong_archive(tmp_path):
+    with serving(cut=150_000, takes_ranges=False) as site:
+        error = fails(tmp_path, site.url, kept=150_000)
+    assert isinstance(error, UnavailableError)
+    assert error.exit_code == 75
+    assert "0.15 MB" in str(error)
+    with serving() as site:  # At another address, which is why it may differ.
+        fetch(tmp_path, site.url)
+    assert site.starts == [149_000]
+    assert_good(tmp_path)
+
+
+def test_server_that_sends_all_again_completes_a_part(tmp_path):
+    (tmp_path / PART).write_bytes(CONTENT[:150_000])
+    with serving(takes_ranges=False) as site:
+        fetch(tmp_path, site.url)
+    assert_good(tmp_path)
+
+
 @pytest.mark.parametrize(
-    "attributes",
-    [{"content": bytes(1) + CONTENT[1:]}, {"cut": 150_000}],
-    ids=["corrupt", "cut"],
+    "part",
+    [OTHER[:150_000], CONTENT[:140_000] + bytes(10_000), OTHER, CONTENT + b"more"],
+    ids=["other archive", "zeros at the end", "whole, but wrong", "too long"],
 )
-def test_corrupt_bytes_are_not_kept(tmp_path, attributes):
+def test_part_of_another_archive_is_begun_anew(tmp_path, part):
+    for takes_ranges in (True, False):
+        folder = tmp_path / str(takes_ranges)
+        folder.mkdir()
+        (folder / PART).write_bytes(part)
+        with serving(takes_ranges=takes_ranges) as site:
+            fetch(folder, site.url)
+        assert_good(folder)
+
+
+def test_whole_part_is_unpacked_without_a_server(tmp_path):
+    (tmp_path / PART).write_bytes(CONTENT)
+    fetch(tmp_path, refused_url())
+    assert_good(tmp_path)
+
+
+def test_stalled_server_ends_and_what_arrived_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+    with serving(raw=head + CONTENT[:10_000], delay=2.0) as site:
+        error = fails(tmp_path, site.url, kept=10_000)
+    assert error.exit_code == 75
+
+
+def test_trickle_that_would_take_days_counts_as_stalled(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "STALLED", 0.5)
+    monkeypatch.setattr(download, "LEAST", 1e6)
+    with (
+        serving(piece=100, delay=0.05) as site,
+        pytest.raises(UnavailableError, match="stalled"),
+    ):
+        fetch(tmp_path, site.url)
+
+
+def test_download_and_unpacking_that_were_killed_go_on(tmp_path):
+    part = tmp_path / PART
+    with serving(delay=0.05) as site:
+        with start(tmp_path, site.url) as process:
+            while not part.exists() or part.stat().st_size < 100_000:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+        site.delay = 0.0
+        with start(tmp_path, site.url, "killed") as process:
+            assert process.wait(timeout=60) == -signal.SIGKILL
+        assert site.starts[0] == 0 < site.starts[1]
+        assert not (tmp_path / "images-bin").exists()
+        fetch(tmp_path, site.url)
+    assert site.asked == 2  # What had been whole was not asked for again.
+    assert_good(tmp_path)
+
+
+# ---- Wrong content
+
+
+@pytest.mark.parametrize(
+    ("attributes", "word"),
+    [
+        ({"content": OTHER}, "images.tar.gz"),
+        ({"content": CONTENT[:-1] + b"x"}, ARCHIVE.archive.md5),
+        ({"content": CONTENT + b"more"}, f"{len(CONTENT) + 4:,}"),
+        ({"content": b"<html>Log in!</html>", "kind": "text/html"}, "text/html"),
+    ],
+    ids=["no archive", "other md5", "longer", "page"],
+)
+def test_wrong_content_is_refused_and_not_kept(tmp_path, attributes, word):
     with serving(**attributes) as bad, serving() as good:
-        assert ARCHIVE.md5 in str(fails(tmp_path, bad.url))
+        error = fails(tmp_path, bad.url)
+        assert word in str(error)
+        assert error.exit_code == 2
         fetch(tmp_path, good.url)
     assert_good(tmp_path)
 
 
+def test_page_does_not_spoil_what_has_arrived(tmp_path):
+    (tmp_path / PART).write_bytes(CONTENT[:150_000])
+    with serving(content=b"<html>Log in!</html>", kind="text/html") as site:
+        site.takes_ranges = False
+        fails(tmp_path, site.url, kept=150_000)
+
+
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = CHUNKED + (b"186a0\r\n" + CONTENT[:100_000] + b"\r\n") * 9
 
 
 @pytest.mark.parametrize(
@@ -85,11 +201,12 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
     [
         ({"status": 404}, 2),
         ({"status": 503}, 75),
+        ({"status": 429}, 75),
         ({"raw": OK, "delay": 0.6}, 75),
         ({"raw": CHUNKED + b"-5\r\n" + bytes(500)}, 2),
         ({"raw": CHUNKED + b"\xff\r\n" + bytes(500)}, 2),
     ],
-    ids=["missing", "down", "silent", "negative", "no number"],
+    ids=["missing", "down", "busy", "silent", "negative", "no number"],
 )
 def test_a_scheduler_tries_again_where_a_server_is_down(
     tmp_path, attributes, code, monkeypatch
@@ -99,6 +216,27 @@ def test_a_scheduler_tries_again_where_a_server_is_down(
     with serving(**attributes) as site:
         assert fails(tmp_path, site.url).exit_code == code
     assert site.asked == 1
+
+
+def test_endless_answer_ends_at_the_published_size(tmp_path):
+    with serving(raw=ENDLESS) as site, pytest.raises(UsageError, match="more than"):
+        fetch(tmp_path, site.url)
+    assert (tmp_path / PART).stat().st_size <= len(CONTENT)
+
+
+@pytest.mark.parametrize("scheme", ["file", "ftp", "https"])
+def test_redirection_leads_to_web_servers_only(tmp_path, scheme):
+    source = tmp_path / "source.tar.gz"
+    source.write_bytes(CONTENT)
+    target = {
+        "file": source.as_uri(),
+        "ftp": "ftp://127.0.0.1:1/images.tar.gz",
+        "https": refused_url().replace("http", "https"),
+    }[scheme]
+    answer = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\n\r\n".encode()
+    with serving(raw=answer) as site:
+        error = fails(tmp_path / "new", site.url)
+    assert error.exit_code == (75 if scheme == "https" else 2)
 
 
 def test_urls_that_lead_nowhere_are_refused(tmp_path):
@@ -126,24 +264,103 @@ def test_an_archive_that_reaches_outside_is_refused(tmp_path):
 
 def test_an_archive_of_the_users_own_is_unpacked_or_left_alone(tmp_path):
     source, home = tmp_path / "images.tar.gz", tmp_path / "home"
-    for content in (CONTENT[:-1], bytes(1) + CONTENT[1:]):
+    for content in (CONTENT[:-1], OTHER):
         source.write_bytes(content)
         with pytest.raises(UsageError, match=source.name):
-            fetch(home, source=source)
+            download.unpack(ARCHIVE, home, source)
         assert source.read_bytes() == content
         assert not (home / "images-bin").exists()
     source.write_bytes(CONTENT)
-    assert fetch(home, source=source) == home / "images-bin"
+    assert download.unpack(ARCHIVE, home, source) == home / "images-bin"
     assert_good(home)
     assert source.read_bytes() == CONTENT
 
 
+def test_a_servers_answer_commands_no_terminal(tmp_path):
+    answer = b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n"
+    with serving(raw=answer) as site:
+        message = str(fails(tmp_path, site.url))
+    assert r"404: \x1b]0;owned\x07" in message
+
+
+# ---- Several sources
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Attributes of a site that is slow, by a measure for which no test waits long."""
+    monkeypatch.setattr(download, "TRIAL", 0.2)
+    monkeypatch.setattr(download, "FAST", 5e6)
+    return {"piece": 4_000, "delay": 0.05}
+
+
+def test_next_source_is_asked_where_one_is_away_or_wrong(tmp_path):
+    with (
+        serving(status=503) as down,
+        serving(content=OTHER) as wrong,
+        serving() as good,
+    ):
+        sources = [refused_url(), down.url, wrong.url, good.url, refused_url()]
+        fetch(tmp_path, archive=with_urls(*sources))
+    assert_good(tmp_path)
+    assert (down.asked, wrong.asked, good.asked) == (1, 1, 1)
+
+
+def test_all_failures_are_told_and_one_that_may_pass_decides_the_exit_code(tmp_path):
+    with serving(status=503) as down, serving(status=404) as missing:
+        error = fails(tmp_path, archive=with_urls(down.url, missing.url))
+        assert error.exit_code == 75
+        assert down.url in str(error)
+        assert missing.url in str(error)
+        assert fails(tmp_path, archive=with_urls(missing.url)).exit_code == 2
+
+
+def test_faster_source_goes_on_where_a_slow_one_began(tmp_path, slow):
+    with serving(**slow) as first, serving() as second:
+        fetch(tmp_path, archive=with_urls(first.url, second.url))
+    assert_good(tmp_path)
+    assert second.starts[0] > 0
+
+
+def test_fastest_of_slow_sources_is_used(tmp_path, slow):
+    with serving(**slow) as first, serving(**{**slow, "piece": 400}) as second:
+        fetch(tmp_path, archive=with_urls(first.url, second.url))
+    assert_good(tmp_path)
+    assert (first.asked, second.asked) == (2, 1)
+
+
+def test_other_version_of_the_data_set_will_do(tmp_path, slow):
+    others = packed({"images-py/a": PAYLOAD})
+    with serving(**slow) as first, serving(content=others) as second:
+        wanted = with_urls(first.url)
+        other = with_urls(
+            second.url, name="images-py.tar.gz", content=others, folder="images-py"
+        )
+        found = download.fetch([wanted, other], tmp_path)
+    assert found == (other, tmp_path / "images-py")
+    assert (tmp_path / "images-py" / "a").read_bytes() == PAYLOAD
+
+
+def test_slow_download_says_how_long_and_what_to_do_meanwhile(
+    tmp_path, slow, capsys, monkeypatch
+):
+    monkeypatch.setattr(download, "LONG", 1.0)
+    monkeypatch.setattr(download, "FIRST_LINE", 0.3)
+    with serving(**slow) as site:
+        fetch(tmp_path, archive=with_urls(site.url))
+    said = capsys.readouterr().err
+    assert re.search(r"0\.\d+ of 0\.4 MB at \d+ kB/s, [\d.]+ seconds left", said)
+    assert said.count("--data synthetic") == 1
+
+
+# ---- Other processes, and the disk
+
 PROGRAM = """
-import json, os, resource, signal, sys, tarfile
+import ast, os, resource, signal, sys, tarfile
 from pathlib import Path
 from cifar10.input import download, records
 from cifar10.errors import UsageError
-archive, directory, url, trouble = json.loads(sys.argv[1])
+archive, directory, url, trouble = ast.literal_eval(sys.argv[1])
 if trouble == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 if trouble == "killed":
@@ -151,8 +368,9 @@ if trouble == "killed":
         tar.extract(tar.next(), path, filter=filter)
         os.kill(os.getpid(), signal.SIGKILL)
     tarfile.TarFile.extractall = extractall
+archive["archive"] = records.Archive(**archive["archive"])
 try:
-    download.fetch(records.Format(**archive), Path(directory), url)
+    download.fetch([records.Format(**archive)], Path(directory), url)
 except UsageError as error:
     sys.exit(str(error))
 """
@@ -161,7 +379,7 @@ except UsageError as error:
 def start(directory, url, trouble=""):
     """Starts a download in a process of its own."""
     arguments = [dataclasses.asdict(ARCHIVE), str(directory), url, trouble]
-    return runs.started("-c", PROGRAM, json.dumps(arguments))
+    return runs.started("-c", PROGRAM, repr(arguments))
 
 
 def test_two_at_once_download_once(tmp_path, capsys):
@@ -170,23 +388,6 @@ def test_two_at_once_download_once(tmp_path, capsys):
         assert {each.result() for each in found} == {tmp_path / "images-bin"}
     assert site.asked == 1
     assert "Waiting" in capsys.readouterr().err
-    assert_good(tmp_path)
-
-
-def test_a_download_and_an_unpacking_that_were_killed_are_repeated(tmp_path):
-    part = tmp_path / ".images-bin.unpacking" / "images.tar.gz"
-    with serving(delay=0.05) as site:
-        with start(tmp_path, site.url) as process:
-            while not part.exists() or part.stat().st_size < 100_000:
-                assert process.poll() is None
-                time.sleep(0.01)
-            process.kill()
-        site.delay = 0.0
-        with start(tmp_path, site.url, "killed") as process:
-            assert process.wait(timeout=60) == -signal.SIGKILL
-        assert part.exists()
-        assert not (tmp_path / "images-bin").exists()
-        fetch(tmp_path, site.url)
     assert_good(tmp_path)
 
 
@@ -199,11 +400,5 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path):
         assert "Traceback" not in message
         assert not (tmp_path / "images-bin").exists()
         fetch(tmp_path, site.url)
+    assert site.starts[1] > 0
     assert_good(tmp_path)
-
-
-def test_a_servers_answer_commands_no_terminal(tmp_path):
-    answer = b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n"
-    with serving(raw=answer) as site:
-        message = str(fails(tmp_path, site.url))
-    assert r"404: \x1b]0;owned\x07" in message

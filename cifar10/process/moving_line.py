@@ -1,0 +1,88 @@
+"""The moving line: one line on a terminal that shows how far a long task has come.
+
+The line is drawn over itself and vanishes before any other output. It exists only while
+a program of this package has both its output streams on a terminal; otherwise, as in a
+file, a pipe, CI or a notebook, plain lines are printed now and then.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from cifar10.errors import printable, say
+
+_SECONDS_BETWEEN_DRAWINGS = 0.2
+
+# A function to call often, with a function that describes the progress.
+Tick = Callable[[Callable[[], str]], None]
+
+
+class MovingLine:
+    """Draws and erases the line. `stream` is the terminal; None draws nothing.
+
+    Attributes:
+        stream: The terminal, without any guard.
+        is_free: Whether the cursor is at the beginning of a line, so that nothing that
+            was printed is drawn over.
+    """
+
+    def __init__(self) -> None:
+        self.stream: TextIO | None = None
+        self.is_free = True
+        self._shown = 0  # Characters of the line that is on the screen.
+
+    def show(self, text: str) -> None:
+        """Draws the line, cut to the width of the terminal."""
+        if self.is_free:
+            self._draw(printable(text))
+
+    def erase(self) -> None:
+        """Erases the line, if there is one."""
+        if self._shown:
+            self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self.stream is None:
+            return
+        try:
+            columns = os.get_terminal_size(self.stream.fileno()).columns or 80
+            text = text[: columns - 1]
+            # A window that has become narrower has broken the line into several.
+            above = max(0, self._shown - 1) // columns
+            up = f"\x1b[{above}A" if above else ""
+            self.stream.write(f"\r{up}\x1b[J{text}")
+            self.stream.flush()
+            self._shown = len(text)
+        except (OSError, ValueError):  # The terminal is gone.
+            self.stream, self._shown = None, 0
+
+
+LINE = MovingLine()
+
+
+@contextlib.contextmanager
+def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
+    """Yields a `Tick` for a task of unknown duration.
+
+    On a terminal, the moving line shows the description. Elsewhere it is printed after
+    `first` seconds, and then every `period` seconds.
+    """
+    due = time.monotonic() + (0.0 if LINE.stream else first)
+
+    def tick(describe: Callable[[], str]) -> None:
+        nonlocal due
+        if (now := time.monotonic()) < due:
+            return
+        if LINE.stream:
+            due = now + _SECONDS_BETWEEN_DRAWINGS
+            LINE.show(describe())
+        else:
+            due = now + period
+            say(describe())
+
+    try:
+        yield tick
+    finally:
+        LINE.erase()
