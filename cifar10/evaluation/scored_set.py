@@ -20,6 +20,7 @@ from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.evaluation_batches import evaluation_batches
 from cifar10.layers import fuses_activations
+from cifar10.process import moving_line
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 from cifar10.towers.graphs import traced
@@ -54,10 +55,14 @@ class Scorer:
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
         found = []
-        for images, labels, mask in batches:
-            with tf.device(device):
-                each, weight_decay = self._score(values, images, labels)
-            found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
+        total = int(batches.cardinality())
+        with moving_line.counting("Scoring batches", total) as advance:
+            for number, (images, labels, mask) in enumerate(batches):
+                advance(number)
+                with tf.device(device):
+                    each, weight_decay = self._score(values, images, labels)
+                chosen = mask.numpy()
+                found.append([tensor.numpy()[chosen] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
         return Outcomes(*columns), float(weight_decay)
 

@@ -4,6 +4,7 @@ A damaged copy is an error, and no other data set is used instead. No message gi
 name CIFAR-10 to the stand-in.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator
@@ -11,17 +12,31 @@ from pathlib import Path
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, say
-from cifar10.input import download, records, synthetic
+from cifar10.input import archives, download, records, synthetic
 from cifar10.input.dataset_base import Dataset
 
 FORMATS = {
     file_format.name: file_format
     for file_format in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)
 }
-# The same images in the files that Keras and torchvision download.
+# The same records in the files that Keras and torchvision download.
 PYTHON_FORMATS = {
-    file_format.name: file_format
-    for file_format in (records.CIFAR10_PYTHON, records.CIFAR100_PYTHON)
+    "cifar10": dataclasses.replace(
+        records.CIFAR10,
+        folder="cifar-10-batches-py",
+        archive=archives.CIFAR10_PYTHON,
+        train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test_files=("test_batch",),
+        label_keys=("labels",),
+    ),
+    "cifar100": dataclasses.replace(
+        records.CIFAR100,
+        folder="cifar-100-python",
+        archive=archives.CIFAR100_PYTHON,
+        train_files=("train",),
+        test_files=("test",),
+        label_keys=("coarse_labels", "fine_labels"),
+    ),
 }
 
 

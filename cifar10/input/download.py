@@ -35,7 +35,8 @@ from cifar10.errors import (
     printable,
     say,
 )
-from cifar10.input.records import Archive, Format, explained
+from cifar10.input.archives import Archive
+from cifar10.input.records import Format, explained
 from cifar10.process import files, invocation, moving_line
 
 TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.
@@ -256,12 +257,13 @@ class _Download:
         with files.opened(part, "r+b", buffering=0) as file:
             kept = file.seek(0, os.SEEK_END)
             if kept < archive.size:
-                if url not in self._announced:
-                    self._announced.add(url)
-                    say(f"Downloading {printable(url)} ...")
+                moving_line.LINE.show(f"Connecting to {url} ...")
                 with _answering():
                     response, start = _ask(url, max(0, kept - OVERLAP), archive)
                 with response:
+                    if url not in self._announced:
+                        self._announced.add(url)
+                        say(f"Downloading {printable(url)} ...")
                     self._copy(file, response, start, archive, enough)
         if problem := _differs(part, archive):
             part.unlink()
@@ -390,9 +392,10 @@ def _answering() -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
         # The reason of a wrong URL is a string.
-        is_away = isinstance(getattr(error, "reason", error), OSError)
+        cause = getattr(error, "reason", error)
+        is_away = isinstance(cause, OSError)
         if isinstance(error, url_error.HTTPError):
             error.close()
             is_away = error.code in _AWAY
-        problem = f"could not be downloaded: {error}"
+        problem = f"could not be downloaded: {cause if is_away else error}"
         raise (_AwayError if is_away else _SourceError)(problem) from error

@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from cifar10.errors import UsageError
 from cifar10.process import files
 
 # CIFAR-100's training images take 156 MB. Python 3 writes up to 12 opcodes an image.
 _MOST_BYTES = 200_000_000
 _MOST_OPCODES = 20
 _PIXELS = 3072
-
-
-class NotABatchError(Exception):
-    """The file is not a pickled batch of images and labels."""
 
 
 def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarray:
@@ -38,26 +35,37 @@ def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarra
         uint8 [count, len(label_keys) + 3072]; see `records.py`.
 
     Raises:
-        NotABatchError: The file has other content.
+        UsageError: The file has other content.
     """
     content = files.read(path, _MOST_BYTES, follow=True)
     try:
-        _check_opcodes(content, _MOST_OPCODES * (count + 100))
-        loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        batch = {_text(key): value for key, value in loaded.items()}
-        labels = [np.array(batch[key]) for key in label_keys]
-        pixels = batch["data"].array((count, _PIXELS))
+        return _records(content, label_keys, count)
     except (
         *(pickle.UnpicklingError, ValueError, LookupError, TypeError),
         *(AttributeError, EOFError, OverflowError),
     ) as error:
-        problem = f"its pickle is no batch ({type(error).__name__})"
-        raise NotABatchError(problem) from error
+        reason = error if isinstance(error, _RefusedError) else type(error).__name__
+        raise UsageError(
+            f"{path} is not a pickled batch of CIFAR: {reason}.\nPut the right file "
+            "there, or move its folder away."
+        ) from error
+
+
+class _RefusedError(ValueError):
+    """A pickle that may be harmful, or is no batch, for a reason to tell."""
+
+
+def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarray:
+    _check_opcodes(content, _MOST_OPCODES * (count + 100))
+    loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    batch = {_text(key): value for key, value in loaded.items()}
+    labels = [np.array(batch[key]) for key in label_keys]
+    pixels = batch["data"].array((count, _PIXELS))
     for each in labels:
         if each.shape != (count,) or each.dtype.kind not in "iu":
-            raise NotABatchError(f"it does not hold {count:,} labels")
+            raise _RefusedError(f"it does not hold {count:,} labels")
         if each.min() < 0 or each.max() > np.iinfo(np.uint8).max:
-            raise NotABatchError("its labels are no bytes")
+            raise _RefusedError("its labels are no bytes")
     columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
     return np.concatenate([*columns, pixels], axis=1)
 
@@ -68,7 +76,7 @@ def _check_opcodes(content: bytes, most: int) -> None:
     for number, (opcode, value, _) in enumerate(pickletools.genops(content)):
         is_index = opcode.name in ("PUT", "LONG_BINPUT")
         if number > most or (is_index and value > most):
-            raise NotABatchError("its pickle is too long")
+            raise _RefusedError("its pickle is too long")
 
 
 def _text(value: Any) -> str:
@@ -133,5 +141,5 @@ class _Unpickler(pickle.Unpickler):
         """Returns a stand-in for one of NumPy's names, and refuses all others."""
         found = module.replace("numpy._core", "numpy.core", 1), name
         if found not in _STAND_INS:
-            raise NotABatchError(f"its pickle asks for {module}.{name}")
+            raise _RefusedError(f"its pickle asks for {module}.{name}")
         return _STAND_INS[found]

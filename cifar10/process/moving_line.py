@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from cifar10.errors import printable, say
+from cifar10.errors import format_duration, printable, say
 
-_SECONDS_BETWEEN_DRAWINGS = 0.2
+SECONDS_BETWEEN_DRAWINGS = 0.2
 
 # A function to call often, with a function that describes the progress.
 Tick = Callable[[Callable[[], str]], None]
@@ -48,7 +48,7 @@ class MovingLine:
             return
         try:
             columns = os.get_terminal_size(self.stream.fileno()).columns or 80
-            text = text[: columns - 1]
+            text = text[: columns - 3]  # Room for the ^C that a terminal adds.
             # A window that has become narrower has broken the line into several.
             above = max(0, self._shown - 1) // columns
             up = f"\x1b[{above}A" if above else ""
@@ -76,7 +76,7 @@ def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
         if (now := time.monotonic()) < due:
             return
         if LINE.stream:
-            due = now + _SECONDS_BETWEEN_DRAWINGS
+            due = now + SECONDS_BETWEEN_DRAWINGS
             LINE.show(describe())
         else:
             due = now + period
@@ -86,3 +86,25 @@ def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
         yield tick
     finally:
         LINE.erase()
+
+
+@contextlib.contextmanager
+def counting(
+    what: str, total: int, done: int = 0, *, first: float = 60.0
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of things that are done so far.
+
+    `done` of all `total` things were done before. See `progress` for `first`.
+    """
+    began, before = time.monotonic(), done
+    with progress(first) as tick:
+
+        def advance(done: int) -> None:
+            def describe() -> str:
+                seconds = (time.monotonic() - began) / max(1, done - before)
+                left = format_duration(seconds * (total - done))
+                return f"{what}: {done:,} of {total:,}, {left} left"
+
+            tick(describe)
+
+        yield advance

@@ -16,6 +16,7 @@ from typing import Literal
 from cifar10.config import flags, layout, run_options
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
+from cifar10.process.moving_line import LINE
 from cifar10.run_directory import restoring
 
 HELP = "export the model of a run for other programs"
@@ -124,9 +125,11 @@ def export_run(options: Options) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as beside:
             path = Path(beside) / f"model{output.suffix}"
+            LINE.show(f"Exporting, 1 of 2: converting to {file_format}")
             export_formats.write_model(model, path, file_format, description, samples)
             for part in (path, *path.rglob("*")):
                 files.sync(part)
+            LINE.show(f"Exporting, 2 of 2: scoring {len(images):,} test images with it")
             computed = exported.compute_in_another_process(path, file_format, images)
             passed, finding = exported.compare(
                 computed, expected, labels, description["precision"]

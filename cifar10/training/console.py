@@ -4,36 +4,84 @@ import contextlib
 import math
 import shlex
 import textwrap
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config.python_objects import METRICS
-from cifar10.errors import format_number
+from cifar10.errors import format_duration, format_number
 from cifar10.process import invocation
+from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
 
+# Lines of steps that are printed at once, and the seconds between later ones.
+_LINES_AT_ONCE = 2
+_ON_TERMINAL = 30.0
+_ELSEWHERE = 5.0
+
 
 class Console:
-    """A hook that prints messages, and a line for each logged step.
+    """A hook that prints messages and lines of logged steps.
 
-    `batch_size` is the number of images in a tower's batch.
+    The first lines of a process are printed at once, later ones at most every few
+    seconds. On a terminal, the moving line shows the newest values in between.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._batch_size = loop.training.config.batch.batch_size
+        self._at_once = _LINES_AT_ONCE
+        self._next_line = self._next_drawing = 0.0
+        self._newest = self._held = ""
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the metrics of the step."""
-        self.on_message(step_line(step, metrics, self._batch_size))
+        """Prints the metrics of the step, or keeps them for the moving line."""
+        self._newest = self._held = step_line(step, metrics, self._batch_size)
+        now = time.monotonic()
+        if self._at_once or now >= self._next_line:
+            self._at_once = max(0, self._at_once - 1)
+            self._next_line = now + (_ON_TERMINAL if LINE.stream else _ELSEWHERE)
+            self._print_held()
+
+    def on_step(self, step: int) -> None:
+        """Draws the moving line."""
+        now = time.monotonic()
+        if LINE.stream and self._newest and now >= self._next_drawing:
+            self._next_drawing = now + SECONDS_BETWEEN_DRAWINGS
+            LINE.show(self._moving(step))
 
     def on_message(self, text: str) -> None:
         """Prints a message."""
         # One write per message, because several workers may share the output.
         print(f"{text}\n", end="", flush=True)
+
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Prints the last logged step."""
+        self._print_held()
+
+    def _print_held(self) -> None:
+        if self._held:
+            self.on_message(self._held)
+        self._held = ""
+
+    def _moving(self, step: int) -> str:
+        run, timer = self._loop.training.config.run, self._loop.timer
+        epoch = self._loop.training.config.global_batch_size / len(
+            self._loop.training.images
+        )
+        done, left = f"step {step:,} (epoch {step * epoch:.1f})", ""
+        if run.max_hours is None:
+            done = f"step {step:,} of {run.max_steps:,}"
+            done += f" (epoch {step * epoch:.1f} of {run.max_steps * epoch:.1f})"
+        if run.max_hours is None and timer.steps:
+            seconds = (run.max_steps - step) * timer.stepping() / timer.steps
+            left = f", {format_duration(seconds)} left"
+        _, _, values = self._newest.partition(", ")
+        return f"{done}, {values.partition(' s/batch')[0]}{left}"
 
 
 def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:

@@ -196,7 +196,7 @@ def hooks_in_order(
     training, of_chief = loop.training, []
     if training.workers.is_chief:
         of_chief = [
-            Console(training.config.batch.batch_size),
+            Console(loop),
             TensorBoard(training.train_dir, loop.timer),
             *users,
             Summaries(loop),

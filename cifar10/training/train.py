@@ -8,6 +8,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.input import datasets
+from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
@@ -52,6 +53,8 @@ def train(
     check_hooks(hooks)
     stop = stop or StopSignals()
     workers = Workers(cluster, config.processes.worker_timeout)
+    if workers.count > 1:  # Other workers may print on the same terminal.
+        LINE.stream = None
     training = assemble(config, dataset, workers=workers, stop=stop)
     loop = Loop(training, stop)
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from cifar10.input import records
+from cifar10.input import archives, records
 
 # Random bytes, which gzip cannot make smaller.
 PAYLOAD = np.random.RandomState(1).bytes(400_000)
@@ -47,7 +47,7 @@ def published(name, content, *urls):
         hashlib.new(kind, content, usedforsecurity=False).hexdigest()
         for kind in ("md5", "sha256")
     )
-    return records.Archive(name, len(content), md5, sha256, urls)
+    return archives.Archive(name, len(content), md5, sha256, urls)
 
 
 ARCHIVE = archive_of(CONTENT)

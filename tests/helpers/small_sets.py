@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 import sites
-from cifar10.input import records
+from cifar10.input import cifar, records
 
 # Two records a file, so that a whole data set is written in no time.
 SMALL = {
@@ -14,6 +14,7 @@ SMALL = {
     )
     for base in (records.CIFAR10, records.CIFAR100)
 }
+_PYTHON = dict(cifar.PYTHON_FORMATS)  # Some tests put small ones there.
 
 
 class OnDisk:
@@ -77,10 +78,9 @@ def write_files(directory, name):
 
 def of_python(name):
     """Returns the format of the Python version of a small data set."""
-    base = {"cifar10": records.CIFAR10_PYTHON, "cifar100": records.CIFAR100_PYTHON}
-    archive = dataclasses.replace(base[name].archive, urls=())
+    archive = dataclasses.replace(_PYTHON[name].archive, urls=())
     counts = {"train_records_per_file": 2, "test_records_per_file": 2}
-    return dataclasses.replace(base[name], archive=archive, **counts)
+    return dataclasses.replace(_PYTHON[name], archive=archive, **counts)
 
 
 def write_pickles(directory, name):

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from cifar10.errors import UsageError
 from cifar10.input import pickled
 from small_sets import python2_pickle
 
@@ -80,7 +81,7 @@ HARMFUL = {
 @pytest.mark.parametrize("kind", HARMFUL)
 def test_anything_that_is_no_batch_is_refused_and_not_executed(tmp_path, kind):
     mark = tmp_path / "mark"
-    with pytest.raises(pickled.NotABatchError):
+    with pytest.raises(UsageError, match="train"):
         read(tmp_path, HARMFUL[kind](mark))
     assert not mark.exists()
 
@@ -104,5 +105,5 @@ def test_anything_that_is_no_batch_is_refused_and_not_executed(tmp_path, kind):
     ],
 )
 def test_damaged_batches_are_refused(tmp_path, content):
-    with pytest.raises(pickled.NotABatchError):
+    with pytest.raises(UsageError, match="train"):
         read(tmp_path, content)

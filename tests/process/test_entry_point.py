@@ -204,9 +204,6 @@ def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch):
     print(ESCAPE, file=sys.stderr)
     shown = r"\x1b]0;owned\x07\r\x9b2J"
     assert (out.getvalue(), err.getvalue()) == (f"{shown}one\ntwo\n", f"{shown}\n")
-    # Its own progress redraws its line.
-    print("90 %", end="\x1b[K\r", file=sys.stderr)
-    assert err.getvalue() == f"{shown}\n90 %\x1b[K\r"
     # Nor in a user's program, by the message of an error.
     assert str(UsageError(ESCAPE)).isprintable()
 

@@ -17,19 +17,19 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from cifar10.errors import say
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
-from cifar10.process import files
+from cifar10.process import files, moving_line
 
 # The version of the decoder, in the hashes that name shards and in every fingerprint.
 # Raise it with any change of the decoded pixels.
@@ -133,18 +133,23 @@ class Shards:
         # Another process may have prepared pictures before this one got the lock.
         shards = self._intact_shards()
         cache.remove_others(self._home, shards)
-        total = sum(map(len, self._listed.values()))
         # Pillow warns of unusual metadata, but does not name the file.
-        with warnings.catch_warnings(action="ignore"):
+        total = sum(map(len, self._listed.values()))
+        done = sum(len(self._listed[file]) for file in shards)
+        counting = moving_line.counting("Preparing pictures", total, done, first=5.0)
+        with warnings.catch_warnings(action="ignore"), counting as advance:
             for file in [file for file in self._listed if file not in shards]:
-                done = sum(len(self._listed[file]) for file in shards)
-                say(f"Preparing pictures: {done:,} of {total:,} are done ...")
-                shards[file] = self._write_shard(file)
+                shards[file] = self._write_shard(file, done, advance)
+                done += len(self._listed[file])
                 cache.save(self._home / _MANIFEST, shards)
         return shards
 
-    def _write_shard(self, file: str) -> tuple[str, dict[str, str]]:
+    def _write_shard(
+        self, file: str, done: int, advance: Callable[[int], None]
+    ) -> tuple[str, dict[str, str]]:
         """Decodes the pictures of a shard and writes its file.
+
+        `done` pictures were decoded before; `advance` is told of each further one.
 
         Returns the shard's entry in the manifest.
         """
@@ -160,8 +165,11 @@ class Shards:
                 return str(error)
             return None
 
+        reasons: list[str | None] = []
         with ThreadPoolExecutor(_THREADS) as pool:
-            reasons = [*pool.map(decode, range(len(listed)))]
+            for why in pool.map(decode, range(len(listed))):
+                reasons.append(why)
+                advance(done + len(reasons))
         bad = {
             name: why for (name, _, _), why in zip(listed, reasons, strict=True) if why
         }
