@@ -82,6 +82,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = site.content[start:end]
         for place in range(0, len(body), site.piece):
             self.wfile.write(body[place : place + site.piece])
+            site.sent += site.piece
             time.sleep(site.delay)
 
     def log_message(self, *_):
@@ -105,6 +106,7 @@ class Site(http.server.ThreadingHTTPServer):
         self.piece = 16384
         self.raw = b""  # The whole answer, status and headers included.
         self.asked = 0  # Requests.
+        self.sent = 0  # Bytes, but for the last piece of an answer.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"
 
     def handle_error(self, *_):

@@ -120,6 +120,15 @@ def test_part_of_another_archive_is_begun_anew(tmp_path, part):
         assert_good(folder)
 
 
+def test_part_of_another_archive_is_noticed_by_its_end(tmp_path):
+    """Not when all has been downloaded, which may take an hour."""
+    (tmp_path / PART).write_bytes(OTHER[:1] + CONTENT[1:50_000] + bytes(10_000))
+    with serving(delay=0.03) as site:
+        fetch(tmp_path, site.url)
+    assert site.starts == [59_000, 0]
+    assert site.sent < 1.5 * len(CONTENT)
+
+
 def test_whole_part_is_unpacked_without_a_server(tmp_path):
     (tmp_path / PART).write_bytes(CONTENT)
     fetch(tmp_path, refused_url())
