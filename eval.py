@@ -1,15 +1,4 @@
-"""Scores the checkpoints of train.py and train_multi_gpu.py.
-
-    python eval.py --run_once
-
-Prints `precision @ 1` and tables, and writes event files, whose curves lie over
-the training's in TensorBoard, and a line of JSON to eval/metrics.jsonl. Without
---run_once it follows a running training until its end, scoring each newest
-checkpoint once and printing a line for each; these scores tell the training
-which checkpoints --keep_best keeps. Checkpoints that the training scores itself
-(--eval_steps) are skipped. The run's directory names the model and the data
-set; a model of your own is looked for in the current folder.
-"""
+"""Scores the checkpoints of a run: python eval.py --help."""
 
 import argparse
 import sys
@@ -22,7 +11,7 @@ from cifar10.tools.doctor import explain_missing_gpus
 
 def main() -> None:
     """Parses the flags and scores."""
-    parser = argparse.ArgumentParser(**flags.described(__doc__))
+    parser = argparse.ArgumentParser(**flags.described(eval_command.DESCRIPTION))
     eval_command.main(parser, sys.argv[1:])
 
 

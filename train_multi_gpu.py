@@ -1,21 +1,4 @@
-"""Trains CIFAR-10 on several GPUs by synchronous data parallelism.
-
-    python train_multi_gpu.py --num_gpus 4
-
-One tower per GPU; without a GPU the towers are simulated on the CPU. Each takes
---batch_size images a step, so four towers train on 512 at once; to train what
-one tower trains, give --batch_size 32. The run goes to --train_dir:
-
-    checkpoints/     eval.py scores them, and the same command resumes from them
-    train/           event files: tensorboard --logdir runs/cifar10_train
-    metrics.jsonl    one object per logged step
-    config.json      the configuration, which determines the result
-
-On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000
-steps of 128 (a minute); in float32 on an older one 76 % after 4,000. The
-tutorial reports 86 % after its 100,000. --recipe fast trains another network to
-94 % in 5.4 minutes on 2 cores of a Zen 5.
-"""
+"""Trains an image classifier on several GPUs: python train_multi_gpu.py --help."""
 
 import argparse
 import sys
@@ -28,7 +11,7 @@ from cifar10.training import train_command
 
 def main() -> None:
     """Parses the flags and trains."""
-    parser = argparse.ArgumentParser(**flags.described(__doc__))
+    parser = argparse.ArgumentParser(**flags.described(train_command.DESCRIPTION))
     train_command.main(parser, sys.argv[1:])
 
 

@@ -83,7 +83,7 @@ class Run(Checked):
     """Length and directory of the training run.
 
     Attributes:
-        recipe: recipe with defaults for the other flags: `tutorial`, `fast` (94 % in
+        recipe: recipe with defaults for the other flags: `tutorial`, `fast` (93 % in
             minutes), `accurate`, `resnet`, `pictures`, `finetune`, or the path of a
             TOML file like those in cifar10/config/recipes (default: depends on the
             model, the data and --initial_weights)
@@ -368,7 +368,8 @@ class Output(Checked):
     """Logs and summaries.
 
     Attributes:
-        log_frequency: steps between two lines on the console and in metrics.jsonl
+        log_frequency: steps between two lines in metrics.jsonl and, less often if they
+            come fast, on the console
         summary_steps: steps between two sets of histograms and images in TensorBoard;
             more steps if the sets would take over 5 % of the time
         log_device_placement: make TensorFlow print the device of each operation, such

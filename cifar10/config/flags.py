@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -21,11 +22,15 @@ _ALIASES = {"train_dir": "checkpoint_dir"}
 def described(text: str | None) -> dict[str, Any]:
     """Returns arguments of `ArgumentParser` for a program with this description.
 
-    `python -OO` drops docstrings, and with them the description and the flags' help.
+    The description names commands as `python -m cifar10 NAME`; the help names them as
+    the user has started this one. `python -OO` drops docstrings, and with them the
+    flags' help.
     """
-    name = invocation.program_name()  # The name by which the user started the program.
+    name, command = invocation.program_name(), "python -m cifar10"
+    if name.endswith(".py"):
+        name, command = f"python {name}", rf"{command} \w+"
     return {
-        "description": (text or "").replace("python -m cifar10", name),
+        "description": re.sub(command, name, text or ""),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }

@@ -11,17 +11,19 @@ from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
-DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
+DESCRIPTION = """Scores the checkpoints of a run.
 
     python -m cifar10 eval --run_once
 
-Prints `precision @ 1` with its 95 % confidence interval, and tables. Appends the
-scores to eval/metrics.jsonl and writes event files for TensorBoard.
+Prints the accuracy (`precision @ 1`) with its 95 % confidence interval, and
+tables. Appends the scores to eval/metrics.jsonl and writes event files, whose
+curves TensorBoard draws over those of the training.
 
 Without --run_once or --step, the command follows a run until training ends: it
-scores each new checkpoint and prints one line for it. --keep_best keeps the
-checkpoints with the best scores. The run's directory names the model and the
-data set; your own model is imported from the current folder.
+scores each new checkpoint, also those that the training has scored
+(--eval_steps), and prints one line for it. If the training keeps its best
+checkpoints (--keep_best), these scores decide too. The run's directory names
+the model and the data set; your own model is imported from the current folder.
 """
 
 

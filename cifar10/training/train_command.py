@@ -13,19 +13,31 @@ from cifar10.process import entry_point, signals
 from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"
-DESCRIPTION = """Trains as the script train_multi_gpu.py does.
-
-    python -m cifar10 train --num_gpus 4
-
-Each GPU has one tower; without a GPU, the CPU simulates the towers. Each tower
-takes --batch_size images per step, so four towers take 512. For the result of a
-single tower, four towers need --batch_size 32. The run goes to --train_dir:
+# What every training writes and reaches. docs/accuracy.md has steps, times and machines.
+OUTCOME = """The run goes to --train_dir:
 
     checkpoints/     eval scores them, and the same command resumes from them
     train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
     config.json      the configuration, which determines the result
+
+On CIFAR-10, 57 % of the test images are right after 750 steps of 128 images,
+70 % after 2,000, and 86 % after the default 100,000. --recipe fast reaches 93 %
+in minutes on two cores, or 94 % if eval averages six views of each image
+(--test_time_augmentation).
 """
+DESCRIPTION = f"""Trains an image classifier on several GPUs, by synchronous data parallelism.
+
+    python -m cifar10 train --num_gpus 4
+
+Each GPU has one tower; without a GPU, the CPU simulates the towers. Each tower
+takes --batch_size images per step, so four towers take 512. For the result of a
+single tower, four towers need --batch_size 32. {OUTCOME}"""
+ONE_TOWER = f"""Trains an image classifier with one tower, on the first GPU or else on the CPU.
+
+    python -m cifar10 train
+
+{OUTCOME}"""
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
