@@ -311,7 +311,8 @@ class _Download:
             say(
                 f"About {format_duration(left)} left; Ctrl-C keeps what has arrived.\n"
                 "If you have the data set already, name its folder with --data_dir.\n"
-                f"Meanwhile, {flags} trains on a generated stand-in."
+                "Meanwhile, the same command trains on a generated stand-in with\n"
+                f"    {flags}"
             )
         self._has_hinted = True
 

@@ -80,7 +80,7 @@ class StopSignals:
 
     def _note(self, number: signal.Signals) -> None:
         if self._at_once:
-            self._exit(number, "interrupted; there was nothing to save yet")
+            self._exit(number, "interrupted before the first step; nothing is lost")
         now = time.monotonic()
         if number == self.requested and now < self._first_at + _ONE_SIGNAL_SECONDS:
             return

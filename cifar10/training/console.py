@@ -36,13 +36,16 @@ class Console:
         self._batch_size = loop.training.config.batch.batch_size
         self._at_once = _LINES_AT_ONCE
         self._next_line = self._next_drawing = 0.0
-        self._newest = self._held = ""
+        self._newest: Mapping[str, float] = {}
+        self._held = ""
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the metrics of the step, or keeps them for the moving line."""
-        self._newest = self._held = step_line(step, metrics, self._batch_size)
+        self._newest = metrics
+        self._held = step_line(step, metrics, self._batch_size)
         now = time.monotonic()
-        if self._at_once or now >= self._next_line:
+        is_last = step >= self._loop.training.config.run.max_steps
+        if self._at_once or is_last or now >= self._next_line:
             self._at_once = max(0, self._at_once - 1)
             self._next_line = now + (_ON_TERMINAL if LINE.stream else _ELSEWHERE)
             self._print_held()
@@ -52,7 +55,7 @@ class Console:
         now = time.monotonic()
         if LINE.stream and self._newest and now >= self._next_drawing:
             self._next_drawing = now + SECONDS_BETWEEN_DRAWINGS
-            LINE.show(self._moving(step))
+            LINE.show(self._moving(step, self._newest))
 
     def on_message(self, text: str) -> None:
         """Prints a message."""
@@ -68,20 +71,22 @@ class Console:
             self.on_message(self._held)
         self._held = ""
 
-    def _moving(self, step: int) -> str:
-        run, timer = self._loop.training.config.run, self._loop.timer
-        epoch = self._loop.training.config.global_batch_size / len(
-            self._loop.training.images
-        )
-        done, left = f"step {step:,} (epoch {step * epoch:.1f})", ""
-        if run.max_hours is None:
-            done = f"step {step:,} of {run.max_steps:,}"
-            done += f" (epoch {step * epoch:.1f} of {run.max_steps * epoch:.1f})"
-        if run.max_hours is None and timer.steps:
-            seconds = (run.max_steps - step) * timer.stepping() / timer.steps
+    def _moving(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Returns the moving line; what matters most fits into 80 columns."""
+        training, timer = self._loop.training, self._loop.timer
+        epochs = training.config.global_batch_size / len(training.images)
+        most, left = training.config.run.max_steps, ""
+        done = f"step {step}/{most}, epoch {step * epochs:.1f}/{most * epochs:.4g}"
+        if training.config.run.max_hours is not None:
+            done = f"step {step}, epoch {step * epochs:.1f}"
+        elif timer.steps:
+            seconds = (most - step) * timer.stepping() / timer.steps
             left = f", {format_duration(seconds)} left"
-        _, _, values = self._newest.partition(", ")
-        return f"{done}, {values.partition(' s/batch')[0]}{left}"
+        return (
+            f"{done}, loss {loss_text(metrics['total_loss'])}, accuracy "
+            f"{metrics['precision @ 1']:.3f}{left}, "
+            f"{format_number(metrics['examples_per_sec'])} images/s"
+        )
 
 
 def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:

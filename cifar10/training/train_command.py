@@ -13,7 +13,7 @@ from cifar10.process import entry_point, signals
 from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"
-# What every training writes and reaches. docs/accuracy.md has steps, times and machines.
+# What every training writes and reaches; docs/accuracy.md has the machines.
 OUTCOME = """The run goes to --train_dir:
 
     checkpoints/     eval scores them, and the same command resumes from them
@@ -26,14 +26,14 @@ On CIFAR-10, 57 % of the test images are right after 750 steps of 128 images,
 in minutes on two cores, or 94 % if eval averages six views of each image
 (--test_time_augmentation).
 """
-DESCRIPTION = f"""Trains an image classifier on several GPUs, by synchronous data parallelism.
+DESCRIPTION = f"""Trains an image classifier on several GPUs by data parallelism.
 
     python -m cifar10 train --num_gpus 4
 
 Each GPU has one tower; without a GPU, the CPU simulates the towers. Each tower
 takes --batch_size images per step, so four towers take 512. For the result of a
 single tower, four towers need --batch_size 32. {OUTCOME}"""
-ONE_TOWER = f"""Trains an image classifier with one tower, on the first GPU or else on the CPU.
+ONE_TOWER = f"""Trains an image classifier with one tower, on the first GPU or the CPU.
 
     python -m cifar10 train
 

@@ -1,0 +1,82 @@
+"""Which lines of a training last, and what moves between them on a terminal."""
+
+import contextlib
+import os
+import pty
+import re
+import threading
+
+import pytest
+
+import runs
+from cifar10.config.config import Config
+from cifar10.process.moving_line import LINE
+from cifar10.training import console
+from cifar10.training.train import train
+
+TRAINING = {"num_gpus": 1, "batch_size": 4, "max_steps": 60, "checkpoint_steps": 50}
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal for the moving line; returns a function that reads what it got."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    stream = os.fdopen(theirs, "w")
+    monkeypatch.setattr(LINE, "stream", stream)
+    got = []
+
+    def drain():
+        with contextlib.suppress(OSError):  # The other end is closed.
+            while text := os.read(ours, 65536):
+                got.append(text)
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+
+    def shown():
+        stream.close()
+        thread.join()
+        return b"".join(got).decode()
+
+    yield shown
+    shown()
+    os.close(ours)
+
+
+def steps_printed(capsys):
+    return re.findall(r"^step (\d+), loss", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_fast_steps_print_few_lines_and_are_all_logged(tmp_path, stand_in_dir, capsys):
+    runs.train(tmp_path / "run", stand_in_dir, **TRAINING, log_frequency=5)
+    printed = steps_printed(capsys)
+    # The first ones, so that one sees that it runs, and the last one.
+    assert printed[:2] == ["5", "10"]
+    assert printed[-1] == "60"
+    assert len(printed) < 12
+    assert len(runs.logged(tmp_path / "run")) == 12
+
+
+def test_slow_steps_print_each_line(tmp_path, stand_in_dir, capsys, monkeypatch):
+    monkeypatch.setattr(console, "_ELSEWHERE", 0.0)
+    runs.train(tmp_path / "run", stand_in_dir, **TRAINING, log_frequency=10)
+    assert steps_printed(capsys) == ["10", "20", "30", "40", "50", "60"]
+
+
+def test_line_shows_how_far_a_training_is(tmp_path, stand_in_dir, terminal, capsys):
+    options = {**TRAINING, "eval_steps": 30}
+    runs.train(tmp_path / "run", stand_in_dir, **options)
+    shown = terminal()
+    pattern = r"step \d+/60, epoch 0\.0/0\.024, loss [\d.]+, accuracy 0\.\d+, .* left"
+    assert len(re.findall(pattern, shown)) > 30
+    assert "step 60/60" in shown
+    # What lasts is printed as ever.
+    assert "step 30: precision @ 1" in capsys.readouterr().out
+
+
+def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, terminal):
+    config = {"train_dir": str(tmp_path / "run"), "data_dir": str(stand_in_dir)}
+    config |= {"data": "synthetic", "model": runs.SMALL, "batch_size": 4}
+    train(Config(**config, max_hours=0.0005))
+    assert re.search(r"step \d+, epoch \d+\.\d, loss", terminal())
