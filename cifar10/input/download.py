@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from six.moves.urllib import error as url_error, parse, request as url_request
+from six.moves.urllib import error as url_error, request as url_request
 
 from cifar10.errors import (
     EXIT_TRY_AGAIN,
@@ -65,24 +65,9 @@ class _SourceError(Exception):
     kept bytes did not fit and are gone.
     """
 
-    is_away = False
-    is_stale = False
-
-
-class _AwayError(_SourceError):
-    is_away = True
-
-
-class _StaleError(_SourceError):
-    is_stale = True
-
-
-class _SlowError(Exception):
-    """A source is slower than others may be."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        super().__init__()
-        self.rate = bytes_per_second
+    def __init__(self, text: str, *, is_away: bool = False, is_stale: bool = False):
+        super().__init__(text)
+        self.is_away, self.is_stale = is_away, is_stale
 
 
 def fetch(
@@ -217,10 +202,7 @@ class _Download:
             part = _part(self._directory, source[0].archive)
             before = _size(part)
             try:
-                self._go_on(part, source, enough)
-                return source[0]
-            except _SlowError as slow:
-                rates[source] = slow.rate
+                slow = self._go_on(part, source, enough)
             except _SourceError as error:
                 has_come_further = error.is_away and _size(part) > before
                 if has_come_further or (error.is_stale and source not in restarted):
@@ -228,6 +210,10 @@ class _Download:
                     continue
                 failures[source] = error
                 del rates[source]
+            else:
+                if slow is None:
+                    return source[0]
+                rates[source] = slow
         raise self._explained(failures)
 
     def _explained(self, failures: dict[_Source, _SourceError]) -> UsageError:
@@ -245,12 +231,11 @@ class _Download:
             failure.exit_code = EXIT_TRY_AGAIN
         return failure
 
-    def _go_on(self, part: Path, source: _Source, enough: float) -> None:
+    def _go_on(self, part: Path, source: _Source, enough: float) -> float | None:
         """Adds a source's bytes to the file `part` until it is the archive.
 
-        Raises:
-            _SlowError: The rate is below `enough` bytes per second.
-            _SourceError: The source is away, or does not have the archive.
+        Stops if the rate is below `enough` bytes per second, and returns it. Raises a
+        `_SourceError` if the source is away, or does not have the archive.
         """
         archive, url = source[0].archive, source[1]
         files.opened(part, "ab").close()  # Creates it.
@@ -262,12 +247,15 @@ class _Download:
                     response, start = _ask(url, max(0, kept - OVERLAP), archive)
                 with response:
                     if url not in self._announced:
-                        self._announced.add(url)
                         say(f"Downloading {printable(url)} ...")
-                    self._copy(file, response, start, archive, enough)
+                    self._announced.add(url)
+                    slow = self._copy(file, response, start, archive, enough)
+                if slow is not None:
+                    return slow
         if problem := _differs(part, archive):
             part.unlink()
-            raise (_StaleError if kept else _SourceError)(problem)
+            raise _SourceError(problem, is_stale=kept > 0)
+        return None
 
     def _copy(
         self,
@@ -276,16 +264,16 @@ class _Download:
         start: int,
         archive: Archive,
         enough: float,
-    ) -> None:
-        """Writes a response's bytes to the file from `start` on, until it is whole."""
-        position = start
+    ) -> float | None:
+        """Writes a response's bytes to the file from `start` on; see `_go_on`."""
+        position = checked_position = start
         began = checked = time.monotonic()
-        position_then = start
-        while True:
+        while position < archive.size:
             with _answering():
                 chunk = response.read1(_CHUNK)
             if not chunk:
-                break
+                size = f"{_megabytes(position)} of {_megabytes(archive.size)} MB"
+                raise _SourceError(f"has ended after {size}", is_away=True)
             _write(file, position, chunk, start, archive)
             position += len(chunk)
             now = time.monotonic()
@@ -293,16 +281,14 @@ class _Download:
             left = (archive.size - position) / rate
             if now - began >= TRIAL:
                 if rate < enough and left > TRIAL:
-                    raise _SlowError(rate)
+                    return rate
                 self._hint(left)
             if now - checked >= STALLED:
-                if position - position_then < LEAST * STALLED:
-                    raise _AwayError("has stalled")
-                checked, position_then = now, position
+                if position - checked_position < LEAST * STALLED:
+                    raise _SourceError("has stalled", is_away=True)
+                checked, checked_position = now, position
             self._tick(functools.partial(_progress, position, archive.size, rate))
-        if position < archive.size:
-            size = f"{_megabytes(position)} of {_megabytes(archive.size)} MB"
-            raise _AwayError(f"has ended the connection after {size}")
+        return None
 
     def _hint(self, left: float) -> None:
         """Says once what to do if many seconds are left."""
@@ -330,7 +316,7 @@ def _write(
     if kept != chunk[: len(kept)]:  # Of another archive, or lost with the power.
         file.truncate(0 if start else position)
         if start:
-            raise _StaleError("sends other bytes than those that were kept")
+            raise _SourceError("sends other bytes than were kept", is_stale=True)
     file.seek(position)
     file.write(chunk)
 
@@ -357,8 +343,9 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     headers = {"User-Agent": invocation.DISTRIBUTION}
     headers |= {"Range": f"bytes={start}-"} if start else {}
     # The URL is the user's or of this package, and the file's digests are compared.
+    # Redirections lead to servers only, not to files.
     request = url_request.Request(url, headers=headers)  # noqa: S310
-    response = url_request.build_opener(_OnTheWeb).open(request, timeout=TIMEOUT)
+    response = url_request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
     if response.getcode() != http.client.PARTIAL_CONTENT:
         start = 0
     kind = response.headers.get_content_type()
@@ -374,18 +361,6 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     return response, start
 
 
-class _OnTheWeb(url_request.HTTPRedirectHandler):
-    """Follows redirections to web servers only."""
-
-    def redirect_request(self, *arguments: Any) -> Any:
-        """Refuses a redirection to a file or to another kind of server."""
-        _, response, *_, url = arguments
-        if parse.urlsplit(url).scheme not in ("http", "https"):
-            response.close()
-            raise _SourceError(f"redirects to {url}, not to a web server")
-        return super().redirect_request(*arguments)
-
-
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
     """Turns the errors of a connection into a `_SourceError`."""
@@ -399,4 +374,4 @@ def _answering() -> Iterator[None]:
             error.close()
             is_away = error.code in _AWAY
         problem = f"could not be downloaded: {cause if is_away else error}"
-        raise (_AwayError if is_away else _SourceError)(problem) from error
+        raise _SourceError(problem, is_away=is_away) from error

@@ -68,7 +68,9 @@ def test_line_shows_how_far_a_training_is(tmp_path, stand_in_dir, terminal, caps
     options = {**TRAINING, "eval_steps": 30}
     runs.train(tmp_path / "run", stand_in_dir, **options)
     shown = terminal()
-    pattern = r"step \d+/60, epoch 0\.0/0\.024, loss [\d.]+, accuracy 0\.\d+, [\d.]+ \w+ left"
+    pattern = (
+        r"step \d+/60, epoch 0\.0/0\.024, loss [\d.]+, accuracy 0\.\d+, [\d.]+ \w+ left"
+    )
     assert len(re.findall(pattern, shown)) > 30
     assert "step 60/60" in shown
     # What lasts is printed as ever.
