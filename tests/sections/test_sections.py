@@ -330,6 +330,15 @@ def test_auto_takes_the_fewest_that_fit():
         planned.choose("auto", 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 12, 80])
+def test_the_largest_batch_is_the_one_that_takes_the_limit(size):
+    needed = planner(small(), images=tf.TensorSpec([size, 8, 8, 3])).plain.total_bytes
+    planned = planner(small())
+    assert planned.largest_batch(1, needed, 1000) == size
+    assert planned.largest_batch(1, needed - 1, 1000) < size
+    assert planned.largest_batch(1, needed, size // 2) == size // 2
+
+
 # Refusals.
 
 
