@@ -101,16 +101,15 @@ def _print(training: "Training", plans: Sequence["Plan"]) -> None:
 
 def _print_largest_batch(training: "Training", limit: float, sections: int) -> None:
     """Prints the flags of the largest batch that fits, whole and in `sections`."""
-    config, largest, found = training.config, 0, []
+    config, found = training.config, {0: ""}
     most = len(training.images) // (config.machine.towers * config.batch.accumulate)
-    for count in (1, sections):
+    for count, cut in ((1, ""), (sections, f" --sections {sections}")):
         size = training.planner.largest_batch(count, limit, most)
-        if size > largest:
-            largest = size
-            cut = f" --sections {count}" if count > 1 else ""
-            found.append(f"--batch_size {size}{cut}")
-    if found:
-        print("The largest batch that fits, by this estimate:", *found, sep="\n  ")
+        if size > max(found):
+            found[size] = f"--batch_size {size}{cut}"
+    _, *lines = found.values()
+    if lines:
+        print("The largest batch that fits, by this estimate:", *lines, sep="\n  ")
     else:
         print("No batch fits, not even of one image.")
 
