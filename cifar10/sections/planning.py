@@ -164,14 +164,14 @@ class Planner:
         The batch has at most `most` images and is rounded down, from 16 images on to
         four binary digits. It is 0 if no batch fits.
         """
-        # The bytes grow almost linearly, or faster where another section becomes the
-        # largest. So the line through two of them ends at the batch or beyond it.
+        # The bytes grow linearly, or faster once another section is the largest. So the
+        # line through two of them ends at the batch or beyond it.
         images, needed = self.images.shape[0], self.into(count).total_bytes
         of_an_image = (self._doubled.into(count).total_bytes - needed) / images
         batch = int(min(most, images + (limit - needed) / of_an_image))
         while batch > 0:
             batch -= batch % 2 ** max(batch.bit_length() - 4, batch > 1)
-            if self._with_batch(batch).into(count).total_bytes <= limit:
+            if self._resized(batch).into(count).total_bytes <= limit:
                 return batch
             batch -= 1
         return 0
@@ -183,6 +183,14 @@ class Planner:
     @functools.cached_property
     def _doubled(self) -> "Planner":
         return self._with_batch(2 * self.images.shape[0])
+
+    def _resized(self, size: int) -> "Planner":
+        """Returns the planner of another batch, in which costs are linear."""
+        images, planner = self.images.shape[0], self._with_batch(size)
+        pairs = zip(self.costs, self._doubled.costs, strict=True)
+        costs = [one + (two - one) * (size - images) // images for one, two in pairs]
+        vars(planner)["costs"] = costs  # Where `cached_property` keeps them.
+        return planner
 
     def _fitting(self, limit: float) -> Plan:
         for plan in self.all():
@@ -246,7 +254,7 @@ class Planner:
         return found
 
     @functools.cached_property
-    def _costs(self) -> tuple[list[int], int, int]:
+    def costs(self) -> list[int]:
         """Bytes kept by each layer call, of workspace, and of compiled operations.
 
         Traces the model, the loss and the gradients without computing anything. A
@@ -288,11 +296,10 @@ class Planner:
         variables = [*map(_spec, section.trainable_variables)]
         start = [*map(_spec, section.non_trainable_variables)]
         compute.get_concrete_function(variables, start, self.images)
-        workspace, compiled = found
-        return kept[:-1], workspace, compiled
+        return [*kept[:-1], *found]
 
     def _plan(self, boundaries: Mapping[int, int], count: int) -> Plan:
-        kept, workspace, compiled = self._costs
+        *kept, workspace, compiled = self.costs
         gradients = _bytes(self.state.model.trainable_variables)
         tensors, places = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))

@@ -42,7 +42,6 @@ _DRIVER_SECONDS = 60.0
 _LEAST_DRIVER, _HOPPERS_DRIVER, _DRIVER_OF_CUDA_13 = 525, 555, 580
 _HOPPER, _BLACKWELL = 9.0, 10.0
 _AMD_DRIVER = Path("/dev/kfd")
-_TOO_NEW = (3, 14)  # The first Python for which TensorFlow's h5py has no wheels.
 
 _OF_CHILD = {
     # TensorFlow names the libraries that it cannot load only on request.
@@ -65,15 +64,14 @@ _INSTALL_DRIVER = (
 )
 _ONE_KERAS = "pip uninstall -y keras-nightly keras && pip install 'keras>=3.15,<4'"
 _ON_BLACKWELL = (
-    "Train on another GPU (CUDA_VISIBLE_DEVICES chooses it) or on the CPU "
-    "(CUDA_VISIBLE_DEVICES=-1). The driver compiles TensorFlow's PTX for minutes, and "
-    "often fails: https://github.com/tensorflow/tensorflow/issues/89272"
+    "Choose another GPU with CUDA_VISIBLE_DEVICES, or the CPU with -1. Compiling for "
+    "Blackwell often fails: https://github.com/tensorflow/tensorflow/issues/89272"
 )
 _FIX_COMPUTATION = (
     "End the programs that fill the device's memory (nvidia-smi lists them), or "
-    f"{_INSTALL}. GPUs of a compute capability below 7.5 need the extra gpu-old; above "
-    "9.0, TensorFlow has no code for them. SIGILL means that the processor has no AVX. "
-    "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before a command."
+    f"{_INSTALL}. GPUs of a compute capability below 7.5 need the extra gpu-old. "
+    "SIGILL means that the processor has no AVX. To train on the CPU meanwhile, put "
+    "CUDA_VISIBLE_DEVICES=-1 before a command."
 )
 
 
@@ -119,20 +117,12 @@ def explain_missing_gpus() -> str:
 def _examine() -> Iterator[Finding]:
     yield Finding("system", f"{platform.platform()}, python {sys.version.split()[0]}")
     yield Finding("cifar10", invocation.package_version())
-    yield from _examine_packages()
-    count, findings = _examine_driver()
-    yield from findings
-    yield from _examine_tensorflow(count)
-
-
-def _examine_packages() -> Iterator[Finding]:
-    if sys.version_info >= _TOO_NEW:
-        text = "the h5py that TensorFlow needs has no wheels for this version"
-        fix = "uv python install 3.13, then make clean train PYTHON=python3.13"
-        yield Finding("python", text, PROBLEM, fix)
     if all(any(metadata.distributions(name=n)) for n in ("keras", "keras-nightly")):
         text = "keras and keras-nightly are both installed, in the same folder"
         yield Finding("Keras", text, PROBLEM, _ONE_KERAS)
+    count, findings = _examine_driver()
+    yield from findings
+    yield from _examine_tensorflow(count)
 
 
 def _examine_driver() -> tuple[int, list[Finding]]:

@@ -51,7 +51,7 @@ def _advise(config: ResolvedConfig) -> str:
         values["data"] = values["data_dir"]
     usual: dict[str, Any] = {}
     with contextlib.suppress(UsageError):  # The recipe's file may be gone.
-        usual = Config(recipe=values["recipe"], model=values["model"]).values
+        usual = Config(recipe=values["recipe"]).values
     usual |= {"recipe": None, "batch_size": None}  # Always given.
     flags = {
         name: values[name]

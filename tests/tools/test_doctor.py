@@ -149,15 +149,6 @@ def test_two_kerases_in_a_folder_are_a_problem(find, tmp_path, monkeypatch, caps
     assert code == 1
 
 
-def test_a_python_that_is_too_new_is_a_problem(find, monkeypatch, capsys):
-    find(0)
-    monkeypatch.setattr(doctor, "_TOO_NEW", (3, 11))
-    code, lines = diagnose(capsys)
-    (problem,) = [line for line in lines if line.startswith("PROBLEM: ")]
-    assert "PYTHON=python3.13" in problem
-    assert code == 1
-
-
 @pytest.mark.parametrize("text", [None, "No devices were found"])
 def test_machine_without_a_gpu_or_driver_gets_a_note(text, say, find, capsys):
     find(0)

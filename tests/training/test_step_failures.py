@@ -14,10 +14,15 @@ from small_folders import numbered, write
 PLAN = ["python", "-m", "cifar10", "plan"]
 
 
-def failing(**given):
-    """What a training with these settings says if its memory runs out."""
+def failing(gone=None, **given):
+    """What a training with these settings says if its memory runs out.
+
+    The file `gone` was removed after the training had begun.
+    """
     batches = {"batch_size": 6, "global_batch_size": 12, "towers": 2, "workers": 1}
     config = ResolvedConfig.from_values({**Config(**given).values, **batches})
+    if gone:
+        gone.unlink()
     with pytest.raises(UsageError) as failed, explaining_failures(config, str):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
     return str(failed.value)
@@ -42,15 +47,16 @@ def test_advice_is_a_plan_of_the_same_training(tmp_path):
     flags = dict(zip(words[::2], words[1::2], strict=True))
     assert flags["--batch_size"] == "6"
     assert flags["--data"] == str(photos)
+    assert flags["--model"] == runs.SMALL
     assert "--momentum" not in flags, "the recipe sets it"
     assert "--seed" not in flags, "plan has no such flag"
     done = runs.call("cifar10/__main__.py", "plan", *words)
     assert done.returncode == 0, done.stderr
     assert "2 SIMULATED towers" in done.stdout
 
-    recipe.unlink()
-    words = advised(failing(model="resnet", depth=2))
-    assert words[words.index("--depth") + 1] == "2"
+    words = advised(failing(gone=recipe, **given))
+    assert words[words.index("--momentum") + 1] == "0.9"
+    assert words[words.index("--model") + 1] == runs.SMALL
 
 
 def test_objects_of_a_program_get_no_command():
