@@ -49,10 +49,10 @@ def _advise(config: ResolvedConfig) -> str:
     values["global_batch_size"] = None  # `batch_size` agrees with it.
     if values["data"] in data_flag.KINDS:
         values["data"] = values["data_dir"]
-    usual: dict[str, Any] = {}
+    usual: dict[str, Any] = {"recipe": values["recipe"]}
     with contextlib.suppress(UsageError):  # The recipe's file may be gone.
-        usual = Config(recipe=values["recipe"]).values
-    usual |= {"recipe": None, "batch_size": None}  # Always given.
+        usual = {**Config(recipe=values["recipe"]).values, "recipe": None}
+    usual["batch_size"] = None  # Always given.
     flags = {
         name: values[name]
         for name in fields.PLANNED

@@ -15,7 +15,7 @@ def planned(**flags):
 
 
 def test_the_fewest_sections_that_fit_are_named():
-    options = {"model": "resnet", "depth": 3, "batch_size": 512, "num_gpus": 1}
+    options = {"model": "tutorial", "batch_size": 512, "num_gpus": 1}
     options |= {"precision": "float32", "recipe": "tutorial"}
     _, printed = planned(**options)
     rows = re.findall(r"^ +(\d) +[\d,.]+ MB +([\d,.]+) MB", printed, re.MULTILINE)
