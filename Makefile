@@ -1,6 +1,8 @@
 # `make train` and `make test` install what they need; `make` alone lists the targets.
 
 PYTHON ?= python3
+# Pythons that have wheels of all packages, as in pyproject.toml.
+FITS := import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 14))
 BIN := .venv/bin
 
 # Another version than that of constraints.txt: make clean test TENSORFLOW=2.22.0rc0
@@ -145,6 +147,9 @@ ONE_KERAS = @$(BIN)/pip freeze | grep ^keras-nightly | xargs -r sh -c \
   '$(BIN)/pip uninstall -qy keras && $(BIN)/pip install -q --no-deps --force-reinstall $$0'
 
 .venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(FITS)' 2>/dev/null || { echo "$(PYTHON) is not a Python from 3.11.4 to 3.13," \
+	  "which TensorFlow needs ($$($(PYTHON) --version 2>&1 | tail -n 1)): get one, for example by" \
+	  "'uv python install 3.13', and name it: make PYTHON=python3.13 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing into .venv (TensorFlow alone is a download of 600 MB) ..."
 	$(PYTHON) -m venv .venv
 	grep -vE '$(if $(TENSORFLOW),^(tensorflow|keras)==,^#)' constraints.txt > .venv/constraints.txt

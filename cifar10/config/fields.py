@@ -467,6 +467,13 @@ MAIN = (
     *("recipe", "num_gpus", "batch_size", "max_steps", "train_dir", "fresh", "model"),
     *("data", "data_dir", "precision", "learning_rate", "seed"),
 )
+# The flags that determine the memory of a step, which `plan` takes.
+PLANNED = (
+    *("recipe", "num_gpus", "split_gpu", "batch_size", "global_batch_size"),
+    *("accumulate", "model", "depth", "width", "precision", "data", "image_size"),
+    *("distortions", "optimizer", "momentum", "clip_norm", "memory_limit"),
+    "variable_device",
+)
 
 
 def result_determining(entries: Mapping[str, Any]) -> list[str]:

@@ -25,16 +25,12 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes): the bytes of a compiled convolution, and of XLA if it
-# compiles a part of the step; the factor by which oneDNN pads the workspace, a copy of
-# what the largest input gradient of a convolution reads and writes; and the number of
-# copies of the trainable variables, of oneDNN or with old values during an update.
-_CONVOLUTION_BYTES = 1_500_000
-_XLA_BYTES = 60_000_000
-_PADDING = 1.2
-_COPIES = 7
-# The least number of tensors in memory while a layer's gradient is computed, however
-# small the section: the layer's input, the output and the output's gradient.
+# Measured on CPUs (lab notes).
+_CONVOLUTION_BYTES = 1_500_000  # Of each compiled convolution.
+_XLA_BYTES = 60_000_000  # Of XLA, if it compiles a part of the step.
+_PADDING = 1.2  # oneDNN's padding of its workspace.
+_COPIES = 7  # Copies of the trainable variables held during an update.
+# The tensors that one layer's gradient needs at once: input, output and its gradient.
 _OF_ONE_LAYER = 3
 
 # Operations that return their input under another name or shape, and operations that
@@ -42,13 +38,12 @@ _OF_ONE_LAYER = 3
 _ALIASES = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 _FOREIGN = {"Const", "Placeholder"}
 
-# More sections are worth their time if memory falls below this fraction. After this
-# many larger counts without success, no larger count will help: the boundary tensors
-# take up the savings.
+# A plan with more sections must use less than this fraction of the best plan's memory.
 _CLEARLY_LESS = 0.97
+# Stop after this many counts without such a saving.
 _PATIENCE = 3
 
-# How much larger than necessary the largest section may be to save time.
+# The largest section may exceed the optimum by 5 % if that recomputes less.
 _ROOM = 1.05
 
 # Fraction of free memory for steps. The rest is for the input and checkpoints.
@@ -163,6 +158,40 @@ class Planner:
             elif count > len(smallest.cuts) + _PATIENCE:
                 return
 
+    def largest_batch(self, count: int, limit: float, most: int) -> int:
+        """Returns the largest batch of a tower that fits in `count` sections.
+
+        The batch has at most `most` images and is rounded down, from 16 images on to
+        four binary digits. It is 0 if no batch fits.
+        """
+        # The bytes grow linearly, or faster once another section is the largest. So the
+        # line through two of them ends at the batch or beyond it.
+        images, needed = self.images.shape[0], self.into(count).total_bytes
+        of_an_image = (self._doubled.into(count).total_bytes - needed) / images
+        batch = int(min(most, images + (limit - needed) / of_an_image))
+        while batch > 0:
+            batch -= batch % 2 ** max(batch.bit_length() - 4, batch > 1)
+            if self._resized(batch).into(count).total_bytes <= limit:
+                return batch
+            batch -= 1
+        return 0
+
+    def _with_batch(self, size: int) -> "Planner":
+        images = tf.TensorSpec([size, *self.images.shape[1:]], self.images.dtype)
+        return dataclasses.replace(self, images=images)
+
+    @functools.cached_property
+    def _doubled(self) -> "Planner":
+        return self._with_batch(2 * self.images.shape[0])
+
+    def _resized(self, size: int) -> "Planner":
+        """Returns the planner of another batch, in which costs are linear."""
+        images, planner = self.images.shape[0], self._with_batch(size)
+        pairs = zip(self.costs, self._doubled.costs, strict=True)
+        costs = [one + (two - one) * (size - images) // images for one, two in pairs]
+        vars(planner)["costs"] = costs  # Where `cached_property` keeps them.
+        return planner
+
     def _fitting(self, limit: float) -> Plan:
         for plan in self.all():
             if plan.total_bytes <= limit:
@@ -225,7 +254,7 @@ class Planner:
         return found
 
     @functools.cached_property
-    def _costs(self) -> tuple[list[int], int, int]:
+    def costs(self) -> list[int]:
         """Bytes kept by each layer call, of workspace, and of compiled operations.
 
         Traces the model, the loss and the gradients without computing anything. A
@@ -267,11 +296,10 @@ class Planner:
         variables = [*map(_spec, section.trainable_variables)]
         start = [*map(_spec, section.non_trainable_variables)]
         compute.get_concrete_function(variables, start, self.images)
-        workspace, compiled = found
-        return kept[:-1], workspace, compiled
+        return [*kept[:-1], *found]
 
     def _plan(self, boundaries: Mapping[int, int], count: int) -> Plan:
-        kept, workspace, compiled = self._costs
+        *kept, workspace, compiled = self.costs
         gradients = _bytes(self.state.model.trainable_variables)
         tensors, places = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))

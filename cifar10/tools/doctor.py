@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from cifar10.config import flags
@@ -36,10 +37,11 @@ _QUERY = "nvidia-smi --query-gpu=compute_cap,driver_version --format=csv,noheade
 _GPU = re.compile(r"^(\d+\.\d+), (\d+)\.", re.MULTILINE)
 # The driver wakes eight sleeping GPUs in less than half of this time.
 _DRIVER_SECONDS = 60.0
-# The first drivers of CUDA 12.0, and of CUDA 12.5, from whose PTX the driver compiles
-# TensorFlow's small kernels for the compute capability 9.0.
-_LEAST_DRIVER, _HOPPERS_DRIVER = 525, 555
-_HOPPER = 9.0
+# The first drivers of CUDA 12.0; of CUDA 12.5, from whose PTX the driver compiles
+# TensorFlow's small kernels for the compute capability 9.0; and of CUDA 13.
+_LEAST_DRIVER, _HOPPERS_DRIVER, _DRIVER_OF_CUDA_13 = 525, 555, 580
+_HOPPER, _BLACKWELL = 9.0, 10.0
+_AMD_DRIVER = Path("/dev/kfd")
 
 _OF_CHILD = {
     # TensorFlow names the libraries that it cannot load only on request.
@@ -60,11 +62,16 @@ _INSTALL_DRIVER = (
     "ubuntu-drivers install; for WSL: in Windows) and restart the machine. A container "
     "needs --gpus all (Docker) or a limit nvidia.com/gpu (Kubernetes)."
 )
+_ONE_KERAS = "pip uninstall -y keras-nightly keras && pip install 'keras>=3.15,<4'"
+_ON_BLACKWELL = (
+    "Choose another GPU with CUDA_VISIBLE_DEVICES, or the CPU with -1. Compiling for "
+    "Blackwell often fails: https://github.com/tensorflow/tensorflow/issues/89272"
+)
 _FIX_COMPUTATION = (
     "End the programs that fill the device's memory (nvidia-smi lists them), or "
-    f"{_INSTALL}. GPUs of a compute capability below 7.5 need the extra gpu-old; above "
-    "9.0, TensorFlow has no code for them. SIGILL means that the processor has no AVX. "
-    "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before a command."
+    f"{_INSTALL}. GPUs of a compute capability below 7.5 need the extra gpu-old. "
+    "SIGILL means that the processor has no AVX. To train on the CPU meanwhile, put "
+    "CUDA_VISIBLE_DEVICES=-1 before a command."
 )
 
 
@@ -102,21 +109,24 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def explain_missing_gpus() -> str:
     """Returns why TensorFlow does not find a GPU, with a line for each cause."""
-    count, driver = _examine_driver()
-    findings = [driver, *(_examine_tensorflow(count) if count else ())]
+    count, findings = _examine_driver()
+    findings += _examine_tensorflow(count) if count else ()
     return "\n".join(str(finding) for finding in findings if finding.kind)
 
 
 def _examine() -> Iterator[Finding]:
     yield Finding("system", f"{platform.platform()}, python {sys.version.split()[0]}")
     yield Finding("cifar10", invocation.package_version())
-    count, driver = _examine_driver()
-    yield driver
+    if all(any(metadata.distributions(name=n)) for n in ("keras", "keras-nightly")):
+        text = "keras and keras-nightly are both installed, in the same folder"
+        yield Finding("Keras", text, PROBLEM, _ONE_KERAS)
+    count, findings = _examine_driver()
+    yield from findings
     yield from _examine_tensorflow(count)
 
 
-def _examine_driver() -> tuple[int, Finding]:
-    """Asks NVIDIA's driver; returns the number of its GPUs, and what was found out."""
+def _examine_driver() -> tuple[int, list[Finding]]:
+    """Asks NVIDIA's driver; returns the number of its GPUs, and findings."""
     is_absent = False
     try:
         said = subprocess.run(  # noqa: S603 - NVIDIA's program.
@@ -136,15 +146,23 @@ def _examine_driver() -> tuple[int, Finding]:
     if not gpus:
         text = f"nvidia-smi finds no NVIDIA GPU: {' '.join(said.split())}"
         fix = f"Training needs no GPU. If the machine has one: {_INSTALL_DRIVER}"
-        return 0, Finding("driver", text, NOTE if is_absent else PROBLEM, fix)
+        if _AMD_DRIVER.exists():
+            fix = "Train on the CPU: TensorFlow's wheels do not compute on AMD's GPUs."
+        return 0, [Finding("driver", text, NOTE if is_absent else PROBLEM, fix)]
     capabilities, (version, *_) = zip(*gpus, strict=True)
     shown = ", ".join(map(str, capabilities))
     text = f"version {version}, GPUs of compute capability {shown}"
     least = _HOPPERS_DRIVER if max(capabilities) >= _HOPPER else _LEAST_DRIVER
     if version < least:
         text += f", which need driver {least} or newer"
-        return len(gpus), Finding("driver", text, PROBLEM, _INSTALL_DRIVER)
-    return len(gpus), Finding("driver", text)
+        return len(gpus), [Finding("driver", text, PROBLEM, _INSTALL_DRIVER)]
+    if version >= _DRIVER_OF_CUDA_13:
+        text += "; a driver of CUDA 13 also runs the CUDA 12 of TensorFlow's wheels"
+    findings = [Finding("driver", text)]
+    if max(capabilities) >= _BLACKWELL:
+        text = "TensorFlow's wheels have no code for Blackwell"
+        findings.append(Finding("GPU", text, NOTE, _ON_BLACKWELL))
+    return len(gpus), findings
 
 
 def _examine_tensorflow(count: int) -> Iterator[Finding]:

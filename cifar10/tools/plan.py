@@ -26,16 +26,10 @@ Traces the step without computing it, and needs neither that memory nor data. On
 CPUs the estimate is within 25 % of what a step takes. On GPUs, kernels take
 more memory than that. Without a GPU, the column "a tower's step" is the memory
 that a GPU would need in addition to the variables. Prints which --sections fit
-into --memory_limit, or into 85 % of the free memory. Exit code 1: none fit.
+into --memory_limit, or into 85 % of the free memory, and the largest batch that
+does. Exit code 1: the batch requested does not fit.
 """
 
-# The flags that determine the memory of a training step.
-_FLAGS = {
-    *("recipe", "num_gpus", "split_gpu", "batch_size", "global_batch_size"),
-    *("accumulate", "model", "depth", "width", "precision", "data", "image_size"),
-    *("distortions", "optimizer", "momentum", "clip_norm", "memory_limit"),
-    "variable_device",
-}
 # Training images of CIFAR, whose files a plan does not read.
 _EXAMPLES = 50_000
 
@@ -43,7 +37,7 @@ _EXAMPLES = 50_000
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # All flags would make it too long.
-    flags.add_flags(parser, fields.ALL, only=_FLAGS)
+    flags.add_flags(parser, fields.ALL, only=fields.PLANNED)
     requested = Config(**flags.parse(parser, words))
     check_name(requested.network.model)
     entry_point.import_tensorflow()
@@ -59,14 +53,13 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if not fitting:
         least = _megabytes(min(plan.total_bytes for plan in plans))
         print(f"No plan fits {room}: the smallest takes {least}.")
-        print("Give a smaller --batch_size, with --accumulate to make up for it.")
-        return 1
-    cuts = fitting[0].cuts
-    if cuts:
+    elif cuts := fitting[0].cuts:
         print(f"{1 + len(cuts)} sections fit {room}: --sections={','.join(cuts)}")
     else:
         print(f"A step fits {room} without sections (--sections 1).")
-    return 0
+    if math.isfinite(limit):
+        _print_largest_batch(training, limit, 1 + len(plans[-1].cuts))
+    return 0 if fitting else 1
 
 
 def _assemble(requested: Config) -> "Training":
@@ -104,6 +97,21 @@ def _print(training: "Training", plans: Sequence["Plan"]) -> None:
         row += f"{_megabytes(plan.total_bytes):>11}  {', '.join(plan.cuts)}"
         print(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
     print()
+
+
+def _print_largest_batch(training: "Training", limit: float, sections: int) -> None:
+    """Prints the flags of the largest batch that fits, whole and in `sections`."""
+    config, found = training.config, {0: ""}
+    most = len(training.images) // (config.machine.towers * config.batch.accumulate)
+    for count, cut in ((1, ""), (sections, f" --sections {sections}")):
+        size = training.planner.largest_batch(count, limit, most)
+        if size > max(found):
+            found[size] = f"--batch_size {size}{cut}"
+    _, *lines = found.values()
+    if lines:
+        print("The largest batch that fits, by this estimate:", *lines, sep="\n  ")
+    else:
+        print("No batch fits, not even of one image.")
 
 
 def _megabytes(count: float) -> str:

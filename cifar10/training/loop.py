@@ -64,8 +64,8 @@ class Loop:
         self.hooks = hooks
         training = self.training
         run = Run(0, training.train_dir, training.settings, training.towers.state)
-        size, how = training.config.batch.batch_size, self.progress.how_to_resume
-        with explaining_failures(size, how), self._ending():
+        how = self.progress.how_to_resume
+        with explaining_failures(training.config, how), self._ending():
             while not self.progress.is_over:
                 try:
                     hooks.start(run._replace(step=self.step))

@@ -30,6 +30,7 @@ _WAITS = {
     "saving": "the disk of the checkpoints",
 }
 _ELSEWHERE = "its devices, a hook or the other workers"
+_IN_NCCL = f"{_ELSEWHERE}; if NCCL hangs, set NCCL_P2P_DISABLE=1"
 
 
 class Watchdog:
@@ -48,6 +49,9 @@ class Watchdog:
         # `on_step` is called once per call of several steps.
         hang_timeout = config.checkpoints.hang_timeout or math.inf
         self._hang_timeout = config.steps_per_call * hang_timeout
+        place, copies = loop.training.placement, loop.training.planner.replicas
+        uses_nccl = place.on_gpus and not place.simulated and copies > 1
+        self._elsewhere = _IN_NCCL if uses_nccl else _ELSEWHERE
         self._loop = loop
         self._end = end
         self._step = 0
@@ -103,7 +107,7 @@ class Watchdog:
     def _report(self, taken: float, *, ends: bool) -> None:
         line = (
             f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
-            f"It waits for {_WAITS.get(self._loop.timer.part, _ELSEWHERE)}."
+            f"It waits for {_WAITS.get(self._loop.timer.part, self._elsewhere)}."
             f"{_ENDED if ends else ''}"
         )
         writing = threading.Thread(target=write_line, args=[line], daemon=True)

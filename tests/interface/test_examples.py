@@ -10,6 +10,7 @@ import struct
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import runs
@@ -220,3 +221,26 @@ def test_the_notebook_runs(environment, tmp_path, monkeypatch):
     shown = [out["data"] for out in outputs if "data" in out]
     assert sum("image/png" in data for data in shown) == 2
     assert any("'precision @ 1'" in data["text/plain"] for data in shown)
+
+
+def test_the_notebook_installs_from_the_clone_or_the_address(tmp_path, monkeypatch):
+    cells = json.loads((EXAMPLES / "first-run.ipynb").read_text())["cells"]
+    (cell,) = ("".join(one["source"]) for one in cells if "%pip" in str(one["source"]))
+    code = re.sub("%pip (.*)", r'install(f"\1")', cell)  # IPython's own command.
+    installed = []
+    scope = {"install": installed.append, "repository": ""}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(EXAMPLES)
+    exec(code, scope)  # noqa: S102
+    assert f" {runs.ROOT} " in installed.pop()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="repository"):
+        exec(code, scope)  # noqa: S102
+    assert not installed
+    scope["repository"] = "https://example.com/a.git"
+    exec(code, scope)  # noqa: S102
+    assert " git+https://example.com/a.git " in installed.pop()
+    # The kernel has another NumPy than the one that pip has just installed.
+    monkeypatch.setattr(np, "__version__", "1.26.4")
+    with pytest.raises(SystemExit, match="Restart"):
+        exec(code, scope)  # noqa: S102

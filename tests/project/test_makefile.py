@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import runs
 from runs import ROOT
@@ -51,6 +53,39 @@ def test_installed_libraries_fit_the_gpus(tmp_path):
         path = smi(tmp_path, f'case "$*" in *compute_cap*) {lines or "exit 9"} ;; esac')
         shown = make("-n", "-B", ".venv/installed", PATH=path, installed=False).stdout
         assert f"--editable '.[{extras}]'" in shown
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ((3, 10, 13), False),
+        ((3, 11, 3), False),
+        ((3, 11, 4), True),
+        ((3, 13, 9), True),
+        ((3, 14, 0), False),
+        (None, False),
+    ],
+)
+def test_a_python_that_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path, version, fits
+):
+    python, text = tmp_path / "python", ".".join(map(str, version or ()))
+    if version:  # A fake of this version, which makes no venv; else there is none.
+        pretend = f"import sys; sys.version_info = {version}; exec(sys.argv[1])"
+        python.write_text(
+            f"#!/bin/sh\necho CALLED $* >> {tmp_path}/calls\n"
+            f'case $1 in -c) exec {sys.executable} -c "{pretend}" "$2" ;;\n'
+            f"--version) echo Python {text} ;; *) exit 7 ;; esac\n"
+        )
+        python.chmod(0o755)
+    done = make("-B", ".venv/installed", f"PYTHON={python}", installed=False)
+    assert done.returncode == 2
+    assert ("uv python install 3.13" in done.stderr) is not fits
+    assert fits or text in done.stderr
+    if version:
+        assert ("-m venv" in (tmp_path / "calls").read_text()) is fits
+        needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert SpecifierSet(needs["requires-python"]).contains(text) is fits
 
 
 @pytest.mark.parametrize(

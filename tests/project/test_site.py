@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import cifar10
+import runs
 from cifar10 import Config
 from cifar10.config import fields
 from cifar10.config.options import options
@@ -33,7 +34,7 @@ LANGUAGES = {"sh", "text", "python", "toml", "nginx"}
 # Programs of others, which only clusters and containers have, or which need a network.
 FOREIGN = {
     *("curl", "docker", "export", "kill", "kubectl", "sbatch", "source", "sudo"),
-    *("tensorboard", "unshare"),
+    *("tensorboard", "unshare", "uv"),
 }
 
 
@@ -117,6 +118,30 @@ def test_python_on_the_site_runs(tmp_path, monkeypatch):
         exec(compile(code, "a docstring", "exec"), {**known, **vars(cifar10)})  # noqa: S102
     assert known["record"].step == 2
     assert known["logits"].shape == (64, 10)
+
+
+@pytest.mark.slow
+def test_the_hook_that_profiles_marks_each_step(tmp_path, stand_in_dir):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    (code,) = blocks(DOCS / "speed.md", "python")
+    known = {}
+    exec(code, known)  # noqa: S102
+    options = {"data": "synthetic", "data_dir": str(stand_in_dir), "model": runs.SMALL}
+    options |= {"train_dir": str(tmp_path / "run"), "max_steps": 8}
+    hook = known["Profile"](str(tmp_path / "profile"), first=3)
+    cifar10.train(Config(batch_size=8, **options), hooks=[hook])
+    (path,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    planes = xplane_pb2.XSpace.FromString(path.read_bytes()).planes
+    marked = []
+    for plane in planes:
+        names = {key: one.name for key, one in plane.stat_metadata.items()}
+        for event in (event for line in plane.lines for event in line.events):
+            if plane.event_metadata[event.metadata_id].name == "train":
+                found = {names[stat.metadata_id]: stat for stat in event.stats}
+                assert found["_r"].int64_value == 1
+                marked.append(found["step_num"].int64_value)
+    assert marked == [3, 4, 5, 6, 7]
 
 
 def docstring_blocks():

@@ -330,6 +330,26 @@ def test_auto_takes_the_fewest_that_fit():
         planned.choose("auto", 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 12, 80])
+def test_the_largest_batch_is_the_one_that_takes_the_limit(size):
+    needed = planner(small(), images=tf.TensorSpec([size, 8, 8, 3])).plain.total_bytes
+    planned = planner(small())
+    assert planned.largest_batch(1, needed + 10, 1000) == size
+    assert planned.largest_batch(1, needed - 10, 1000) < size
+    assert planned.largest_batch(1, needed + 10, size // 2) == size // 2
+
+
+def test_a_batch_fits_where_memory_is_not_on_one_line():
+    """A tensor that every batch needs decides once batches are small."""
+    planned = planner(small(), images=tf.TensorSpec([4000, 8, 8, 3]))
+    for one in (planned, planned._doubled):
+        vars(one)["costs"] = [one.costs[0] + 10**6, *one.costs[1:]]
+    needed = planned._resized(48).plain.total_bytes
+    assert planned.largest_batch(1, needed, 10_000) == 48
+    needed = planned._resized(1).plain.total_bytes
+    assert planned.largest_batch(1, needed - 1, 10_000) == 0
+
+
 # Refusals.
 
 

@@ -115,6 +115,40 @@ def test_driver_that_does_not_work_is_a_problem_and_is_not_asked_again(
     assert code == 1
 
 
+def test_a_blackwell_gpu_and_a_driver_of_cuda_13_are_explained(say, find, capsys):
+    for capability, is_noted in (("8.9", False), ("10.0", True), ("12.0", True)):
+        say(f"{capability}, 580.65")
+        find(1)
+        code, lines = diagnose(capsys)
+        assert code == 0
+        assert sum("CUDA 13" in line for line in lines) == 1
+        assert any(line.startswith("NOTE: ") for line in lines) is is_noted
+        assert ("Blackwell" in doctor.explain_missing_gpus()) is is_noted
+
+
+def test_amd_gpu_gets_no_advice_for_nvidias(find, tmp_path, monkeypatch, capsys):
+    find(0)
+    monkeypatch.setattr(doctor, "_AMD_DRIVER", tmp_path)
+    code, lines = diagnose(capsys)
+    (note,) = [line for line in lines if line.startswith("NOTE: ")]
+    assert "AMD" in note
+    assert "NVIDIA's driver" not in note
+    assert code == 0
+
+
+def test_two_kerases_in_a_folder_are_a_problem(find, tmp_path, monkeypatch, capsys):
+    find(0)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, version in (("keras", "3.15.1"), ("keras_nightly", "3.16.0.dev1")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    code, lines = diagnose(capsys)
+    (problem,) = [line for line in lines if line.startswith("PROBLEM: ")]
+    assert "pip uninstall -y keras-nightly keras" in problem
+    assert code == 1
+
+
 @pytest.mark.parametrize("text", [None, "No devices were found"])
 def test_machine_without_a_gpu_or_driver_gets_a_note(text, say, find, capsys):
     find(0)

@@ -1,4 +1,4 @@
-"""`python -m cifar10 plan`: which sections fit."""
+"""`python -m cifar10 plan`: which sections and which batch fit."""
 
 import re
 
@@ -15,7 +15,7 @@ def planned(**flags):
 
 
 def test_the_fewest_sections_that_fit_are_named():
-    options = {"model": "resnet", "depth": 3, "batch_size": 512, "num_gpus": 1}
+    options = {"model": "tutorial", "batch_size": 512, "num_gpus": 1}
     options |= {"precision": "float32", "recipe": "tutorial"}
     _, printed = planned(**options)
     rows = re.findall(r"^ +(\d) +[\d,.]+ MB +([\d,.]+) MB", printed, re.MULTILINE)
@@ -32,6 +32,40 @@ def test_the_fewest_sections_that_fit_are_named():
         found, printed = planned(**options)
         assert found == code
         assert named in " ".join(printed.split())
+
+
+def largest(printed):
+    """Returns the images of the largest batches, by number of sections."""
+    found = re.findall(
+        r"--batch_size (\d+)(?: --sections (\d+))?$", printed, re.MULTILINE
+    )
+    return {int(sections or 1): int(size) for size, sections in found}
+
+
+def test_the_largest_batch_fits_and_a_larger_one_does_not():
+    given = {"model": "tutorial", "num_gpus": 2, "accumulate": 2}
+    given |= {"precision": "float32", "recipe": "tutorial", "memory_limit": 0.6}
+    code, printed = planned(batch_size=4, **given)
+    assert code == 0
+    found = largest(printed)
+    assert found.keys() == {1, max(found)}
+    assert 16 < found[1] < found[max(found)] < 50_000 // 4
+    code, printed = planned(batch_size=found[1] * 5 // 4, **given)
+    assert code == 0, "it fits in sections"
+    assert "without sections" not in printed
+    code, printed = planned(batch_size=found[max(found)] * 5 // 4, **given)
+    assert code == 1
+    assert largest(printed) == found
+
+
+def test_a_batch_is_at_most_the_training_set_and_may_not_exist():
+    small = {"model": runs.SMALL, "num_gpus": 3, "precision": "float32"}
+    _, printed = planned(memory_limit=1000, **small)
+    assert 10_000 < largest(printed)[1] <= 50_000 // 3
+    code, printed = planned(memory_limit=1e-3, **small)
+    assert code == 1
+    assert largest(printed) == {}
+    assert "No batch" in printed
 
 
 def test_a_model_larger_than_the_memory_ends_in_a_sentence():

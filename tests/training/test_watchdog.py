@@ -60,13 +60,18 @@ def loop_of(
     *,
     part="training",
     steps_per_call=1,
+    gpus=0,
 ):
-    """What a watchdog looks at in a loop."""
+    """What a watchdog looks at in a loop; `gpus` hold copies of the variables."""
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
         steps_per_call=steps_per_call,
     )
-    training = types.SimpleNamespace(config=config)
+    training = types.SimpleNamespace(
+        config=config,
+        placement=types.SimpleNamespace(on_gpus=gpus > 0, simulated=False),
+        planner=types.SimpleNamespace(replicas=max(1, gpus)),
+    )
     timer = Timer()
     timer.enter(part)
     return types.SimpleNamespace(training=training, timer=timer)
@@ -130,6 +135,14 @@ def test_a_step_that_takes_far_longer_than_others_is_told_once():
         watched = Watched(script)
         assert watched.codes == []
         assert watched.steps_told == hangs
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_a_step_that_hangs_in_nccl_gets_advice(gpus):
+    (told,) = Watched([*QUICK, (70.0, "step")], gpus=gpus).told
+    assert ("NCCL_P2P_DISABLE=1" in told) is (gpus > 1)
+    (told,) = Watched([*QUICK, (0.0, "input"), (70.0, "step")], gpus=gpus).told
+    assert "NCCL" not in told
 
 
 def test_on_request_a_step_that_hangs_ends_the_run():
