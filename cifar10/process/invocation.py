@@ -59,13 +59,11 @@ def command(name: str) -> str:
     return f"{'' if is_installed else 'python -m '}{_COMMAND} {name}"
 
 
-def to_resume(
-    train_dir: Path, settings: Mapping[str, Any], **changes: int
-) -> str | None:
-    """Returns the command that continues a run with `changes`.
+def to_train(settings: Mapping[str, Any], **given: Any) -> str | None:
+    """Returns the command that trains with these flags.
 
     `settings` is the configuration of the run. Returns None if several machines or a
-    user's program, which has no flags, have to continue the run.
+    user's program, which has no flags, have to train.
     """
     start = _start(sys.argv[0])
     is_package = start[-1] == _COMMAND
@@ -73,7 +71,7 @@ def to_resume(
     if settings.get("workers", 1) > 1 or not (is_package or is_script):
         return None
     words = [*start, "train"] if is_package else start
-    return f"{shlex.join(words)} {as_flags(resume=str(train_dir), **changes)}"
+    return f"{shlex.join(words)} {as_flags(**given)}"
 
 
 def as_flags(**values: Any) -> str:

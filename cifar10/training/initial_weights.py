@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
+from cifar10.config.data_flag import FOLDER
 from cifar10.config.fields import FineTuning
 from cifar10.errors import UsageError, first_few, printable, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
-from cifar10.process import files
+from cifar10.process import files, invocation
 from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
@@ -154,7 +155,7 @@ def find_weights(
         source = printable(str(path))
         if path.is_dir():
             step, described, there = _of_run(path, wanted_step, config.network.model)
-            source += f" at step {step:,}"
+            source += f" at step {step:,}{_other_images(described, settings, model)}"
             of_other_classes = described.get("class_names") != settings["class_names"]
         else:
             there = read_layers(path, wanted)
@@ -174,6 +175,26 @@ def find_weights(
             "weights; layers are matched by their names and shapes."
         )
     return source, found
+
+
+def _other_images(
+    there: Mapping[str, Any], here: Mapping[str, Any], model: "keras.Model"
+) -> str:
+    """Explains why dense layers of a run may not fit: its images have another size."""
+    from cifar10.input import datasets, pipeline
+
+    shape, _ = datasets.describe(there)
+    was = pipeline.image_shape(there["distortions"], shape)[:2]
+    if was == (now := model.input_shape[1:3]):
+        return ""
+    flags = {"distortions": there["distortions"], "image_size": shape[0]}
+    if here["distortions"] == there["distortions"]:
+        del flags["distortions"]
+    if here["data"] != FOLDER or here["image_shape"][0] == shape[0]:
+        del flags["image_size"]
+    sizes = f"images of {was[0]} x {was[1]}, here {now[0]} x {now[1]}"
+    how = f": {invocation.as_flags(**flags)} keeps all layers" if flags else ""
+    return f" ({sizes}{how})"
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def find_folder(
     image_size: int,
     validation_fraction: float,
     max_bad_images: float,
-    division: str | None = None,
+    run: Mapping[str, Any] | None = None,
     val_fraction: float = 0.0,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
@@ -39,7 +40,7 @@ def find_folder(
             resized to this size, then the centre is cropped.
         validation_fraction: The fraction for a test split that has no folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
-        division: The division of a run, as `divided` returned it.
+        run: The `config.json` of a run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
 
     Raises:
@@ -60,7 +61,7 @@ def find_folder(
         free = np.flatnonzero(parts == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
         parts[free], found_division = divided(
-            some, some_labels, len(classes), shares, division
+            some, some_labels, [*map(printable, classes)], shares, run
         )
     shards = Shards(home, directory, files, parts, image_size)
     left_out = shards.left_out
