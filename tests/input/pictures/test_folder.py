@@ -192,6 +192,19 @@ def test_unusable_folders_are_refused(tmp_path, cache, names, said):
     assert not cache.exists()
 
 
+def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
+    tmp_path, cache
+):
+    names = numbered(5, "test/a", "test/b")
+    found = find(write(tmp_path / "set", *names), cache, val_fraction=0.2)
+    assert (found.class_names, found.parts) == (("a", "b"), ("test",))
+    assert len(found.read("test")[1]) == 10
+    with pytest.raises(UsageError, match="no train: it can be scored"):
+        found.read("train")
+    write(tmp_path / "set", *numbered(2, "val/a", "dogs"))
+    assert find(tmp_path / "set", cache).class_names == ("dogs", "test", "val")
+
+
 def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
     odd = ["two words", "Ünï çødé 猫", "line\nbreak", "bell\x07\x1b[2J", "a'b\"c$d"]
     odd.append(os.fsdecode(b"no utf \xff"))
