@@ -91,7 +91,7 @@ class Sums:
         """Number of images that were classified correctly."""
         return int(np.trace(self.confusion))
 
-    def scalars(self, weight_decay: float) -> dict[str, float]:
+    def scalars(self, penalties: float) -> dict[str, float]:
         """Returns the metrics under the names that training uses.
 
         `macro F1` and `balanced accuracy` average F1 and recall over the classes that
@@ -109,9 +109,9 @@ class Sums:
             "precision @ 5": float(self.ranks[:5].sum() / self.count),
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
-            "total_loss": cross_entropy + weight_decay,
+            "total_loss": cross_entropy + penalties,
             "cross_entropy": cross_entropy,
-            "weight_decay": weight_decay,
+            "penalties": penalties,
             CALIBRATION_ERROR: self.calibration_error,
         }
 

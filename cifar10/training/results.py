@@ -25,7 +25,7 @@ from cifar10.training.progress import Progress
 
 # The decay of the moving averages, as in the tutorial; they make curves smoother.
 METRIC_AVERAGE_DECAY = 0.9
-_AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+_AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 # A few bad images do not spoil this many steps in a row, so no later update is likely
 # to succeed.

@@ -26,7 +26,7 @@ def of(confusion):
 
 def test_scalars_are_divided_by_the_count():
     assert (SUMS.count, SUMS.correct) == (10, 4)
-    assert SUMS.scalars(weight_decay=0.25) == pytest.approx(
+    assert SUMS.scalars(penalties=0.25) == pytest.approx(
         {
             "precision @ 1": 0.4,
             # As R's prop.test(4, 10, correct = FALSE) has it.
@@ -37,7 +37,7 @@ def test_scalars_are_divided_by_the_count():
             "balanced accuracy": (3 / 4 + 1 / 5 + 0) / 3,
             "total_loss": 1.45,
             "cross_entropy": 1.2,
-            "weight_decay": 0.25,
+            "penalties": 0.25,
             "expected calibration error": 0.1 * abs(1 - 2) + 0.1 * abs(3 - 4.5),
         },
         abs=1e-6,

@@ -11,7 +11,7 @@ from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
 from cifar10.training.results import Results
 
-LOSSES = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+LOSSES = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 
 def metrics(**changed):
@@ -54,10 +54,10 @@ def test_a_metric_that_steps_do_not_have_needs_no_average():
     kept = progress()
     results = Results(kept, ["/cpu:0"])
     present = metrics()
-    del present["weight_decay"]
+    del present["penalties"]
     results.add(1, result(present, [2.0]))
-    assert "weight_decay/average" not in results.read()
-    assert "weight_decay" not in kept.metric_averages
+    assert "penalties/average" not in results.read()
+    assert "penalties" not in kept.metric_averages
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():
