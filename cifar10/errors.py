@@ -123,3 +123,8 @@ def first_few(names: Sequence[str], most: int) -> str:
 def counted(count: int, one: str, more: str = "") -> str:
     """Formats a number with its noun: "1 picture", "1,000 pictures"."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Formats a number; in scientific notation if it is 1,000 or more."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.1e}"

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
+from cifar10.errors import rounded
 from cifar10.run_directory import scores
 
 # Wraps lines for a terminal; does not break long paths.
@@ -82,9 +83,10 @@ class Sums:
 
     @property
     def reliability(self) -> list[dict[str, float]]:
-        """Mean confidence and accuracy of each bin that has images."""
-        parts = (row[1:] / row[0] for row in self.bins.T if row[0])
-        return [{"accuracy": part[0], "confidence": part[1]} for part in parts]
+        """Number of images, accuracy and mean confidence of each bin with images."""
+        names = ("images", "accuracy", "confidence")
+        parts = ((row[0], *row[1:] / row[0]) for row in self.bins.T if row[0])
+        return [dict(zip(names, part, strict=True)) for part in parts]
 
     @property
     def correct(self) -> int:
@@ -144,7 +146,7 @@ def report(
     """
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
     shown = [
-        f"{name} = {value:.4f}"
+        f"{name} = {rounded(value, 4)}"
         for name, value in scalars.items()
         if not name.endswith(PRECISION)
     ]

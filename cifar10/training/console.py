@@ -1,19 +1,18 @@
 """Prints the first lines, the log lines and the last lines of a training run."""
 
-import contextlib
 import math
 import shlex
 import textwrap
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cifar10.config.python_objects import METRICS
+from cifar10.errors import rounded
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
-from cifar10.training.results import loss_text
+from cifar10.training.results import divergence
 from cifar10.training.timing import format_number
 
 
@@ -48,8 +47,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
     own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
-        f"step {step}, loss {loss_text(metrics['total_loss'])} "
-        f"(CE {loss_text(metrics['cross_entropy'])}), "
+        f"step {step}, loss {rounded(metrics['total_loss'], 2)} "
+        f"(CE {rounded(metrics['cross_entropy'], 2)}), "
         f"accuracy {metrics['precision @ 1']:.3f}, {speed}{own}"
     )
 
@@ -93,13 +92,12 @@ def last_lines(loop: Loop) -> list[str]:
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     shown = training.train_dir
-    with contextlib.suppress(OSError, ValueError):  # A shorter path.
-        shown = shown.relative_to(Path.cwd())
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
+        wrap(divergence(training.settings, loop.progress.metric_averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(str(shown), config.values)}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",

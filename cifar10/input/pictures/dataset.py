@@ -85,8 +85,8 @@ def find_folder(
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
             raise UsageError(
-                f"{where} has a folder {' and '.join(labels)}, but no {split}: it can be scored, not "
-                f"trained on.\nAdd {split}/ with a folder of pictures for each class."
+                f"{where} has a folder {' and '.join(labels)}, but no {split}: it can "
+                f"be scored, not trained on. Add {split}/ with a folder for each class."
             )
         return shards.read(split), labels[split]
 

@@ -74,9 +74,9 @@ def list_folder(directory: Path) -> Listing:
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{where}: the {split} split has classes that {next(iter(tops))}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn these classes. Move their "
-                "folders away, or add training pictures."
+                f"{where}: the {split} split has classes that {next(iter(tops))}/ "
+                f"lacks: {_some(unknown)}.\nNo model can learn these classes. Move "
+                "their folders away, or add training pictures."
             )
     files: list[File] = []
     labels: list[int] = []
