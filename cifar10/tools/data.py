@@ -148,8 +148,8 @@ def _on_duplicates(
         yield from _few([" ~ ".join(pair) for pair in nearly])
 
 
-def _on_labels(issues: Sequence[Any], corrections: str) -> Iterator[str]:
-    yield f"Most suspicious labels ({len(issues):,}), many of which may be right:"
+def _on_labels(issues: Sequence[Any], caution: str, corrections: str) -> Iterator[str]:
+    yield f"Most suspicious labels: {len(issues):,}. {printable(caution)}"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")
     yield f"    look at {printable(str(page))}"
