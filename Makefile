@@ -57,7 +57,7 @@ train: $(REPORT)
 	@echo
 	@echo "Next, to train for longer, and to score and watch that:"
 	@echo "  source $(BIN)/activate"
-	@echo "  $(HIDE)python $(TRAIN)$(if $(GPUS),, --max_steps 2000)"
+	@echo "  $(HIDE)python $(TRAIN)$(if $(GPUS),, --batch_size 32 --max_steps 2000)"
 	@echo "  python eval.py"
 	@echo "  tensorboard --logdir runs"
 

@@ -248,14 +248,15 @@ def read_recipe(name: str) -> dict[str, Any]:
     return values
 
 
-def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags that give a new run the settings of a `config.json`.
 
-    Leaves out flags whose values the recipe or the defaults give, and those that do not
-    affect the result, except the run's length.
+    Leaves out what the recipe, or `run` as the source of initial weights, gives, and
+    flags that do not affect the result, except the run's length.
     """
-    recipe, known = settings["recipe"], options(fields.ALL)
-    usual = {**defaults(fields.ALL), **read_recipe(recipe), "recipe": "tutorial"}
+    known = options(fields.ALL)
+    usual = defaults(fields.ALL) | read_recipe(settings["recipe"]) | {"recipe": None}
+    usual |= _kept_of(run, settings)
     length = next(name for name in reversed(fields.LENGTHS) if settings.get(name))
     determining = [name for name in fields.result_determining({}) if name in known]
     found = {
@@ -292,10 +293,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         default = default_recipe(given.get("model", "")) or of_data
         kept = {}
         if given.get("initial_weights"):
-            default, kept = (
-                "finetune",
-                _kept_of(run_config.run_of_weights(given), given),
-            )
+            default = "finetune"
+            kept = _kept_of(run_config.run_of_weights(given), given)
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
         base = {**kept, **base} if "recipe" in given else {**base, **kept}
@@ -311,12 +310,13 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings of a run without which its weights would not fit a new run.
 
-    They decide the shapes of its layers, and which pictures it was not trained on.
+    They decide which pictures it was not trained on and, unless a recipe is given, the
+    shapes of its layers.
     """
-    names = ["distortions"]
+    names = [] if "recipe" in given else ["distortions"]
     if given.get("data") == run.get("data") == data_flag.FOLDER:
         names += ["image_size", "validation_fraction", "val_fraction"]
-    if given.get("model", "tutorial") == run.get("model"):
+    if given.get("model", "tutorial") == run.get("model") and "recipe" not in given:
         names += ["depth", "width"]
     return {name: run[name] for name in names if name in run}
 

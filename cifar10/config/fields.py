@@ -339,6 +339,7 @@ class Checkpoints(Checked):
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep, which eval or --eval_steps
             scored best; each evaluation by --eval_steps then saves a checkpoint
+            (default: 1 with --eval_steps, else 0)
         best_by: score of eval that selects the best checkpoint
         eval_steps: steps between two evaluations during training, on the val split, or
             on the test split if there is no val split (default: none)
@@ -354,13 +355,18 @@ class Checkpoints(Checked):
 
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
-    keep_best: Annotated[CountOrZero, WORKER] = 0
+    keep_best: Annotated[CountOrZero | None, WORKER] = None
     best_by: str = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     verify_steps: Count | None = None
     hang_timeout: Annotated[_Seconds | None, WORKER] = None
+
+    @property
+    def best_kept(self) -> int:
+        """The value of `keep_best`, or its default."""
+        return bool(self.eval_steps) if self.keep_best is None else self.keep_best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from cifar10.run_directory import scores
 LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
+_FEWEST = 5  # Images of a class whose scores mean something.
 _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
 
 
@@ -169,6 +170,7 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
     lines += [
         f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
         f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
+        f"{'' if row['images'] >= _FEWEST else '  few images: chance'}"
         for row in sums.per_class(class_names)
     ]
     return "\n".join(lines)

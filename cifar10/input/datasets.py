@@ -47,7 +47,8 @@ def find(
         )
     if data_dir is None:
         raise UsageError(
-            f"The path of this run's {data} is not known. Name it with --data_dir."
+            f"The path of this run's {data} is not known: the run is of another "
+            "machine, or its config.json was edited. Name it with --data_dir."
         )
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz

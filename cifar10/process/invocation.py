@@ -54,9 +54,14 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Returns what a user types to start a command of this package, without flags."""
-    is_installed = _start(sys.argv[0]) == [_COMMAND]
-    return f"{'' if is_installed else 'python -m '}{_COMMAND} {name}"
+    """Returns what a user types here to start a command of this package."""
+    if _start(sys.argv[0]) == [_COMMAND]:
+        return f"{_COMMAND} {name}"
+    # A script's folder is on its own path, not on that of the next command.
+    is_here = os.path.isdir(f"{_COMMAND}/process")  # noqa: PTH112 - as `argv`, text.
+    is_found = is_here or any(metadata.distributions(name=DISTRIBUTION))
+    path = "" if is_found else f"PYTHONPATH={shlex.quote(str(_PACKAGE.parent))} "
+    return f"{path}python -m {_COMMAND} {name}"
 
 
 def to_train(settings: Mapping[str, Any], **given: Any) -> str | None:

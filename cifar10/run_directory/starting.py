@@ -64,8 +64,16 @@ def start_run(
             aside = files.unused(path.with_name(f"{path.name}."))
             lock.move_aside(aside)
             note = f"The earlier run was moved to {aside}."
-        elif recorded is not None and recorded.get("simulated"):
-            settings = {**settings, "simulated": True}
+        elif recorded is not None:
+            was, now = recorded.get("versions", {}), settings.get("versions", {})
+            changed = [
+                f"{one} (was {was.get(one)})" for one in now if was.get(one) != now[one]
+            ]
+            note = f"NOTE: other versions of {', '.join(changed)}." if changed else ""
+            settings = {
+                **settings,
+                "simulated": settings["simulated"] or recorded["simulated"],
+            }
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # Marked first, because a follower may read the file as soon as it exists.
         unmarked = run_config.mark_as_own(content)

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.data_flag import FOLDER
 from cifar10.config.fields import FineTuning
 from cifar10.errors import UsageError, first_few, printable, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
-from cifar10.process import files, invocation
+from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from cifar10.follower.trained_model import TrainedModel
     from cifar10.towers.update import TrainState
 
 IMAGENET = "imagenet"
@@ -154,9 +154,13 @@ def find_weights(
         path, wanted_step = locate_source(name)
         source = printable(str(path))
         if path.is_dir():
-            step, described, there = _of_run(path, wanted_step, config.network.model)
-            source += f" at step {step:,}{_other_images(described, settings, model)}"
-            of_other_classes = described.get("class_names") != settings["class_names"]
+            step, trained, there = _of_run(path, wanted_step, config.network.model)
+            source += f" at step {step:,}"
+            if (was := trained.model.input_shape) != (now := model.input_shape):
+                sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
+                source += f" (on images of {sizes})"
+            names = trained.settings.get("class_names")
+            of_other_classes = names != settings["class_names"]
         else:
             there = read_layers(path, wanted)
     of_head = {id(variable) for variable in layer_tree.head(model).variables}
@@ -175,26 +179,6 @@ def find_weights(
             "weights; layers are matched by their names and shapes."
         )
     return source, found
-
-
-def _other_images(
-    there: Mapping[str, Any], here: Mapping[str, Any], model: "keras.Model"
-) -> str:
-    """Explains why dense layers of a run may not fit: its images have another size."""
-    from cifar10.input import datasets, pipeline
-
-    shape, _ = datasets.describe(there)
-    was = pipeline.image_shape(there["distortions"], shape)[:2]
-    if was == (now := model.input_shape[1:3]):
-        return ""
-    flags = {"distortions": there["distortions"], "image_size": shape[0]}
-    if here["distortions"] == there["distortions"]:
-        del flags["distortions"]
-    if here["data"] != FOLDER or here["image_shape"][0] == shape[0]:
-        del flags["image_size"]
-    sizes = f"images of {was[0]} x {was[1]}, here {now[0]} x {now[1]}"
-    how = f": {invocation.as_flags(**flags)} keeps all layers" if flags else ""
-    return f" ({sizes}{how})"
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
@@ -218,8 +202,8 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 
 def _of_run(
     path: Path, wanted_step: int | None, name: str
-) -> tuple[int, Mapping[str, Any], Layers]:
-    """Returns the step, the run's settings and the averaged weights of a checkpoint.
+) -> "tuple[int, TrainedModel, Layers]":
+    """Returns the step, the run's model and the averaged weights of a checkpoint.
 
     If `wanted_step` is None, reads the newest checkpoint.
     """
@@ -237,7 +221,7 @@ def _of_run(
         layer: [values[id(variable)] for variable in of_layer]
         for layer, of_layer in layer_tree.by_name(model).items()
     }
-    return step, trained.settings, there
+    return step, trained, there
 
 
 def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -164,7 +164,7 @@ class Saving:
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
         keep = self._config.checkpoints
-        periods = (keep.checkpoint_steps, keep.keep_best and keep.eval_steps)
+        periods = (keep.checkpoint_steps, keep.best_kept and keep.eval_steps)
         is_over = self._loop.progress.is_over
         if is_over or any(period and step % period == 0 for period in periods):
             self._save(step)

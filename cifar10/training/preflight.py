@@ -24,8 +24,8 @@ from cifar10.training import initial_weights
 _DATA = "data_fingerprint"
 # Settings that, besides the files, decide the data.
 _OF_DATA = (
-    *("data", "data_dir", "corrections"),
-    *("image_size", "validation_fraction", "val_fraction"),
+    *("data", "data_dir", "corrections", "image_size"),
+    *("validation_fraction", "val_fraction"),
 )
 
 
@@ -119,8 +119,7 @@ def _explained(
         labels = f"labels, which {file} corrects," if file else "labels"
         lines.append(f"    data: images or {labels} have changed since the run began")
         lines.append("That run cannot go on with changed data.")
-    elif _DATA in differences and others[0] not in differences:
-        name = others[0]
+    elif _DATA in differences and (name := others[0]) not in differences:
         lines.append(f"    {name}: {recorded[name]} there, {settings[name]} now")
     resume = invocation.as_flags(resume=path)
     if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
@@ -129,15 +128,14 @@ def _explained(
         lines.append(f"Give {resume} alone to resume that run as it is.")
     if not any(word.startswith("--resume") for word in sys.argv):
         lines.append("Give --fresh to move that run aside and start over.")
-    begin = "Begin a new run"
+    begin, source = "Begin a new run", dict[str, Any]()
     flags = {"train_dir": files.unused(path.with_name(f"{path.name}."))}
     if checkpoints.steps(path / layout.CHECKPOINTS):
         begin += " from its weights (without --initial_weights, from random values)"
-        flags = {"initial_weights": path, **flags}
-    command = None
-    with contextlib.suppress(UsageError):  # The recipe's file is gone.
-        command = settings and invocation.to_train(
-            settings, **flags_of(settings) | flags
-        )
-    lines.append(f"{begin} with:\n    {command or invocation.as_flags(**flags)}")
-    return "\n".join(lines)
+        flags, source = {"initial_weights": path, **flags}, {**recorded}
+    how = invocation.as_flags(**flags)
+    if settings:
+        with contextlib.suppress(UsageError):  # The recipe's file is gone.
+            flags = flags_of(settings, source) | flags
+            how = invocation.to_train(settings, **flags) or how
+    return "\n".join([*lines, f"{begin} with:\n    {how}"])

@@ -61,4 +61,6 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     assert scalars["balanced accuracy"] == pytest.approx((2 / 3 + 0) / 2)
     said = metrics.report("subject", sums, scalars, NAMES)
     assert "2 classes" in said
+    marked = [line.split()[0] for line in said.splitlines() if "few images" in line]
+    assert marked == ["cat", "dog", "frog"], "fewer than five images each"
     assert f"{sums.correct} right of subject" in said

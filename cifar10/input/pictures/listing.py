@@ -94,6 +94,12 @@ def list_folder(directory: Path) -> Listing:
     return Listing([*map(printable, classes)], files, labels, parts_of, notes)
 
 
+def list_pictures(path: Path) -> list[Path]:
+    """Returns the pictures in a folder and its subfolders; [path] if there are none."""
+    found = _pictures(path, "", []) if path.is_dir() else []
+    return [path / name for name, _, _ in found] or [path]
+
+
 def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
     """Maps each split to its folder, with a slash at the end.
 
