@@ -304,7 +304,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
     elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
-    return {**base, **given}
+    values = {**base, **given}
+    return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
 
 def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -355,18 +355,13 @@ class Checkpoints(Checked):
 
     checkpoint_steps: Count = 1000
     keep_checkpoints: Annotated[Count, WORKER] = 5
-    keep_best: Annotated[CountOrZero | None, WORKER] = None
+    keep_best: Annotated[CountOrZero, WORKER] = 0
     best_by: str = PRECISION
     eval_steps: Count | None = None
     stop_after_no_gain: Count | None = None
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     verify_steps: Count | None = None
     hang_timeout: Annotated[_Seconds | None, WORKER] = None
-
-    @property
-    def best_kept(self) -> int:
-        """The value of `keep_best`, or its default."""
-        return bool(self.eval_steps) if self.keep_best is None else self.keep_best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ each model first turns standardized images back into pixel values, and then appl
 
 import functools
 import inspect
-import re
 import sys
 import warnings
 from typing import Any
@@ -70,16 +69,11 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
     """
     application = name.removeprefix(APPLICATIONS_PREFIX)
     problem = (
-        "its ImageNet weights cannot be loaded from ~/.keras/models or the network"
+        "its ImageNet weights cannot be loaded from ~/.keras/models or the network.\n"
+        "Without a network, put the file at the end of the URL below into that folder"
     )
     with custom.explained(name, problem):
-        try:
-            return _features(application, image_shape, None, weights="imagenet")
-        except Exception as error:
-            if not (url := re.search(r"https?://\S+/([^/\s:]+)", str(error))):
-                raise
-            fix = f"Download {url[0]} elsewhere, and put {url[1]} into ~/.keras/models."
-            raise model_error(name, f"{problem}.\n{fix}") from error
+        return _features(application, image_shape, None, weights="imagenet")
 
 
 def _set_normalization(application: str, network: keras.Model) -> None:

@@ -22,8 +22,8 @@ def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
     directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]
     kept: set[int] = set()
-    if keep.best_kept:
-        kept.update(scores.best(run, steps, keep.best_kept))
+    if keep.keep_best:
+        kept.update(scores.best(run, steps, keep.keep_best))
     for old in steps[: -keep.keep_checkpoints]:
         if old not in kept and not (checkpoints.folder(directory, old) / KEEP).exists():
             checkpoints.delete(directory, old)

@@ -66,14 +66,10 @@ def start_run(
             note = f"The earlier run was moved to {aside}."
         elif recorded is not None:
             was, now = recorded.get("versions", {}), settings.get("versions", {})
-            changed = [
-                f"{one} (was {was.get(one)})" for one in now if was.get(one) != now[one]
-            ]
-            note = f"NOTE: other versions of {', '.join(changed)}." if changed else ""
-            settings = {
-                **settings,
-                "simulated": settings["simulated"] or recorded["simulated"],
-            }
+            others = [f"{name} {of}" for name, of in was.items() if now.get(name) != of]
+            note = f"NOTE: the versions were {', '.join(others)}." if others else ""
+            simulated = settings["simulated"] or recorded["simulated"]
+            settings = {**settings, "simulated": simulated}
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # Marked first, because a follower may read the file as soon as it exists.
         unmarked = run_config.mark_as_own(content)

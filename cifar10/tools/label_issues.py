@@ -85,15 +85,11 @@ def _write(
     """Writes issues as a CSV file, and a page of their images beside it."""
     import jinja2
 
-    template = Path(__file__).with_name("corrections.html").read_text()
+    text = Path(__file__).with_name("corrections.html").read_text()
     coded = [base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images]
-    page = jinja2.Template(template, autoescape=True).render(
-        run=path.parent.name,
-        issues=issues,
-        coded=coded,
-        caution=caution,
-        file=path.name,
-    )
+    places = {"run": path.parent.name, "file": path.name}
+    template = jinja2.Template(text, autoescape=True)
+    page = template.render(places, issues=issues, coded=coded, caution=caution)
     table = io.StringIO()
     writer = csv.DictWriter(table, _COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -97,18 +97,17 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def _of_runs(names: Sequence[str]) -> list[str]:
     """Returns the directories that hold runs; says which do not, if any does."""
-    found, problems = [], []
+    problems = {}
     for name in names:
         try:
             read_run_config(layout.absolute_path(name))
-            found.append(name)
         except UsageError as error:
-            problems.append(error)
-    if not found:
-        raise problems[0]
-    for problem in problems:
+            problems[name] = error
+    if len(problems) == len({*names}):
+        raise next(iter(problems.values()))
+    for problem in problems.values():
         say(f"Left out: {problem}")
-    return found
+    return [name for name in names if name not in problems]
 
 
 def write_report(options: Options) -> None:
@@ -180,10 +179,8 @@ def _by_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     groups = defaultdict(list)
     for run in runs:
-        names = {*fields.result_determining(run.settings), "data_fingerprint"} - {
-            "seed"
-        }
-        alike = [run.settings.get(name) for name in sorted(names)]
+        names = sorted([*fields.result_determining(run.settings), "data_fingerprint"])
+        alike = [run.settings.get(name) for name in names if name != "seed"]
         part, shown = run.headline
         if shown:
             scored = part, shown["step"], shown.get("num_examples")

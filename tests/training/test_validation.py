@@ -216,7 +216,8 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     train(run, stand_in_dir, **options)
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
-    assert "a little too good. With --val_fraction" in said
+    assert "With --val_fraction 0.1, a validation" in said
+    assert "which chose this step: a little too good" in " ".join(said.split())
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     train(run, stand_in_dir, **options)
     repeated = capsys.readouterr().out
