@@ -71,7 +71,8 @@ def main() -> None:
         )
         for name, command in _COMMANDS.items()
     }
-    parser.parse_args(sys.argv[1:2])  # May show the help or the version.
+    # May show the help or the version.
+    parser.parse_args(sys.argv[1:2] or ["--help"])
     name, *words = sys.argv[1:]
     sys.exit(_COMMANDS[name].main(parsers[name], words))
 

@@ -136,3 +136,8 @@ def format_duration(seconds: float) -> str:
 def format_number(value: float, digits: int = 3) -> str:
     """Formats a number, rounded to `digits` significant digits."""
     return f"{float(f'{value:.{digits}g}'):,.15g}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Formats a number; in scientific notation if it is 1,000 or more."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.1e}"

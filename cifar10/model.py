@@ -79,7 +79,7 @@ def loss(
 
     Returns:
         Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
-        mean over the batch) and `weight_decay`. `precision @ 1` is the share of
+        mean over the batch) and `penalties`, their sum. `precision @ 1` is the share of
         images whose largest logit is at the label's class, which for a mixed image is
         the class with the largest fraction.
     """
@@ -104,15 +104,13 @@ def loss(
         else:
             entropies *= tf.gather(weights, labels)
     cross_entropy = tf.reduce_mean(entropies)
-    weight_decay = (
-        tf.add_n([tf.cast(penalty, logits.dtype) for penalty in penalties])
-        if penalties
-        else tf.zeros_like(cross_entropy)
-    )
+    penalty = tf.zeros_like(cross_entropy)
+    if penalties:
+        penalty = tf.add_n([tf.cast(each, logits.dtype) for each in penalties])
     correct = tf.argmax(logits, axis=1) == label_classes
     return {
-        "total_loss": cross_entropy + weight_decay,
+        "total_loss": cross_entropy + penalty,
         "cross_entropy": cross_entropy,
-        "weight_decay": weight_decay,
+        "penalties": penalty,
         "precision @ 1": tf.reduce_mean(tf.cast(correct, logits.dtype)),
     }

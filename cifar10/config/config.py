@@ -19,7 +19,7 @@ from cifar10.config import (
     python_objects,
     run_config,
 )
-from cifar10.config.options import options
+from cifar10.config.options import defaults, options
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
 from cifar10.process import files
@@ -248,6 +248,27 @@ def read_recipe(name: str) -> dict[str, Any]:
     return values
 
 
+def flags_of(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the flags that give a new run the settings of a `config.json`.
+
+    Leaves out what the recipe, or `run` as the source of initial weights, gives, and
+    flags that do not affect the result, except the run's length.
+    """
+    known = options(fields.ALL)
+    usual = defaults(fields.ALL) | read_recipe(settings["recipe"]) | {"recipe": None}
+    usual |= _kept_of(run, settings)
+    length = next(name for name in reversed(fields.LENGTHS) if settings.get(name))
+    determining = [name for name in fields.result_determining({}) if name in known]
+    found = {
+        name: settings[name]
+        for name in ("data", "data_dir", "corrections", "recipe", *determining, length)
+        if known[name].in_flags and settings.get(name) not in (None, usual[name])
+    }
+    if settings["data"] in data_flag.KINDS:
+        found["data"] = found.pop("data_dir")
+    return found
+
+
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the given values, and the recipe's values for other fields.
 
@@ -270,17 +291,35 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             )
         of_data = "tutorial" if data in data_flag.NAMES else "pictures"
         default = default_recipe(given.get("model", "")) or of_data
+        kept = {}
         if given.get("initial_weights"):
             default = "finetune"
+            kept = _kept_of(run_config.run_of_weights(given), given)
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
+        base = {**kept, **base} if "recipe" in given else {**base, **kept}
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
     if named:
         base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
     elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
-    return {**base, **given}
+    values = {**base, **given}
+    return {"keep_best": int(bool(values.get("eval_steps"))), **values}
+
+
+def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of a run without which its weights would not fit a new run.
+
+    They decide which pictures it was not trained on and, unless a recipe is given, the
+    shapes of its layers.
+    """
+    names = [] if "recipe" in given else ["distortions"]
+    if given.get("data") == run.get("data") == data_flag.FOLDER:
+        names += ["image_size", "validation_fraction", "val_fraction"]
+    if given.get("model", "tutorial") == run.get("model") and "recipe" not in given:
+        names += ["depth", "width"]
+    return {name: run[name] for name in names if name in run}
 
 
 def _plain(value: Any) -> Any:

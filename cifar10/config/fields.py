@@ -339,6 +339,7 @@ class Checkpoints(Checked):
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep, which eval or --eval_steps
             scored best; each evaluation by --eval_steps then saves a checkpoint
+            (default: 1 with --eval_steps, else 0)
         best_by: score of eval that selects the best checkpoint
         eval_steps: steps between two evaluations during training, on the val split, or
             on the test split if there is no val split (default: none)

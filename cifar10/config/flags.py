@@ -96,11 +96,18 @@ def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str
     elif one and one.in_flags:
         fix = f"{parser.prog} has no such flag. train_multi_gpu.py has it."
     else:
-        found = [get_close_matches(name, known, n=1) for name in names]
+        found = [_closest(name, known) for name in names]
         closest = " and ".join(f"--{name}" for names in found for name in names)
         fix = "there is no such flag. "
         fix += f"Did you mean {closest}?" if closest else "See --help."
     return f"{' '.join(unknown)}: {fix}"
+
+
+def _closest(name: str, known: Sequence[str]) -> list[str]:
+    """Returns the flag that is spelled nearly so, or has this word or initials."""
+    words = {flag: flag.split("_") for flag in known}
+    meant = [f for f in known if name in (*words[f], "".join(w[:1] for w in words[f]))]
+    return get_close_matches(name, known, n=1) or meant[:1]
 
 
 def from_flags(

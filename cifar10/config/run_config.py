@@ -6,6 +6,7 @@ note, a `config.json` comes from somebody else or was edited. Then its model is 
 as code, its folders and URLs are not used, and its control characters are escaped.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -75,6 +76,25 @@ def read_run_config(directory: Path) -> dict[str, Any]:
             "wrong type. Restore the file, or give the directory of another run."
         )
     return values
+
+
+def run_of_weights(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the run that gives a new run its initial weights.
+
+    A run that began with these weights already counts instead, so that the same command
+    resumes it without its source. Returns {} if no run gives weights.
+    """
+    name = given.get("initial_weights")
+    source = layout.absolute_path(name or "")
+    if source.parent.name == layout.CHECKPOINTS:
+        source = source.parent.parent
+    own = layout.absolute_path(given.get("train_dir", fields.TRAIN_DIR))
+    for run in [own, source][bool(given.get("fresh")) :] if name else ():
+        with contextlib.suppress(UsageError):  # There is no run, or it is damaged.
+            settings = read_run_config(run)
+            if run == source or settings.get("initial_weights") == name:
+                return settings
+    return {}
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
+from cifar10.errors import rounded
 from cifar10.run_directory import scores
 
 # Wraps lines for a terminal; does not break long paths.
 LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
+_FEWEST = 5  # Images of a class whose scores mean something.
 _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
 
 
@@ -82,16 +84,17 @@ class Sums:
 
     @property
     def reliability(self) -> list[dict[str, float]]:
-        """Mean confidence and accuracy of each bin that has images."""
-        parts = (row[1:] / row[0] for row in self.bins.T if row[0])
-        return [{"accuracy": part[0], "confidence": part[1]} for part in parts]
+        """Number of images, accuracy and mean confidence of each bin with images."""
+        names = ("images", "accuracy", "confidence")
+        parts = ((row[0], *row[1:] / row[0]) for row in self.bins.T if row[0])
+        return [dict(zip(names, part, strict=True)) for part in parts]
 
     @property
     def correct(self) -> int:
         """Number of images that were classified correctly."""
         return int(np.trace(self.confusion))
 
-    def scalars(self, weight_decay: float) -> dict[str, float]:
+    def scalars(self, penalties: float) -> dict[str, float]:
         """Returns the metrics under the names that training uses.
 
         `macro F1` and `balanced accuracy` average F1 and recall over the classes that
@@ -109,9 +112,9 @@ class Sums:
             "precision @ 5": float(self.ranks[:5].sum() / self.count),
             "macro F1": float(np.mean([row["f1"] for row in rows])),
             "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
-            "total_loss": cross_entropy + weight_decay,
+            "total_loss": cross_entropy + penalties,
             "cross_entropy": cross_entropy,
-            "weight_decay": weight_decay,
+            "penalties": penalties,
             CALIBRATION_ERROR: self.calibration_error,
         }
 
@@ -144,7 +147,7 @@ def report(
     """
     right = LINES.fill(f"{sums.correct:,} right of {subject}")
     shown = [
-        f"{name} = {value:.4f}"
+        f"{name} = {rounded(value, 4)}"
         for name, value in scalars.items()
         if not name.endswith(PRECISION)
     ]
@@ -167,6 +170,7 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
     lines += [
         f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
         f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
+        f"{'' if row['images'] >= _FEWEST else '  few images: chance'}"
         for row in sums.per_class(class_names)
     ]
     return "\n".join(lines)

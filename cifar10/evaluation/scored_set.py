@@ -51,7 +51,7 @@ class Scorer:
         """Scores the model on a device, with given values of the trainable variables.
 
         `batches` are made by `evaluation_batches`. Returns the outcomes of the images
-        that the masks in `batches` select, in order, and the weight decay.
+        that the masks in `batches` select, in order, and the penalties.
         """
         values = [tf.convert_to_tensor(value) for value in trainable]
         found = []
@@ -60,16 +60,16 @@ class Scorer:
             for number, (images, labels, mask) in enumerate(batches):
                 advance(number)
                 with tf.device(device):
-                    each, weight_decay = self._score(values, images, labels)
+                    each, penalties = self._score(values, images, labels)
                 chosen = mask.numpy()
                 found.append([tensor.numpy()[chosen] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
-        return Outcomes(*columns), float(weight_decay)
+        return Outcomes(*columns), float(penalties)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Computes the outcomes of a batch, and the weight decay.
+        """Computes the outcomes of a batch, and the penalties.
 
         The outcomes are the fields of `Outcomes` after `labels`, in order.
         """
@@ -196,9 +196,9 @@ class ScoredSet:
 
         A `temperature` other than 1 is added to the scores, with its calibration error.
         """
-        outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
+        outcomes, penalties = self._scorer.score(trainable, self._batches, device)
         sums = metrics.Sums.of(outcomes, self.dataset.classes)
-        scalars = sums.scalars(weight_decay)
+        scalars = sums.scalars(penalties)
         if self._has_own_loss:
             del scalars["total_loss"]
         if self._own_metrics:

@@ -47,7 +47,8 @@ def find(
         )
     if data_dir is None:
         raise UsageError(
-            f"The path of this run's {data} is not known. Name it with --data_dir."
+            f"The path of this run's {data} is not known: the run is of another "
+            "machine, or its config.json was edited. Name it with --data_dir."
         )
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
@@ -62,12 +63,17 @@ def find(
 
 
 def find_for(
-    settings: Mapping[str, Any], given: Dataset | None = None, *, say_notes: bool = True
+    settings: Mapping[str, Any],
+    given: Dataset | None = None,
+    *,
+    run: Mapping[str, Any] | None = None,
+    say_notes: bool = True,
 ) -> Dataset:
     """Finds the data set for the settings of a configuration or of a `config.json`.
 
     Uses the data set that a program has `given`, if any. Then adds a val split and
-    corrections, as the settings require. Prints the data set's notes if `say_notes`.
+    corrections, as the settings require. Divides pictures as in the `config.json` of
+    `run`, if any. Prints the data set's notes if `say_notes`.
     """
     val_fraction = settings.get("val_fraction", 0.0)
     dataset = given or find(
@@ -78,7 +84,7 @@ def find_for(
         validation_fraction=settings.get("validation_fraction"),
         max_bad_images=settings.get("max_bad_images"),
         val_fraction=val_fraction,
-        division=settings.get("data_division"),
+        run=run,
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
@@ -102,7 +108,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         how["data_dir"] = recorded
     elif data_dir is None and settings["data"] in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
-    dataset = find_for(how)
+    dataset = find_for(how, run=settings)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) != recorded:
         return dataset

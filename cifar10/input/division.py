@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,42 +17,51 @@ from cifar10.input.corrections import regrouped
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import Split
 
+# The settings that hold the fractions of the splits.
+_FRACTIONS = {"test": "validation_fraction", "val": "val_fraction"}
+
 
 def divided(
     names: Iterable[str],
     labels: np.ndarray,
-    classes: int,
+    classes: Sequence[str],
     shares: Mapping[Split, float],
-    division: str | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, str]:
     """Divides images into splits, by hashes of their names.
 
     A run records the hash limits of its splits in `config.json`, and uses them again
-    after images are added. So no training image of the run is ever scored.
+    after images are added. So no training image of the run is ever scored, nor does a
+    run that begins with its weights train on an image that it held out.
 
     Args:
         names: The names of the images, such as paths.
         labels: The labels of the images.
-        classes: The number of classes.
+        classes: The names of the classes.
         shares: The fraction of images for each split except the training split. New
             limits give each class a training image, and if possible one in each split.
-        division: The recorded division of a run. If it is None, or was made for
-            another number of classes, new limits are computed.
+        run: The `config.json` of a run whose limits are used again, for classes that it
+            has, and splits with an equal fraction.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split
         the limits of all classes, 16 hexadecimal digits each.
     """
     hashes = np.array([*map(_hash_of, names)], np.uint64)
-    if division and len(division) == 16 * classes * len(shares):
-        limits = np.frombuffer(bytes.fromhex(division), ">u8").astype(np.uint64)
-        limits = limits.reshape(len(shares), classes)
-    else:
-        ordered = hashes[np.lexsort((hashes, labels))]
-        ends = np.cumsum(np.bincount(labels, minlength=classes))
-        of_classes = np.split(ordered, ends[:-1])
-        wanted = [*shares.values()]
-        limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
+    ordered = hashes[np.lexsort((hashes, labels))]
+    ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
+    of_classes = np.split(ordered, ends[:-1])
+    wanted = [*shares.values()]
+    limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
+    division, there = (run or {}).get("data_division"), (run or {}).get("class_names")
+    if run and division and there and len(division) % (16 * len(there)) == 0:
+        earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
+        places = {name: place for place, name in enumerate(there)}
+        both = [place for place, name in enumerate(classes) if name in places]
+        others = [places[classes[place]] for place in both]
+        for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
+            if run.get(_FRACTIONS[split], share) == share:
+                limits[row, both] = earlier[row, others]
     parts = np.full(len(hashes), "train")
     for split, of_part in [*zip(shares, limits, strict=True)][::-1]:
         parts[hashes < of_part[labels]] = split
@@ -67,7 +77,7 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
         return dataset
     _, labels = dataset.read("train")
     numbers = map(str, range(len(labels)))  # Instead of names.
-    of_images, _ = divided(numbers, labels, dataset.classes, {"val": fraction})
+    of_images, _ = divided(numbers, labels, dataset.class_names, {"val": fraction})
     parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
     places = {part: np.flatnonzero(of_images == part) for part in parts[:2]}
     return dataclasses.replace(regrouped(dataset, places, labels), parts=parts)

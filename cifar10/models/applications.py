@@ -69,7 +69,8 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
     """
     application = name.removeprefix(APPLICATIONS_PREFIX)
     problem = (
-        "its ImageNet weights cannot be loaded from ~/.keras/models or the network"
+        "its ImageNet weights cannot be loaded from ~/.keras/models or the network.\n"
+        "Without a network, put the file at the end of the URL below into that folder"
     )
     with custom.explained(name, problem):
         return _features(application, image_shape, None, weights="imagenet")

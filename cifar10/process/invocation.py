@@ -54,18 +54,21 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Returns what a user types to start a command of this package, without flags."""
-    is_installed = _start(sys.argv[0]) == [_COMMAND]
-    return f"{'' if is_installed else 'python -m '}{_COMMAND} {name}"
+    """Returns what a user types here to start a command of this package."""
+    if _start(sys.argv[0]) == [_COMMAND]:
+        return f"{_COMMAND} {name}"
+    # A script's folder is on its own path, not on that of the next command.
+    is_here = os.path.isdir(f"{_COMMAND}/process")  # noqa: PTH112 - as `argv`, text.
+    is_found = is_here or any(metadata.distributions(name=DISTRIBUTION))
+    path = "" if is_found else f"PYTHONPATH={shlex.quote(str(_PACKAGE.parent))} "
+    return f"{path}python -m {_COMMAND} {name}"
 
 
-def to_resume(
-    train_dir: Path, settings: Mapping[str, Any], **changes: int
-) -> str | None:
-    """Returns the command that continues a run with `changes`.
+def to_train(settings: Mapping[str, Any], **given: Any) -> str | None:
+    """Returns the command that trains with these flags.
 
     `settings` is the configuration of the run. Returns None if several machines or a
-    user's program, which has no flags, have to continue the run.
+    user's program, which has no flags, have to train.
     """
     start = _start(sys.argv[0])
     is_package = start[-1] == _COMMAND
@@ -73,7 +76,7 @@ def to_resume(
     if settings.get("workers", 1) > 1 or not (is_package or is_script):
         return None
     words = [*start, "train"] if is_package else start
-    return f"{shlex.join(words)} {as_flags(resume=str(train_dir), **changes)}"
+    return f"{shlex.join(words)} {as_flags(**given)}"
 
 
 def as_flags(**values: Any) -> str:

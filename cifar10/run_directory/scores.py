@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
 from cifar10.config.options import is_a
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
 
 _COUNT = "num_examples"
@@ -88,7 +88,7 @@ def interval(part: float, count: int) -> tuple[float, float]:
 def shown(by: str, value: float, count: int) -> str:
     """Formats a score with its name; a precision also with its 95 % interval."""
     if by != PRECISION or not count:
-        return f"{by} = {value:.3f}"
+        return f"{by} = {rounded(value, 3)}"
     low, high = interval(value, count)
     return f"{by} = {value:.3f} [{low:.3f}, {high:.3f}]"
 

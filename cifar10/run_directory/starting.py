@@ -64,8 +64,12 @@ def start_run(
             aside = files.unused(path.with_name(f"{path.name}."))
             lock.move_aside(aside)
             note = f"The earlier run was moved to {aside}."
-        elif recorded is not None and recorded.get("simulated"):
-            settings = {**settings, "simulated": True}
+        elif recorded is not None:
+            was, now = recorded.get("versions", {}), settings.get("versions", {})
+            others = [f"{name} {of}" for name, of in was.items() if now.get(name) != of]
+            note = f"NOTE: the versions were {', '.join(others)}." if others else ""
+            simulated = settings["simulated"] or recorded["simulated"]
+            settings = {**settings, "simulated": simulated}
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # Marked first, because a follower may read the file as soon as it exists.
         unmarked = run_config.mark_as_own(content)

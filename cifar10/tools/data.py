@@ -77,7 +77,9 @@ def _look_at(
 
     # Any number of bad pictures is accepted, since they are listed.
     config = Config(**given, max_bad_images=1.0)
-    dataset = datasets.find_for(config.values, say_notes=False)
+    run = layout.absolute_path(train_dir or "")
+    divided = run_config.read_run_config(run) if train_dir else None
+    dataset = datasets.find_for(config.values, run=divided, say_notes=False)
     parts = {part: dataset.read(part) for part in dataset.parts}
     classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
     pictures: list[str] = []
@@ -97,7 +99,6 @@ def _look_at(
         entry_point.import_tensorflow()
         from cifar10.tools.label_issues import list_issues
 
-        run = layout.absolute_path(train_dir)
         found["labels"] = list_issues(dataset, run, trust_model)
     return found
 
@@ -147,8 +148,8 @@ def _on_duplicates(
         yield from _few([" ~ ".join(pair) for pair in nearly])
 
 
-def _on_labels(issues: Sequence[Any], corrections: str) -> Iterator[str]:
-    yield f"Most suspicious labels ({len(issues):,}), many of which may be right:"
+def _on_labels(issues: Sequence[Any], caution: str, corrections: str) -> Iterator[str]:
+    yield f"Most suspicious labels: {len(issues):,}. {printable(caution)}"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")
     yield f"    look at {printable(str(page))}"

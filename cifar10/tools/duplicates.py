@@ -37,7 +37,7 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         `nearly`: pairs of a training picture and a nearly equal held-out picture.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])
-    trained = len(parts["train"][1])
+    trained = len(parts["train"][1]) if "train" in parts else 0
     digests, changes = [], []
     for images, _ in parts.values():
         for image in _one_by_one(images):
@@ -79,7 +79,7 @@ def _changes(image: np.ndarray) -> np.ndarray:
 
 def _similar(changes: np.ndarray, trained: int) -> Iterator[tuple[int, int]]:
     """Yields the places of a training and a held-out picture that are similar."""
-    for first in range(trained, len(changes), _BLOCK):
+    for first in range(trained, len(changes) if trained else 0, _BLOCK):
         correlations = changes[first : first + _BLOCK] @ changes[:trained].T
         for place, of_place in enumerate(correlations, first):
             if of_place.max() > _CORRELATION:

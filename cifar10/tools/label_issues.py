@@ -27,6 +27,7 @@ from cifar10.towers import devices
 # Lists at most this fraction of the labels. A weak run contradicts many right labels,
 # and nine of ten well-known data sets have less than 6 % wrong ones (arXiv:2103.14749).
 _SHARE = 0.05
+_STRONG = 0.7  # A run that is right on fewer pictures contradicts many right labels.
 _MOST = 2500  # A page with more pictures opens slowly.
 _COLUMNS = ("picture", "class", "label", "probability")
 
@@ -34,9 +35,10 @@ _COLUMNS = ("picture", "class", "label", "probability")
 def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[str, Any]:
     """Lists labels that a run contradicts, in a CSV and an HTML file in its directory.
 
-    Returns JSON values: `issues`, the contradicted labels, most suspicious first, and
-    `corrections`, the path of the CSV. Raises a `UsageError` if the run has other
-    images or classes, or cannot be written to. `RunOptions` documents `trust_model`.
+    Returns JSON values: `issues`, the contradicted labels, most suspicious first;
+    `caution`, how far to trust the list; `corrections`, the path of the CSV. Raises a
+    `UsageError` if the run has other images or classes, or cannot be written to.
+    `RunOptions` documents `trust_model`.
     """
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.check_same_kind(dataset, trained.settings, "The data")
@@ -63,19 +65,31 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         for place in places.tolist()
     ]
     path = run / layout.CORRECTIONS
-    _write(path, issues, images[places])
-    return {"issues": issues, "corrections": str(path)}
+    right = float(np.mean(logits[-1].argmax(axis=1) == labels))
+    listed, of_class = (
+        np.bincount(some, minlength=len(classes)) for some in (labels[places], labels)
+    )
+    caution = f"Many may be right: the run is right on {right:.0%} of these pictures"
+    if right < _STRONG:
+        caution += f", and below about {_STRONG:.0%} only the first are mostly wrong"
+    for place in np.flatnonzero(listed > of_class / 2):
+        caution += f". It lists {listed[place]} of the {of_class[place]} of the class "
+        caution += f"{classes[place]}, which it may just not have learned"
+    _write(path, issues, images[places], caution)
+    return {"issues": issues, "caution": f"{caution}.", "corrections": str(path)}
 
 
-def _write(path: Path, issues: Sequence[Mapping[str, str]], images: np.ndarray) -> None:
+def _write(
+    path: Path, issues: Sequence[Mapping[str, str]], images: np.ndarray, caution: str
+) -> None:
     """Writes issues as a CSV file, and a page of their images beside it."""
     import jinja2
 
-    template = Path(__file__).with_name("corrections.html").read_text()
+    text = Path(__file__).with_name("corrections.html").read_text()
     coded = [base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images]
-    page = jinja2.Template(template, autoescape=True).render(
-        run=path.parent.name, file=path.name, issues=issues, coded=coded
-    )
+    places = {"run": path.parent.name, "file": path.name}
+    template = jinja2.Template(text, autoescape=True)
+    page = template.render(places, issues=issues, coded=coded, caution=caution)
     table = io.StringIO()
     writer = csv.DictWriter(table, _COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELP = "classify images"
 DESCRIPTION = """Names the likeliest classes of images, with their probabilities.
 
-    python -m cifar10 predict holiday/*.jpg --train_dir runs/cifar10_train
+    python -m cifar10 predict holiday --train_dir runs/cifar10_train
     python -m cifar10 predict cat.png --explain maps
 
 Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
@@ -39,7 +39,7 @@ class Options(run_options.RunOptions):
     """What to classify and how.
 
     Attributes:
-        images: image files
+        images: image files, or folders of them
         follow: predict again at each new checkpoint
         interval_secs: seconds between checks for a new checkpoint
         top_k: number of classes to name
@@ -71,7 +71,9 @@ class Options(run_options.RunOptions):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="image file or folder"
+    )
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     if not options.follow:
@@ -85,10 +87,12 @@ def predict_files(options: Options) -> int:
     from cifar10.follower import Follower
     from cifar10.input import synthetic
     from cifar10.input.pictures import decoding
+    from cifar10.input.pictures.listing import list_pictures
     from cifar10.tools.classification import Decoder
     from cifar10.towers import devices
 
-    paths = [Path(name) for name in dict.fromkeys(options.images)]
+    names = map(Path, dict.fromkeys(options.images))
+    paths = [path for name in names for path in list_pictures(name)]
     maps = _places_of_maps(paths, options.explain) if options.explain else {}
     device = devices.place_evaluation(options.device)
     decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)

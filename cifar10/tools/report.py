@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import IS_OWN, read_run_config
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, rounded, say
 from cifar10.process import entry_point, files, invocation
 
 if TYPE_CHECKING:
@@ -27,10 +29,12 @@ DESCRIPTION = """Writes one page on one or several runs.
 
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 report runs/one runs/another --output both.html
+    python -m cifar10 report runs/*
 
 The page shows each run's settings and how they differ, curves of loss,
 accuracy, throughput and learning rate, the confusion matrix and the hardest
-images of a checkpoint (the newest, or --step), and all checkpoints. It is a
+images of a checkpoint (the newest, or --step), and all checkpoints; of runs
+that differ in their seeds alone, the mean accuracy and its deviation. It is a
 single HTML file without scripts. The checkpoint is scored on the test set, as
 by eval.py. An earlier report is overwritten, any other file is not. Needs the
 packages of the extra `report`.
@@ -58,7 +62,7 @@ class Options(run_options.RunOptions):
     """Which runs to report on, and where to write the page.
 
     Attributes:
-        run_dirs: directories of runs besides `train_dir`
+        run_dirs: directories of runs
         output: file of the page (default: report.html, in the run's directory if there
             is a single run)
         data_dir: directory of the data set (default: the run's)
@@ -70,19 +74,40 @@ class Options(run_options.RunOptions):
     data_dir: str | None = None
 
 
+_FLAGS = {"step", "trust_model", "output", "data_dir"}
+
+
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
+    several: Any = {"metavar": "S", "action": "append", "default": []}
+    what = "directory of a run, like RUN_DIR"
     parser.add_argument(
         "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
     )
-    flags.add_flags(parser, Options)
-    options = Options(**flags.parse(parser, words))
+    parser.add_argument("--train_dir", "--checkpoint_dir", help=what, **several)
+    flags.add_flags(parser, Options, only=_FLAGS)
+    given = flags.parse(parser, words)
     invocation.require_packages("report", "jinja2", "matplotlib")
-    for name in options.run_dirs or [options.train_dir]:
-        read_run_config(layout.absolute_path(name))
+    names = [*given.pop("run_dirs"), *given.pop("train_dir")] or [fields.TRAIN_DIR]
+    options = Options(_of_runs(names), **given)
     entry_point.import_tensorflow()
     write_report(options)
     return 0
+
+
+def _of_runs(names: Sequence[str]) -> list[str]:
+    """Returns the directories that hold runs; says which do not, if any does."""
+    problems = {}
+    for name in names:
+        try:
+            read_run_config(layout.absolute_path(name))
+        except UsageError as error:
+            problems[name] = error
+    if len(problems) == len({*names}):
+        raise next(iter(problems.values()))
+    for problem in problems.values():
+        say(f"Left out: {problem}")
+    return [name for name in names if name not in problems]
 
 
 def write_report(options: Options) -> None:
@@ -91,10 +116,7 @@ def write_report(options: Options) -> None:
     from cifar10.tools.report_run import read_runs
     from cifar10.towers import devices
 
-    names = [*options.run_dirs]
-    if options.train_dir != fields.TRAIN_DIR or not names:
-        names.append(options.train_dir)
-    runs = read_runs([*map(layout.absolute_path, names)])
+    runs = read_runs([*map(layout.absolute_path, options.run_dirs)])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
     files.check_replaceable(output, _FLAG, "report", MARK)
@@ -130,7 +152,7 @@ def render(runs: Sequence[Run], now: float) -> str:
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals |= {"draw": draw, "interval": interval}
+    environment.globals |= {"draw": draw, "interval": interval, "rounded": rounded}
     environment.filters |= {
         "own_metrics": lambda lines: sorted(
             {name for line in lines for name in line if name.startswith(METRICS)}
@@ -143,10 +165,35 @@ def render(runs: Sequence[Run], now: float) -> str:
     return environment.get_template("report.html").render(
         runs=runs,
         rows=_compare(runs),
+        seeds=_by_settings(runs),
         colours=COLOURS,
         largest_matrix=_LARGEST_MATRIX,
         now=now,
     )
+
+
+def _by_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Returns the accuracy of runs that differ in the seed alone, over these runs.
+
+    The list has a row for each configuration; it is empty if no seed differs.
+    """
+    groups = defaultdict(list)
+    for run in runs:
+        names = sorted([*fields.result_determining(run.settings), "data_fingerprint"])
+        alike = [run.settings.get(name) for name in names if name != "seed"]
+        part, shown = run.headline
+        if shown:
+            scored = part, shown["step"], shown.get("num_examples")
+            groups[repr((scored, alike))].append(run)
+    rows = []
+    for group in groups.values():
+        found = {run.settings["seed"]: run.headline[1] for run in group}
+        scores = [one[fields.PRECISION] for one in found.values()]
+        runs_of = ", ".join(run.name for run in group)
+        row = {"names": runs_of, "seeds": len(scores), "mean": statistics.mean(scores)}
+        row["deviation"] = statistics.stdev(scores) if len(scores) > 1 else None
+        rows.append(row)
+    return rows if any(row["deviation"] is not None for row in rows) else []
 
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -37,13 +37,14 @@ def draw(
     Returns:
         The URL contains the picture; it is empty if there is nothing to draw.
     """
-    if not any(metric in line for log in logs for line in log):
+    drawn = [[line for line in log if metric in line] for log in logs]
+    values = {line[metric] for lines in drawn for line in lines}
+    if not values:
         return ""
     with rc_context(_STYLE):
         figure = Figure(figsize=(6.0, 3.1), layout="constrained")
         axes = figure.add_subplot()
-        for number, log in enumerate(logs):
-            lines = [line for line in log if metric in line]
+        for number, lines in enumerate(drawn):
             axes.plot(
                 [line[over] for line in lines],
                 [line[metric] for line in lines],
@@ -51,8 +52,13 @@ def draw(
                 marker="." if len(lines) <= _MOST_MARKERS else None,
                 gid=f"curve-{number + 1}",
             )
+        if len(values) == 1:  # A constant would get an axis of a few percent.
+            axes.set_ylim(*sorted((0, 1.2 * values.pop() or 1)))
         if over != "step":  # Both axes are fractions, which should be equal.
             axes.axline((0, 0), (1, 1), color=_GREY, linestyle=":")
+            for line in drawn[0]:
+                place = line[over], line[metric]
+                axes.annotate(f"  {line['images']:,.0f}", place, fontsize=7, va="top")
         axes.set_xlabel(over)
         axes.grid(axis="y", alpha=0.3)
         output = io.BytesIO()

@@ -23,6 +23,7 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.tools.heat_maps import draw, heat_maps
+from cifar10.training.results import divergence
 
 if TYPE_CHECKING:
     from cifar10.tools.report import Options
@@ -72,7 +73,14 @@ class Run:
             notes.append("There is no checkpoint yet.")
         damaged = (saved for saved in self.saved if "damage" in saved)
         notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
-        return notes
+        averages = self.saved[-1].get("averages", {}) if self.saved else {}
+        return [*notes, *filter(None, [divergence(self.settings, averages)])]
+
+    @property
+    def headline(self) -> tuple[str, dict[str, float]]:
+        """The split and scores of `score`, or else of the last evaluation."""
+        last = self.scored[-1] if self.scored else {}
+        return ("test", self.tested) if self.tested else (self.part, last)
 
     @property
     def step(self) -> int:
@@ -134,7 +142,8 @@ def _checkpoints(directory: Path) -> list[dict[str, Any]]:
             try:
                 manifest = checkpoints.verify(directory, step).manifest
                 size = sum(each["bytes"] for each in manifest["files"].values())
-                saved.append({"step": step, "time": manifest["time"], "size": size})
+                one = {"step": step, "time": manifest["time"], "size": size}
+                saved.append({**one, "averages": manifest.get("loss_averages", {})})
             except UsageError as error:
                 saved.append({"step": step, "damage": str(error)})
     return saved

@@ -160,7 +160,9 @@ class Service:
         try:
             image = self._decoder.decode(body, "The request's body", shape)
         except PictureError as error:
-            raise HTTPException(400, str(error)) from error
+            is_form = body.startswith(b"--")
+            fix = " Send the file itself (curl --data-binary @FILE)." if is_form else ""
+            raise HTTPException(400, f"{error}{fix}") from error
         step, logits, class_names = self._model.predict(image[None])
         (ranked,) = likeliest_classes(logits, class_names, top_k)
         return {"step": step, "predictions": ranked}

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import hardware, model as models
-from cifar10.config import augmentation, fields, layout, python_objects
+from cifar10.config import augmentation, fields, layout, python_objects, run_config
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
@@ -160,10 +160,11 @@ def assemble(
     # Refuses a wrong --model before a download, which may take long.
     find_architecture(config.network.model)
     train_dir = layout.absolute_path(config.run.train_dir)
-    # A resumed run keeps its division of the images into splits.
+    # A resumed run keeps its division of the images into splits, and so does a run that
+    # begins with its weights, which have seen its training images.
     run = None if config.run.fresh else starting.find_run(train_dir)
-    known = {**config.values, "data_division": (run or {}).get("data_division")}
-    dataset = datasets.find_for(known, dataset)
+    run = run or run_config.run_of_weights(config.values)
+    dataset = datasets.find_for(config.values, dataset, run=run)
     images, labels = dataset.read("train")
     if epochs := config.run.max_epochs:
         steps = epochs * len(images) / config.global_batch_size

@@ -1,22 +1,20 @@
 """Prints the first lines, the log lines and the last lines of a training run."""
 
-import contextlib
 import math
 import shlex
 import textwrap
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cifar10.config.python_objects import METRICS
-from cifar10.errors import format_duration, format_number
+from cifar10.errors import format_duration, format_number, rounded
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
-from cifar10.training.results import loss_text
+from cifar10.training.results import divergence
 
 # Lines of steps that are printed at once, and the seconds between later ones.
 _LINES_AT_ONCE = 2
@@ -82,10 +80,11 @@ class Console:
         elif timer.steps:
             seconds = (most - step) * timer.stepping() / timer.steps
             left = f", {format_duration(seconds)} left"
+        rate = metrics["examples_per_sec"]
+        speed = "" if math.isnan(rate) else f", {format_number(rate)} images/s"
         return (
-            f"{done}, loss {loss_text(metrics['total_loss'])}, accuracy "
-            f"{metrics['precision @ 1']:.3f}{left}, "
-            f"{format_number(metrics['examples_per_sec'])} images/s"
+            f"{done}, loss {rounded(metrics['total_loss'], 2)}, accuracy "
+            f"{metrics['precision @ 1']:.3f}{left}{speed}"
         )
 
 
@@ -101,8 +100,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
     own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
-        f"step {step}, loss {loss_text(metrics['total_loss'])} "
-        f"(CE {loss_text(metrics['cross_entropy'])}), "
+        f"step {step}, loss {rounded(metrics['total_loss'], 2)} "
+        f"(CE {rounded(metrics['cross_entropy'], 2)}), "
         f"accuracy {metrics['precision @ 1']:.3f}, {speed}{own}"
     )
 
@@ -146,13 +145,12 @@ def last_lines(loop: Loop) -> list[str]:
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     shown = training.train_dir
-    with contextlib.suppress(OSError, ValueError):  # A shorter path.
-        shown = shown.relative_to(Path.cwd())
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
+        wrap(divergence(training.settings, loop.progress.metric_averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(str(shown), config.values)}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",

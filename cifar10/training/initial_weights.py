@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from cifar10.follower.trained_model import TrainedModel
     from cifar10.towers.update import TrainState
 
 IMAGENET = "imagenet"
@@ -153,9 +154,13 @@ def find_weights(
         path, wanted_step = locate_source(name)
         source = printable(str(path))
         if path.is_dir():
-            step, described, there = _of_run(path, wanted_step, config.network.model)
+            step, trained, there = _of_run(path, wanted_step, config.network.model)
             source += f" at step {step:,}"
-            of_other_classes = described.get("class_names") != settings["class_names"]
+            if (was := trained.model.input_shape) != (now := model.input_shape):
+                sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
+                source += f" (on images of {sizes})"
+            names = trained.settings.get("class_names")
+            of_other_classes = names != settings["class_names"]
         else:
             there = read_layers(path, wanted)
     of_head = {id(variable) for variable in layer_tree.head(model).variables}
@@ -197,8 +202,8 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 
 def _of_run(
     path: Path, wanted_step: int | None, name: str
-) -> tuple[int, Mapping[str, Any], Layers]:
-    """Returns the step, the run's settings and the averaged weights of a checkpoint.
+) -> "tuple[int, TrainedModel, Layers]":
+    """Returns the step, the run's model and the averaged weights of a checkpoint.
 
     If `wanted_step` is None, reads the newest checkpoint.
     """
@@ -216,7 +221,7 @@ def _of_run(
         layer: [values[id(variable)] for variable in of_layer]
         for layer, of_layer in layer_tree.by_name(model).items()
     }
-    return step, trained.settings, there
+    return step, trained, there
 
 
 def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:

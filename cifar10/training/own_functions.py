@@ -26,7 +26,7 @@ def with_own(
         logits = tf.cast(logits, found["total_loss"].dtype)
         if callable(own.loss):
             mean = tf.reduce_mean(own.loss(_expected(own.loss, labels, logits), logits))
-            found["total_loss"] = tf.cast(mean, logits.dtype) + found["weight_decay"]
+            found["total_loss"] = tf.cast(mean, logits.dtype) + found["penalties"]
         if labels.dtype.is_floating:
             labels = tf.argmax(labels, axis=1)
         metrics = own.metrics(labels, logits) if own.metrics else {}

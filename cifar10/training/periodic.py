@@ -83,12 +83,11 @@ class Validation:
             self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
             keep = self._loop.training.config.checkpoints
-            decides = keep.stop_after_no_gain or keep.keep_best
-            if decides and self._scored.part == "test":
+            if keep.stop_after_no_gain and self._scored.part == "test":
                 self._loop.say(
-                    "NOTE: scores on the test split decide the stop or the best "
-                    "checkpoint,\nso the last score is a little too good. With "
-                    "--val_fraction 0.1, a\nvalidation split decides instead."
+                    "NOTE: scores on the test split decide the stop, so the last one "
+                    "is a little too good.\nWith --val_fraction 0.1, a validation "
+                    "split decides instead."
                 )
 
     def on_step(self, step: int) -> None:

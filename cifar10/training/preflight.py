@@ -4,12 +4,14 @@
 """
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
-from cifar10.config.config import Config
+from cifar10.config.config import Config, flags_of
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
 from cifar10.process import files, invocation
@@ -20,6 +22,11 @@ from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights
 
 _DATA = "data_fingerprint"
+# Settings that, besides the files, decide the data.
+_OF_DATA = (
+    *("data", "data_dir", "corrections", "image_size"),
+    *("validation_fraction", "val_fraction"),
+)
 
 
 @contextlib.contextmanager
@@ -44,18 +51,23 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
 
 
 def check_run(
-    path: Path, determining: Mapping[str, Any], *, fresh: bool
+    path: Path,
+    determining: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    fresh: bool,
 ) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is no run.
 
-    Refuses a run whose settings differ from those in `determining`. With `fresh`, does
-    not compare them, because a new run will replace the old one. Writes nothing.
+    Refuses a run whose settings differ from those in `determining`; `settings` has all
+    that are wanted now, for advice. With `fresh`, does not compare them, because a new
+    run will replace the old one. Writes nothing.
     """
     recorded = starting.find_run(path)
     if recorded is not None and not fresh:
         found = starting.find_differences(path, recorded, determining)
         if found:
-            raise UsageError(_explained(path, found, recorded))
+            raise UsageError(_explained(path, found, recorded, settings or {}))
     return recorded
 
 
@@ -74,33 +86,56 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     elif config.update.schedule_ends:  # The rate depends on the end.
         weights = invocation.as_flags(initial_weights=str(train_dir))
         lines.append(f"  train longer:  in another directory, with {weights}")
-    elif longer := invocation.to_resume(train_dir, values, max_steps=2 * step):
+    elif longer := invocation.to_train(values, resume=train_dir, max_steps=2 * step):
         lines.append(f"  train longer:  {longer}")
     lines.append(f"  score it:      {invocation.to_score(str(train_dir), values)}")
     return "\n".join(filter(None, lines))
 
 
 def _explained(
-    path: Path, differences: Mapping[str, tuple[Any, Any]], recorded: Mapping[str, Any]
+    path: Path,
+    differences: Mapping[str, tuple[Any, Any]],
+    recorded: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> str:
-    """Returns a message on how given options differ from the run's, and what to do."""
+    """Returns a message on how wanted settings differ from the run's, and what to do.
+
+    Each command and flag in it works when followed.
+    """
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
         f"    {name}: {there} there, {now} now"
         for name, (there, now) in differences.items()
         if name != _DATA
     ]
-    if _DATA in differences and "data" not in differences:
+    if "global_batch_size" in differences:
+        batch = invocation.as_flags(global_batch_size=recorded["global_batch_size"])
+        lines.append(f"    {batch} in place of --batch_size keeps that of the run")
+    others = [name for name in _OF_DATA if recorded.get(name) != settings.get(name)]
+    if not os.path.exists(recorded.get("data_dir") or ""):  # noqa: PTH110
+        others = [name for name in others if name != "data_dir"]
+    if has_changed := _DATA in differences and not others:
         file = recorded.get("corrections")
         labels = f"labels, which {file} corrects," if file else "labels"
         lines.append(f"    data: images or {labels} have changed since the run began")
-    resume = invocation.as_flags(resume=str(path))
+        lines.append("That run cannot go on with changed data.")
+    elif _DATA in differences and (name := others[0]) not in differences:
+        lines.append(f"    {name}: {recorded[name]} there, {settings[name]} now")
+    resume = invocation.as_flags(resume=path)
     if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
-    unused = files.unused(path.with_name(f"{path.name}."))
-    other = invocation.as_flags(train_dir=str(unused))
-    lines.append(
-        f"Give {resume} alone to resume that run as it is,\n{other} to train in "
-        "another directory,\nor --fresh to move that run aside and start over."
-    )
-    return "\n".join(lines)
+    if not has_changed:
+        lines.append(f"Give {resume} alone to resume that run as it is.")
+    if not any(word.startswith("--resume") for word in sys.argv):
+        lines.append("Give --fresh to move that run aside and start over.")
+    begin, source = "Begin a new run", dict[str, Any]()
+    flags = {"train_dir": files.unused(path.with_name(f"{path.name}."))}
+    if checkpoints.steps(path / layout.CHECKPOINTS):
+        begin += " from its weights (without --initial_weights, from random values)"
+        flags, source = {"initial_weights": path, **flags}, {**recorded}
+    how = invocation.as_flags(**flags)
+    if settings:
+        with contextlib.suppress(UsageError):  # The recipe's file is gone.
+            flags = flags_of(settings, source) | flags
+            how = invocation.to_train(settings, **flags) or how
+    return "\n".join([*lines, f"{begin} with:\n    {how}"])

@@ -200,7 +200,7 @@ class Progress:
             return "No checkpoint was written yet; the run will start over."
         how = "the same command without --fresh resumes."
         run = self._directory.parent
-        if command := invocation.to_resume(run, self._config.values):
+        if command := invocation.to_train(self._config.values, resume=run):
             how = f"resume the run with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 

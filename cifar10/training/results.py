@@ -8,15 +8,24 @@ to be finite, the state before that step can still be saved. The step's gradient
 computed again, to name the variables whose gradients are not finite.
 """
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
 from cifar10.config.data_flag import PYTHON
-from cifar10.errors import CorruptedError, NotFiniteError, UsageError, first_few, say
+from cifar10.errors import (
+    CorruptedError,
+    NotFiniteError,
+    UsageError,
+    first_few,
+    rounded,
+    say,
+)
 from cifar10.process import invocation
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
@@ -25,13 +34,16 @@ from cifar10.training.progress import Progress
 
 # The decay of the moving averages, as in the tutorial; they make curves smoother.
 METRIC_AVERAGE_DECAY = 0.9
-_AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+_AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 # A few bad images do not spoil this many steps in a row, so no later update is likely
 # to succeed.
 MOST_SKIPPED_IN_A_ROW = 10
 
 MOST_ROLLBACKS = 3
+# Of a divergence, in multiples of the first loss.
+_SPIKE, _FAR = 100.0, 10.0
+_FIRST, _HIGHEST = "first loss", "highest loss"  # Kept with the averages.
 _SHOWN_NAMES = 3
 
 
@@ -116,6 +128,8 @@ class Results:
             average = averages.get(name, newest[name])
             average += (1 - METRIC_AVERAGE_DECAY) * (newest[name] - average)
             averages[name] = average
+        first = averages.setdefault(_FIRST, newest["total_loss"])
+        averages[_HIGHEST] = max(averages.get(_HIGHEST, first), newest["total_loss"])
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""
@@ -217,11 +231,7 @@ class NotFinitePolicy:
     def _advice(self, first: int, last: int) -> str:
         """Returns advice on steps `first` to `last`, whose results are not finite."""
         rate = self._training.config.update.learning_rate
-        how = (
-            f"In a new run (another --train_dir), a --learning_rate below {rate}, "
-            "--clip_norm or --warmup_epochs usually helps. "
-            f"{self._progress.how_to_resume()}"
-        )
+        how = f"{_how_to_prevent(rate)} {self._progress.how_to_resume()}"
         if self._training.dataset.name.startswith(PYTHON):  # A command cannot load it.
             return how
         run = shlex.quote(str(self._training.train_dir))
@@ -229,6 +239,28 @@ class NotFinitePolicy:
         return f"{how}\nFind the images that caused it with:\n    {find}"
 
 
-def loss_text(loss: float) -> str:
-    """Formats a loss, in scientific notation if it is 1000 or more."""
-    return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"
+def divergence(settings: Mapping[str, Any], averages: Mapping[str, float]) -> str:
+    """Warns if a run has diverged, by its `metric_averages` at the end; else "".
+
+    It has if a loss was a hundred times the first one, and the run has not recovered:
+    the average is still far above the first loss, or the cross entropy is that of
+    guessing, log(classes), as of a dead network.
+    """
+    guessing = math.log(settings.get("classes", 2))
+    first, highest = averages.get(_FIRST, math.inf), averages.get(_HIGHEST, 0.0)
+    usual = max(abs(first), guessing)
+    is_far = averages.get("total_loss", 0.0) > _FAR * usual
+    is_dead = averages.get("cross_entropy", 0.0) > 0.95 * guessing
+    if highest < _SPIKE * usual or not (is_far or is_dead):
+        return ""
+    return (
+        f"NOTE: the training has DIVERGED: its loss rose from {rounded(first, 2)} to "
+        f"{rounded(highest, 2)}. {_how_to_prevent(settings['learning_rate'])}"
+    )
+
+
+def _how_to_prevent(rate: float) -> str:
+    return (
+        f"In a new run (another --train_dir), a --learning_rate below {rate}, "
+        "--clip_norm or --warmup_epochs usually helps."
+    )

@@ -87,7 +87,8 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     training = loop.training
     config, settings = training.config, training.settings
     fresh, determining = config.run.fresh, training.determining()
-    earlier = preflight.check_run(training.train_dir, determining, fresh=fresh)
+    wanted = training.train_dir, determining, settings
+    earlier = preflight.check_run(*wanted, fresh=fresh)
     taken = ""
     saved = None if fresh else loop.progress.last_saved()
     if config.fine_tuning.initial_weights and saved is None:

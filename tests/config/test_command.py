@@ -34,6 +34,12 @@ def test_help_names_every_command(help_of):
         assert f"\n    cifar10 {name} " in help_of(name)
 
 
+def test_without_a_command_all_are_listed():
+    done = runs.call(PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n    {name} " in done.stdout for name in command._COMMANDS)
+
+
 def test_version_is_that_of_the_installed_package():
     installed = metadata.version("cifar10-multi-gpu")
     done = runs.call(PROGRAM, "--version")

@@ -88,7 +88,21 @@ def test_flags_are_those_that_were_decided_on():
             "train.py -eval_step=3",
             "-eval_step=3: there is no such flag. Did you mean --eval_steps?",
         ),
-        ("train.py --lr 3", "--lr 3: there is no such flag. See --help."),
+        ("train.py --zz 3", "--zz 3: there is no such flag. See --help."),
+        *(
+            (
+                f"train.py --{word} 3",
+                f"--{word} 3: there is no such flag. Did you mean --{meant}?",
+            )
+            for word, meant in (
+                ("lr", "learning_rate"),
+                ("epochs", "max_epochs"),
+                ("steps", "max_steps"),
+                ("batch", "batch_size"),
+                ("bs", "batch_size"),
+                ("rate", "learning_rate"),
+            )
+        ),
         (
             "train.py --stages=2",
             "--stages=2: it is set in a recipe (--recipe FILE), not by a flag.",

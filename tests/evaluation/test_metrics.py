@@ -26,7 +26,7 @@ def of(confusion):
 
 def test_scalars_are_divided_by_the_count():
     assert (SUMS.count, SUMS.correct) == (10, 4)
-    assert SUMS.scalars(weight_decay=0.25) == pytest.approx(
+    assert SUMS.scalars(penalties=0.25) == pytest.approx(
         {
             "precision @ 1": 0.4,
             # As R's prop.test(4, 10, correct = FALSE) has it.
@@ -37,7 +37,7 @@ def test_scalars_are_divided_by_the_count():
             "balanced accuracy": (3 / 4 + 1 / 5 + 0) / 3,
             "total_loss": 1.45,
             "cross_entropy": 1.2,
-            "weight_decay": 0.25,
+            "penalties": 0.25,
             "expected calibration error": 0.1 * abs(1 - 2) + 0.1 * abs(3 - 4.5),
         },
         abs=1e-6,
@@ -61,4 +61,6 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     assert scalars["balanced accuracy"] == pytest.approx((2 / 3 + 0) / 2)
     said = metrics.report("subject", sums, scalars, NAMES)
     assert "2 classes" in said
+    marked = [line.split()[0] for line in said.splitlines() if "few images" in line]
+    assert marked == ["cat", "dog", "frog"], "fewer than five images each"
     assert f"{sums.correct} right of subject" in said

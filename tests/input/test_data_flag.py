@@ -72,7 +72,7 @@ def test_a_run_says_what_its_images_and_classes_are():
 
 def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_dir):
     stand_in = datasets.find("synthetic", str(stand_in_dir))
-    monkeypatch.setattr(datasets, "find_for", lambda _: stand_in)
+    monkeypatch.setattr(datasets, "find_for", lambda *_, **__: stand_in)
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}
     with pytest.raises(UsageError, match="10 classes"):
         datasets.find_again(settings)

@@ -91,7 +91,8 @@ def test_a_folder_is_divided_into_three_parts(tmp_path, cache):
     assert content(three) == {"train": 20, "test": 12, "val": 8}
     assert three.paths["test"] == two.paths["test"], "a part more moves no test picture"
     write(folder, *(f"cat/new {number}.png" for number in range(20)))
-    later = find(folder, cache, val_fraction=0.2, division=three.division)
+    run = {"data_division": three.division, "class_names": three.class_names}
+    later = find(folder, cache, val_fraction=0.2, run=run)
     assert {*three.paths["val"]} < {*later.paths["val"]}
     assert not {*three.paths["train"]} & {*later.paths["val"], *later.paths["test"]}
     # Where the test part is given, only the rest is divided.

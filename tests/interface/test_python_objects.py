@@ -322,7 +322,7 @@ def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):
     soft = keras.losses.CategoricalCrossentropy(from_logits=True)
     record = train(config(tmp_path / "run", loss=soft, **mixed))
     assert record.metrics["total_loss"] == pytest.approx(
-        record.metrics["cross_entropy"] + record.metrics["weight_decay"]
+        record.metrics["cross_entropy"] + record.metrics["penalties"]
     )
 
 

@@ -78,7 +78,7 @@ def test_published_weights_that_are_absent_or_damaged_are_refused(
     path.write_bytes(b"none")
     files = module_of("VGG16").file_utils
     for get_file, named in (
-        (fail, "unreachable"),
+        (fail, r"put the file[^:]* into that folder\.\n.*/vgg16_\S+\.h5"),
         (lambda *_, **__: str(path), "VGG16"),
     ):
         monkeypatch.setattr(files, "get_file", get_file)

@@ -168,12 +168,12 @@ def test_loss_by_hand(given, computed):
         {
             "total_loss": CROSS_ENTROPY + 1.75,
             "cross_entropy": CROSS_ENTROPY,
-            "weight_decay": 1.75,
+            "penalties": 1.75,
             "precision @ 1": 2 / 3,
         },
         rel=1e-2 if given == "bfloat16" else 1e-6,
     )
-    assert float(models.loss(logits, labels, [])["weight_decay"]) == 0.0
+    assert float(models.loss(logits, labels, [])["penalties"]) == 0.0
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
@@ -200,7 +200,7 @@ def test_penalties_of_different_types_add_up():
     """In bfloat16 weight decay is float32, an activity regularizer's penalty is not."""
     penalties = [tf.constant(0.5), tf.constant(0.25, tf.bfloat16)]
     computed = models.loss(tf.zeros([1, 2]), tf.constant([0]), penalties)
-    assert float(computed["weight_decay"]) == 0.75
+    assert float(computed["penalties"]) == 0.75
 
 
 def test_a_mixed_image_weighs_what_its_parts_do():

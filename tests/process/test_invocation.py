@@ -1,5 +1,6 @@
 """The commands that messages suggest work where the program was started."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,15 +38,15 @@ def test_program_can_be_started_once_more(started, first, name, resumed, spawned
     assert invocation.program_name() == name
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
     assert invocation.to_spawn(words) == again
-    resume = invocation.to_resume(Path("my runs"), {"workers": 1}, max_steps=9)
+    resume = invocation.to_train({"workers": 1}, resume="my runs", max_steps=9)
     assert resume == f"{resumed} --resume 'my runs' --max_steps 9"
 
 
 def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
     started(ROOT / "train.py")
-    assert invocation.to_resume(Path("run"), {"workers": 2}) is None
+    assert invocation.to_train({"workers": 2}, resume="run") is None
     started("ipykernel_launcher.py")
-    assert invocation.to_resume(Path("run"), {"workers": 1}) is None
+    assert invocation.to_train({"workers": 1}, resume="run") is None
 
 
 def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
@@ -66,6 +67,24 @@ def test_commands_are_those_of_the_installed_program_or_of_the_module(started):
         assert invocation.command("eval") == "python -m cifar10 eval"
     started(COMMAND, "data", "photos")
     assert invocation.command("train") == "cifar10 train"
+
+
+def test_a_module_that_is_not_installed_is_named_with_its_place(
+    started, tmp_path, monkeypatch
+):
+    """A script's own folder is not where the next command looks."""
+    started(ROOT / "train.py")
+    monkeypatch.setattr(invocation.metadata, "distributions", lambda **_: iter(()))
+    monkeypatch.chdir(ROOT)
+    assert invocation.command("eval") == "python -m cifar10 eval"
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{invocation.command('doctor')} --help"],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert b"finds out" in done.stdout.lower()
 
 
 def test_packages_that_are_missing_are_named_with_their_extra():

@@ -103,6 +103,16 @@ def test_what_was_simulated_says_so_until_a_new_run_begins(tmp_path):
         assert read_config(run)["simulated"] is recorded
 
 
+def test_a_resume_with_other_versions_says_so(run):
+    assert not prepare(run, {**SETTINGS, "versions": {}})
+    prepare(run, {**SETTINGS, "versions": {"cifar10": "1 (sources a)", "numpy": "2"}})
+    said = prepare(
+        run, {**SETTINGS, "versions": {"cifar10": "1 (sources b)", "numpy": "2"}}
+    )
+    assert "sources a" in said
+    assert "numpy" not in said
+
+
 # Another configuration.
 
 

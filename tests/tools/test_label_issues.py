@@ -64,7 +64,7 @@ def test_wrong_labels_are_listed_shown_and_corrected(shades):
     folder, flags = shades
     file = folder / "run" / "corrections.csv"
     found = json.loads(call(folder, "--json").stdout)
-    assert found["labels"].keys() == {"issues", "corrections"}
+    assert found["labels"].keys() == {"issues", "caution", "corrections"}
     rows = [*csv.DictReader(io.StringIO(file.read_text()))]
     assert {row["picture"]: row["class"] for row in rows} == {
         f"train picture {place}": name for place, name in WRONG.items()
@@ -114,13 +114,34 @@ def test_a_weak_run_lists_a_twentieth(shades, monkeypatch):
     monkeypatch.setattr(label_issues, "_SHARE", 0.025)
     said = " ".join(call(folder).stdout.split())
     file = folder / "run" / "corrections.csv"
-    assert "Most suspicious labels (1), many" in said
+    assert "Most suspicious labels: 1. Many may be right" in said
     assert len([*csv.DictReader(io.StringIO(file.read_text()))]) == 1
     file.unlink()
     monkeypatch.undo()
-    assert "Most suspicious labels (2)" in call(folder).stdout, (
+    assert "Most suspicious labels: 2." in call(folder).stdout, (
         "a twentieth of the pictures"
     )
+    file.unlink()
+
+
+def test_the_list_of_a_run_that_has_learned_little_says_so(shades, monkeypatch):
+    """With the numbers that show it, on the page and in the terminal."""
+    folder, _ = shades
+    file = folder / "run" / "corrections.csv"
+    assert "right on 95% of these pictures." in call(folder).stdout
+    file.unlink()
+    monkeypatch.setattr(label_issues, "_SHARE", 1.0)
+    contradicted = np.arange(12), np.ones(40, int), np.zeros(40)
+    monkeypatch.setattr(label_issues, "find_issues", lambda *_: contradicted)
+    monkeypatch.setattr(label_issues, "_STRONG", 0.99)
+    said = call(folder).stdout
+    page = file.with_suffix(".html").read_text()
+    file.unlink()
+    for text in (said, page):
+        assert "below about 99% only the first are mostly wrong" in text
+        assert "of the class" not in text, "six of its twenty"
+    contradicted = np.arange(0, 40, 2), np.ones(40, int), np.zeros(40)
+    assert "It lists 19 of the 20 of the class class 0" in call(folder).stdout
     file.unlink()
 
 

@@ -153,3 +153,5 @@ def test_exit_code_of_the_command_tells_of_skipped_files(tmp_path, folder):
     assert done.stdout.startswith(f"step 10:\n{image}: ")
     assert done.stdout.count(str(image)) == 1
     assert str(text) in done.stderr
+    done = runs.call("cifar10/__main__.py", "predict", folder, *words)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 8), "all of the folder"

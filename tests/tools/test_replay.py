@@ -77,7 +77,7 @@ class Found(NamedTuple):
 METRICS = ("total_loss", "cross_entropy", "learning_rate")
 SCORES = ("precision @ 1", "low of precision @ 1", "high of precision @ 1")
 SCORES += ("precision @ 5", "macro F1", "balanced accuracy", "total_loss")
-SCORES += ("cross_entropy", "weight_decay", "expected calibration error")
+SCORES += ("cross_entropy", "penalties", "expected calibration error")
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])

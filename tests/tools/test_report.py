@@ -136,7 +136,7 @@ def test_numbers_and_curves_are_those_of_the_files(both, runs):
         for metric in ("cross_entropy", "balanced accuracy", "macro F1"):
             assert str(found[metric]) in values
         logged = programs.logged(run_dir)
-        assert str(logged[-1]["total_loss"]) in values
+        assert str(logged[-1]["cross_entropy"]) in values, "as of the test images"
         points = both.line("Loss, moving average", number)
         proportional(points[:, 0], [line["step"] for line in logged])
         losses = [line["total_loss/average"] for line in logged]
@@ -239,7 +239,7 @@ def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
     # Of the last one no line was logged.
     figures = report(tmp_path / "page.html", copy).figures()
     assert figures["step"] == "70 of 30"
-    assert "training loss, step 30" in figures
+    assert "training cross entropy, step 30" in figures
 
 
 def test_a_line_of_a_step_that_no_run_reaches_is_left_out(copy):
@@ -248,6 +248,50 @@ def test_a_line_of_a_step_that_no_run_reaches_is_left_out(copy):
         log.write(f'{{"step": {10**200}}}\n{{"step": -1}}\n')
     (run,) = read_runs([copy])
     assert (run.step, run.logged) == (before.step, before.logged)
+
+
+def test_runs_of_other_seeds_get_a_mean_and_a_deviation(runs, copy, tmp_path):
+    first, faster = runs
+    assert not report(tmp_path / "page.html", first, faster).all(
+        "table[@class='numbers seeds']"
+    )
+    change(copy, seed=1)
+    for run, part in ((first, 0.5), (copy, 0.6), (faster, 0.7)):
+        alone = shutil.copytree(run, tmp_path / f"alone{part}")
+        shutil.rmtree(alone / "checkpoints")  # What was scored counts.
+        scored_as(alone, (30, part, 2000))
+    shown = report(tmp_path / "page.html", *sorted(tmp_path.glob("alone*")))
+    (table,) = shown.all("table[@class='numbers seeds']")
+    rows = [["".join(cell.itertext()) for cell in row] for row in table[1]]
+    of_seeds, other = rows
+    assert of_seeds[1:] == ["2", "55.00\u00a0%", "7.07\u00a0%"]
+    assert other[1:3] == ["1", "70.00\u00a0%"], "one run has no deviation"
+
+
+def test_a_diverged_run_says_so_and_its_numbers_stay_short(copy, tmp_path):
+    with (copy / "metrics.jsonl").open("a") as log:
+        losses = {"step": 31, "total_loss": 2e22, "cross_entropy": 1.6e22}
+        log.write(json.dumps(losses) + "\n")
+    assert "DIVERGED" not in report(tmp_path / "page.html", copy).text
+    manifest = checkpoints.read_manifest(copy / "checkpoints", 30)
+    manifest["loss_averages"] |= {"total_loss": 1e22, "highest loss": 2e22}
+    manifest["sha256"] = checkpoints.digest_of(manifest)
+    file = copy / "checkpoints/step-00000030" / checkpoints.MANIFEST
+    file.write_text(json.dumps(manifest))
+    shown = report(tmp_path / "page.html", copy)
+    assert "DIVERGED" in shown.text
+    assert shown.figures()["training cross entropy"] == "1.6e+22"
+
+
+def test_every_run_that_is_named_is_shown_and_other_folders_are_left_out(
+    runs, tmp_path
+):
+    first, second = runs
+    words = ("cifar10/__main__.py", "report", "--output", tmp_path / "page.html")
+    done = programs.call(*words, "--train_dir", first, "--train_dir", second, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path} holds no run" in done.stderr
+    assert len(Page((tmp_path / "page.html").read_text()).all("article")) == 2
 
 
 def test_text_from_elsewhere_is_escaped(runs):
@@ -338,5 +382,5 @@ def test_the_headline_is_the_test_score_or_says_of_which_part_it_is(
     ):
         shown = report(tmp_path / "page.html", run)
         assert shown.headlines() == [programs.logged(run / folder)[-1][PRECISION]]
-        assert f"precision @ 1 on {part} (" in shown.text
+        assert f"accuracy (precision @ 1) on {part} (" in shown.text
         assert f"{part} cross entropy" in shown.figures()

@@ -179,7 +179,7 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
         (ask(bytes(1_000_001)), 413, "1,000,000"),
         (ask(query="?top_k=0"), 400, "top_k"),
         (ask(query=f"?top_k={'9' * 5000}"), 400, "top_k"),
-        (client.post("/predict", files={"image": PNG}), 400, "PNG"),
+        (client.post("/predict", files={"image": PNG}), 400, "--data-binary"),
         (client.get("/nothing"), 404, "Not Found"),
         (client.get("/predict"), 404, "POST /predict"),
     ):

@@ -9,9 +9,9 @@ import tensorflow as tf
 from cifar10.errors import NotFiniteError
 from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
-from cifar10.training.results import Results
+from cifar10.training.results import Results, divergence
 
-LOSSES = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+LOSSES = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 
 def metrics(**changed):
@@ -47,6 +47,7 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
         results.add(1, result(one, values[:1]))
         results.read()
         averages = dict(zip(LOSSES, expected, strict=True))
+        averages |= {"first loss": 4.0, "highest loss": 4.0}
         assert kept.metric_averages == pytest.approx(averages)
 
 
@@ -54,10 +55,10 @@ def test_a_metric_that_steps_do_not_have_needs_no_average():
     kept = progress()
     results = Results(kept, ["/cpu:0"])
     present = metrics()
-    del present["weight_decay"]
+    del present["penalties"]
     results.add(1, result(present, [2.0]))
-    assert "weight_decay/average" not in results.read()
-    assert "weight_decay" not in kept.metric_averages
+    assert "penalties/average" not in results.read()
+    assert "penalties" not in kept.metric_averages
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():
@@ -89,3 +90,19 @@ def test_a_loss_scale_below_one_is_no_training():
     with pytest.raises(NotFiniteError, match="float16") as caught:
         results.read()
     assert caught.value.step == 6
+
+
+def test_a_divergence_is_told_and_a_healthy_run_is_not_accused():
+    settings = {"classes": 10, "learning_rate": 5.0}
+    names = ("first loss", "highest loss", "total_loss", "cross_entropy")
+    for losses, is_told in (
+        ((4.7, 1e25, 9e24, 2e11), True),
+        ((4.7, 1e25, 2.4, 2.31), True),  # A dead network, whose weights have decayed.
+        ((4.7, 500.0, 1.2, 0.4), False),  # It has recovered.
+        ((4.7, 9.0, 4.4, 2.31), False),  # It has hardly begun.
+        ((9000.0, 9000.0, 800.0, 700.0), False),  # A wild start.
+        ((30.0, 35.0, 33.0, 0.1), False),  # Large penalties.
+    ):
+        said = divergence(settings, dict(zip(names, losses, strict=True)))
+        assert ("--learning_rate below 5.0" in said) == is_told, losses
+    assert not divergence(settings, {}), "a run of an earlier version"

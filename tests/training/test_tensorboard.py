@@ -59,7 +59,7 @@ def test_curves_hold_the_values_of_metrics_jsonl_and_of_the_evaluation(run):
     for folder, logged in (("train", lines), ("eval", [{**scored, "step": STEPS[-1]}])):
         events = read_as_the_server(train_dir / folder)
         tags = {*events.PluginTagToContent("scalars")}
-        assert tags >= {"total_loss", "cross_entropy", "weight_decay", "precision @ 1"}
+        assert tags >= {"total_loss", "cross_entropy", "penalties", "precision @ 1"}
         for name in tags & {*logged[0]}:
             found = [(step, value.item()) for step, value in tensors(events, name)]
             assert found == [

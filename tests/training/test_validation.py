@@ -193,7 +193,7 @@ def test_an_early_end_is_that_of_a_finished_run(
     said = " ".join(done.stdout.split())
     assert "precision @ 1 = 0.300 [0.241, 0.367] at step 15" in said
     assert "Ended at step 24 by --stop_after_no_gain 3." in said
-    assert saved(run) == [16, 20, 24]
+    assert saved(run) == [15, 20, 21, 24], "the newest ones and the best"
 
     again = runs.call("train.py", *flags)
     assert (again.returncode, again.stderr) == (0, "")
@@ -213,17 +213,21 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"
     options = {**SIMPLE, "checkpoint_steps": 10, "keep_checkpoints": 1}
-    train(run, stand_in_dir, **options, keep_best=1)
+    train(run, stand_in_dir, **options)
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
-    assert "a little too good. With --val_fraction" in said
+    assert "With --val_fraction 0.1, a validation" in said
+    assert "which chose this step: a little too good" in " ".join(said.split())
     assert restoring.candidates(run / "checkpoints", "best") == [15]
-    train(run, stand_in_dir, **options, keep_best=1)
+    train(run, stand_in_dir, **options)
     repeated = capsys.readouterr().out
     assert "Nothing to do." in repeated
     for text in (said, repeated):
         assert "Ended at step 24 by --stop_after_no_gain 3." in text
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
+    train(tmp_path / "without", stand_in_dir, **options, keep_best=0)
+    assert saved(tmp_path / "without") == [24]
+    assert "its checkpoint was not kept" in " ".join(capsys.readouterr().out.split())
 
 
 def test_val_decides_and_the_last_score_is_that_on_test(
@@ -231,7 +235,7 @@ def test_val_decides_and_the_last_score_is_that_on_test(
 ):
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"
-    options = {**SIMPLE, "val_fraction": 0.1, "keep_best": 1}
+    options = {**SIMPLE, "val_fraction": 0.1}
     assert train(run, stand_in_dir, **options) == 24
     lines = {part: scored(run, part) for part in ("eval_val", "eval")}
     assert [line["step"] for line in lines["eval_val"]] == list(range(3, 25, 3))
@@ -247,6 +251,7 @@ def test_val_decides_and_the_last_score_is_that_on_test(
     said = capsys.readouterr().out
     assert "too good" not in said
     assert "] at step 15 on val" in " ".join(said.split())
+    assert "eval --step 15" in said, "other commands take the newest"
 
 
 def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
@@ -335,6 +340,7 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
     scores.append(tmp_path / "eval", 300, {"precision @ 1": 0.98}, 10)
     said = early_stopping.outcome(settings, 300, EarlyStopping())
     assert "--step 300" in said
+    assert "on test, which chose this step" in said
 
 
 # ---- Flags

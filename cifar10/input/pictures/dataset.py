@@ -5,12 +5,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
 from cifar10.errors import UsageError, counted, first_few, printable
-from cifar10.input.dataset_base import Dataset
+from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.division import divided
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
@@ -27,7 +28,7 @@ def find_folder(
     image_size: int,
     validation_fraction: float,
     max_bad_images: float,
-    division: str | None = None,
+    run: Mapping[str, Any] | None = None,
     val_fraction: float = 0.0,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
@@ -39,7 +40,7 @@ def find_folder(
             resized to this size, then the centre is cropped.
         validation_fraction: The fraction for a test split that has no folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
-        division: The division of a run, as `divided` returned it.
+        run: The `config.json` of a run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
 
     Raises:
@@ -56,11 +57,11 @@ def find_folder(
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
     given = {*listing.parts}
     shares = {part: of for part, of in wanted.items() if of and part not in given}
-    if shares:
+    if shares and "train" in given:
         free = np.flatnonzero(parts == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
         parts[free], found_division = divided(
-            some, some_labels, len(classes), shares, division
+            some, some_labels, [*map(printable, classes)], shares, run
         )
     shards = Shards(home, directory, files, parts, image_size)
     left_out = shards.left_out
@@ -73,13 +74,22 @@ def find_folder(
             "Repair or remove them, or raise --max_bad_images."
         )
     labels = {split: labels_of[places] for split, places in shards.places.items()}
-    for split in {**labels, **shares}:
+    for split in {**labels, **shares} if "train" in given else labels:
         if not len(labels.get(split, ())):
             raise UsageError(
                 f"None of the {len(files):,} pictures in {where} is left for the "
                 f"{split} split. Add pictures, or change --validation_fraction or "
                 "--val_fraction."
             )
+
+    def read(split: Split) -> tuple[Images, np.ndarray]:
+        if split not in labels:
+            raise UsageError(
+                f"{where} has a folder {' and '.join(labels)}, but no {split}: it can "
+                f"be scored, not trained on. Add {split}/ with a folder for each class."
+            )
+        return shards.read(split), labels[split]
+
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(
         name=FOLDER,
@@ -91,7 +101,7 @@ def find_folder(
             f"classes at {image_size} x {image_size} in {where}{bad}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
-        read=lambda split: (shards.read(split), labels[split]),
+        read=read,
         parts=tuple(labels),
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,

@@ -2,8 +2,8 @@
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
 `test/CLASS/...` and optionally `val/CLASS/...`. The folder `val` may also be called
-`validation`. Without a folder `test`, `val` is the test split. Only folders are opened,
-not pictures.
+`validation`. Without a folder `test`, `val` is the test split. A folder that has only
+such folders, and no `train`, can be scored. Only folders are opened, not pictures.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def list_folder(directory: Path) -> Listing:
     tops = _folders_of_splits(folders)
     left_out = sorted({*folders} - {*tops.values()}) if len(tops) > 1 else []
     parts = {split: _by_class(directory, top, left_out) for split, top in tops.items()}
-    classes = [*parts["train"]]
+    classes = [*next(iter(parts.values()))]  # Of the training split, if there is one.
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise UsageError(
             f"{where} has pictures in {counted(len(classes), 'class', 'classes')}. Two "
@@ -74,9 +74,9 @@ def list_folder(directory: Path) -> Listing:
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn these classes. Move their "
-                "folders away, or add training pictures."
+                f"{where}: the {split} split has classes that {next(iter(tops))}/ "
+                f"lacks: {_some(unknown)}.\nNo model can learn these classes. Move "
+                "their folders away, or add training pictures."
             )
     files: list[File] = []
     labels: list[int] = []
@@ -94,6 +94,12 @@ def list_folder(directory: Path) -> Listing:
     return Listing([*map(printable, classes)], files, labels, parts_of, notes)
 
 
+def list_pictures(path: Path) -> list[Path]:
+    """Returns the pictures in a folder and its subfolders; [path] if there are none."""
+    found = _pictures(path, "", []) if path.is_dir() else []
+    return [path / name for name, _, _ in found] or [path]
+
+
 def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
     """Maps each split to its folder, with a slash at the end.
 
@@ -101,9 +107,10 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
     """
     named = {name.removesuffix("/").casefold(): name for name in folders}
     tests = [named[part] for part in TESTS if part in named]
-    if TRAIN not in named or not tests:
+    if not tests or (TRAIN not in named and len(tests) < len(folders)):
         return {"train": ""}
-    used: dict[Split, str] = {"train": named[TRAIN], "test": tests[0]}
+    used: dict[Split, str] = {"train": named[TRAIN]} if TRAIN in named else {}
+    used["test"] = tests[0]
     if TESTS[0] in named and tests[1:]:
         used["val"] = tests[1]
     return used

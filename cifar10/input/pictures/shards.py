@@ -28,7 +28,7 @@ from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
-from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
+from cifar10.input.records import SPLITS, Split
 from cifar10.process import files, moving_line
 
 # The version of the decoder, in the hashes that name shards and in every fingerprint.
@@ -90,7 +90,7 @@ class Shards:
             some = listed[start : start + self._per_shard]
             digest = hashlib.sha256(json.dumps([PIXELS, some]).encode())
             self._listed[f"{digest.hexdigest()}.bin"] = some
-        splits = SPLITS if "val" in parts else WITHOUT_VAL
+        splits = [split for split in SPLITS if split == "test" or split in parts]
         with cache.opened(home):
             shards = self._intact_shards()
             if len(shards) < len(self._listed):

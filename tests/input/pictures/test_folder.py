@@ -92,20 +92,23 @@ def test_train_is_a_class_without_a_test_part(tmp_path, cache):
 
 def test_the_division_depends_on_the_pictures_names_alone():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
-    parts, _ = divided(names, [0] * len(names), 1, {"test": 0.1})
+    parts, _ = divided(names, [0] * len(names), ["cat"], {"test": 0.1})
     assert np.count_nonzero(parts == "test") == 2_000
     # Frozen: another machine, another version, the same parts.
     few = [f"cat/{number}.jpg" for number in range(40)]
-    parts, _ = divided(few, [0] * len(few), 1, {"test": 0.1})
+    parts, _ = divided(few, [0] * len(few), ["cat"], {"test": 0.1})
     assert np.flatnonzero(parts == "test").tolist() == [13, 30, 36, 38]
     # An accent may be written in two ways, and a name have bytes that are no UTF-8.
     one, other = (
-        divided([f"{e}/{n}" for n in range(50)], [0] * 50, 1, {"test": 0.1})
+        divided([f"{e}/{n}" for n in range(50)], [0] * 50, ["cat"], {"test": 0.1})
         for e in ("\xe9", "e\u0301")
     )
     assert one[0].tolist() == other[0].tolist()
     assert one[1] == other[1]
-    assert divided([os.fsdecode(b"cat/\xff.png")], [0], 1, {"test": 0.1})[0] == "train"
+    assert (
+        divided([os.fsdecode(b"cat/\xff.png")], [0], ["cat"], {"test": 0.1})[0]
+        == "train"
+    )
 
 
 def test_each_class_is_divided_by_itself(tmp_path, cache):
@@ -187,6 +190,19 @@ def test_unusable_folders_are_refused(tmp_path, cache, names, said):
     (tmp_path / "set").mkdir()
     assert said in refused(write(tmp_path / "set", *names), cache)
     assert not cache.exists()
+
+
+def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
+    tmp_path, cache
+):
+    names = numbered(5, "test/a", "test/b")
+    found = find(write(tmp_path / "set", *names), cache, val_fraction=0.2)
+    assert (found.class_names, found.parts) == (("a", "b"), ("test",))
+    assert len(found.read("test")[1]) == 10
+    with pytest.raises(UsageError, match="no train: it can be scored"):
+        found.read("train")
+    write(tmp_path / "set", *numbered(2, "val/a", "dogs"))
+    assert find(tmp_path / "set", cache).class_names == ("dogs", "test", "val")
 
 
 def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):

@@ -11,8 +11,9 @@ from PIL import Image
 
 import runs
 from cifar10.config.config import Config
+from cifar10.config.run_config import read_run_config
 from cifar10.errors import UsageError
-from cifar10.input import cifar, records
+from cifar10.input import cifar, datasets, records
 from cifar10.input.division import divided
 from cifar10.training import train as training
 from small_folders import numbered, packed, write
@@ -156,14 +157,43 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     trained(run, photos, max_steps=1)
     added = [f"cat/new {number}.png" for number in range(40)]
     write(photos, *added)
-    _, division = divided(names[:20], [0] * 20, 1, {"test": 0.1})
-    parts, _ = divided(added, [0] * 40, 1, {"test": 0.1}, division)
+    settings = read_run_config(run)
+    parts, _ = divided(added, [0] * 40, ["cat"], {"test": 0.1}, settings)
     more = np.flatnonzero(parts == "test")
     assert more.size
     done, scores = score(run, photos)
     assert scores["num_examples"] == 6 + len(more), done.stderr
     with pytest.raises(UsageError, match="images or labels have changed"):
         trained(run, photos, max_steps=3)
+
+
+def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
+    """All its layers begin there, and what it held out is not trained on."""
+    photos = write(tmp_path / "photos", *numbered(30, "cat", "dog"), size=32)
+    first = ("--train_dir", tmp_path / "run", "--val_fraction", "0.2", "--data", photos)
+    small = ("--batch_size", "8", "--image_size", "32", "--max_steps", "1")
+    runs.call("train.py", *first, *small)
+    then = datasets.find_for(settings := read_run_config(tmp_path / "run"))
+    added = [f"cat/new {number}.png" for number in range(30)]
+    write(photos, *added, *numbered(30, "bird"), size=32)  # A new class comes first.
+    refused = runs.call("train.py", "--resume", tmp_path / "run")
+    assert refused.returncode == 2
+    assert "alone to resume" not in refused.stderr, "that can never work"
+    advised = refused.stderr.strip().splitlines()[-1].split()
+    assert advised[1] == str(runs.ROOT / "train.py")
+    done = runs.call("train.py", *advised[2:])
+    assert done.returncode == 0, done.stderr
+    assert "New layers: softmax_linear." in done.stdout, done.stdout
+    now = datasets.find_for(read_run_config(tmp_path / "run.1"), run=settings)
+    for part in ("val", "test"):
+        assert {*then.paths[part]} <= {*now.paths[part]}
+        assert any("bird" in path for path in now.paths[part])
+    again = ("--data", photos, "--initial_weights", tmp_path / "run", "--batch_size", 8)
+    again += ("--max_steps", 1, "--warmup_epochs", 0, "--train_dir", tmp_path / "tuned")
+    done = runs.call("train.py", *again)
+    assert "New layers: softmax_linear." in done.stdout, "of the run's own distortions"
+    done = runs.call("train.py", *again, "--distortions", "none", "--fresh")
+    assert "(on images of 24 x 24, not 32 x 32)" in " ".join(done.stdout.split())
 
 
 def test_scores_name_the_classes_and_refuse_others(photos, tmp_path):
