@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
 _LOCK = ".lock"
@@ -66,9 +66,8 @@ class RunLock:
             except BlockingIOError as error:
                 holder = os.pread(lock.fileno(), 300, 0).decode(errors="replace")
                 raise UsageError(
-                    f"--train_dir {path} is in use by another training run: "
-                    f"{printable(holder)}. Wait until that run ends, stop that run, or "
-                    "choose another --train_dir."
+                    f"--train_dir {path} is in use by another training run: {holder}. "
+                    "Wait until that run ends, or choose another --train_dir."
                 ) from error
             if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")

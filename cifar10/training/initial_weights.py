@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import FineTuning
-from cifar10.errors import UsageError, first_few, printable, reason, say
+from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
 from cifar10.process import files
@@ -91,9 +91,8 @@ def locate_source(name: str) -> tuple[Path, int | None]:
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
-            f"--initial_weights {printable(name)} does not exist or holds no weights.\n"
-            "Give imagenet, a .keras or .weights.h5 file, or the directory of a run or "
-            "of a checkpoint."
+            f"--initial_weights {name} does not exist or holds no weights. Give "
+            "imagenet, a .keras or .weights.h5 file, or a run's or checkpoint's folder."
         )
     return path, step
 
@@ -151,7 +150,7 @@ def find_weights(
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
     else:
         path, wanted_step = locate_source(name)
-        source = printable(str(path))
+        source = str(path)
         if path.is_dir():
             step, described, there = _of_run(path, wanted_step, config.network.model)
             source += f" at step {step:,}"
@@ -168,10 +167,8 @@ def find_weights(
     }
     if not found:
         raise UsageError(
-            f"--initial_weights {printable(name)}: its weights match no layer of "
-            f"{config.network.model}, whose layers are "
-            f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model of these "
-            "weights; layers are matched by their names and shapes."
+            f"--initial_weights {name} fits no layer of {config.network.model} by name "
+            f"and shape: {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
         )
     return source, found
 
@@ -243,9 +240,8 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
             }
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
-            f"--initial_weights {printable(str(path))} cannot be read as a Keras file: "
-            f"{printable(reason(error))}.\nIf the file is damaged, save or download it "
-            "again."
+            f"--initial_weights {path} cannot be read as a Keras file: "
+            f"{reason(error)}. If the file is damaged, save or download it again."
         ) from error
 
 

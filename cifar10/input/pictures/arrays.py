@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
@@ -33,17 +33,16 @@ _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 def find_npz(path: Path) -> Dataset:
     """Reads a data set from an .npz file, and checks its arrays."""
     path = path.expanduser().absolute()
-    where = printable(str(path))
     try:
         with files.opened(path, follow=True) as file:
             found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
         raise UsageError(
-            f"{where} cannot be read, or is damaged: {reason(error)}.\nAn .npz file of "
+            f"{path} cannot be read, or is damaged: {reason(error)}.\nAn .npz file of "
             f"pictures holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, "
             "and must fit in memory. A folder of pictures may be larger than memory."
         ) from error
-    return array_dataset(found, where, NPZ, path)
+    return array_dataset(found, str(path), NPZ, path)
 
 
 def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:

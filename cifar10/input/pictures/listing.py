@@ -60,7 +60,6 @@ def list_folder(directory: Path) -> Listing:
     Raises:
         UsageError: Something cannot be read, or there are too few or too many classes.
     """
-    where = printable(str(directory))
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(folders)
     left_out = sorted({*folders} - {*tops.values()}) if len(tops) > 1 else []
@@ -68,15 +67,15 @@ def list_folder(directory: Path) -> Listing:
     classes = [*parts["train"]]
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise UsageError(
-            f"{where} has pictures in {counted(len(classes), 'class', 'classes')}. Two "
-            f"to {MAX_CLASSES:,} classes are needed.\n{_LAYOUTS}"
+            f"{directory} has pictures in {counted(len(classes), 'class', 'classes')}. "
+            f"Two to {MAX_CLASSES:,} classes are needed.\n{_LAYOUTS}"
         )
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{where}: the {split} split has classes that {TRAIN}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn these classes. Move their "
-                "folders away, or add training pictures."
+                f"{directory}: {TRAIN}/ lacks classes of the {split} split: "
+                f"{first_few(unknown, _SHOWN)}. Move them away, or add training "
+                "pictures."
             )
     files: list[File] = []
     labels: list[int] = []
@@ -90,7 +89,7 @@ def list_folder(directory: Path) -> Listing:
     notes = []
     if left_out:
         total = counted(len(left_out), "file or folder is", "files or folders are")
-        notes.append(f"{total} left out: {_some(left_out)}")
+        notes.append(f"{total} left out: {first_few(left_out, _SHOWN)}")
     return Listing([*map(printable, classes)], files, labels, parts_of, notes)
 
 
@@ -160,11 +159,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 others.append(name)
     except OSError as error:
         raise UsageError(
-            f"{printable(str(error.filename))} cannot be read: {reason(error)}.\n"
+            f"{error.filename} cannot be read: {reason(error)}.\n"
             f"Make it readable for this user, or remove it. {_LAYOUTS}"
         ) from error
     return pictures, others, folders
-
-
-def _some(names: Sequence[str]) -> str:
-    return first_few([*map(printable, names)], _SHOWN)
