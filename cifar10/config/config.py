@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from cifar10.config import (
-    augmentation as augmentations,
-    data_flag,
-    fields,
-    python_objects,
-    run_config,
-)
+from cifar10.config import augmentation, data_flag, fields, python_objects, run_config
 from cifar10.config.options import options
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
@@ -168,7 +162,7 @@ class Config(fields.Sections):
     def _check(self) -> None:
         """Refuses values that contradict the values of another section."""
         if not self.batch.global_batch_size:
-            augmentations.check_batch(self.images.augmentation, self.batch.batch_size)
+            augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
         for name, period in self.periods.items():
             if self.steps_per_call > period:
                 raise UsageError(
@@ -284,11 +278,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts an argument of `Config` to the value that its flag would have.
-
-    A path becomes a string, a `Record` its directory, a NumPy number a Python number,
-    and a tuple a list, as in `config.json`.
-    """
+    """Converts an argument of `Config` to its JSON form, a `Record` to its directory."""
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)

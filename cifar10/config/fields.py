@@ -57,7 +57,9 @@ LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
 # The scores of eval that can select the best checkpoint.
 SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS_BETTER)
 
-# Distortions of training images, implemented in `input/distortions.py`.
+# Distortions of training images, implemented in `input/distortions.py`. The largest
+# translations are in pixels of an image of 32 x 32, as in airbench94 and airbench96.
+# The distortions in `WHOLE` keep the size of images, and scale all images alike.
 Distortion: TypeAlias = Literal[
     "tutorial",
     "crop_flip",
@@ -67,6 +69,8 @@ Distortion: TypeAlias = Literal[
     "none",
 ]
 DISTORTIONS: tuple[str, ...] = get_args(Distortion)
+TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
+WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 # Learning-rate schedules that end at --max_steps; the staircase has no end.

@@ -26,13 +26,9 @@ _SECONDS_TO_CONNECT = 60
 # machine is detected after this time; the strategy's default is too short.
 _MILLISECONDS_OF_SILENCE = 25_000
 _LOST = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
+    *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError),
+    *(tf.errors.DeadlineExceededError, tf.errors.FailedPreconditionError),
+    *(tf.errors.UnavailableError, tf.errors.UnknownError),
 )
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")

@@ -7,7 +7,6 @@ on how the set is split into batches.
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +15,6 @@ import tensorflow as tf
 
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.run_directory import scores
-
-# Wraps lines for a terminal; does not break long paths.
-LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
@@ -142,7 +138,6 @@ def report(
 
     `subject` says which images and variables were scored.
     """
-    right = LINES.fill(f"{sums.correct:,} right of {subject}")
     shown = [
         f"{name} = {value:.4f}"
         for name, value in scalars.items()
@@ -150,8 +145,11 @@ def report(
     ]
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
-    figures = LINES.fill(", ".join(shown))
-    return f"{right}\n{figures}\n\n{class_table(sums, class_names)}"
+    right, table = (
+        f"{sums.correct:,} right of {subject}",
+        class_table(sums, class_names),
+    )
+    return f"{right}\n{', '.join(shown)}\n\n{table}"
 
 
 def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:

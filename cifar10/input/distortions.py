@@ -10,13 +10,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from cifar10.config.fields import TRANSLATIONS, WHOLE
 from cifar10.models.architecture import channel_statistics
-
-# The largest translation in pixels of an image of 32 x 32, as in airbench94 and
-# airbench96. Both distortions flip each image in every other epoch.
-TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
-# Distortions that keep the size of images; all others crop.
-WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 
 # The tutorial's largest change of brightness, on the scale 0 to 255, and its range of
 # contrast factors.

@@ -17,13 +17,8 @@ from cifar10.errors import UsageError
 # Operations that TensorFlow marks as stateful although they can be repeated: they only
 # read, or always compute the same. (Keras uses CudnnRNNV3 without dropout.)
 _REPEATABLE = {
-    "Assert",
-    "CudnnRNNV3",
-    "PrintV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarHandleOp",
+    *("Assert", "CudnnRNNV3", "PrintV2", "ReadVariableOp"),
+    *("ResourceGather", "ResourceGatherNd", "VarHandleOp"),
 }
 
 # A call of a layer or operation in a model's graph: a Keras node with the attributes

@@ -236,11 +236,8 @@ def resolve_config(
 
 def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Checks the batch size and the warm-up against the size of the training set."""
-    images, update, steps = (
-        config.global_batch_size,
-        config.update,
-        config.run.max_steps,
-    )
+    images, update = config.global_batch_size, config.update
+    steps = config.run.max_steps
     if images > examples_per_epoch:
         batches = config.machine.towers * config.batch.accumulate
         raise UsageError(

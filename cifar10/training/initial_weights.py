@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.fields import FineTuning
+from cifar10.config.fields import WHOLE, FineTuning
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
-# These distortions scale all images alike; the others standardize each image.
-_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 _SHOWN_NAMES = 4
 
 _WEIGHTS = "model.weights.h5"
@@ -68,12 +66,10 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
             "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
             "--initial_weights name a file or the directory of a run."
         )
-    if distortions not in _OF_ONE_SCALE:
+    if distortions not in WHOLE:
         raise UsageError(
-            "--initial_weights imagenet: the network needs all images on the same "
-            f"scale, but\n--distortions {distortions} scales each image by its own "
-            "mean and deviation.\nGive --distortions "
-            f"{' or '.join(_OF_ONE_SCALE)}."
+            "--initial_weights imagenet needs all images on the same scale, which "
+            f"--distortions {distortions} changes. Give {' or '.join(WHOLE)}."
         )
 
 
