@@ -30,8 +30,11 @@ from cifar10.training import train_command
 # flags to the parser, parses the words and returns the exit code. The modules must not
 # import TensorFlow before `main` runs.
 _TOOLS = (doctor, data, plan, predict, serve, export, report, runs, replay, audit)
-_COMMANDS = {"train": train_command, "eval": eval_command}
-_COMMANDS |= {tool.__name__.rpartition(".")[2]: tool for tool in _TOOLS}
+_COMMANDS = {
+    "train": train_command,
+    "eval": eval_command,
+    **{tool.__name__.rpartition(".")[2]: tool for tool in _TOOLS},
+}
 
 
 def run() -> None:

@@ -278,7 +278,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts an argument of `Config` to its JSON form, a `Record` to its directory."""
+    """Converts an argument of `Config` to its JSON form, and a `Record` to its path."""
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)

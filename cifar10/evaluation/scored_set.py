@@ -17,8 +17,9 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
 from cifar10.follower import trained_model
-from cifar10.input.dataset_base import Dataset
-from cifar10.input.evaluation_batches import evaluation_batches
+from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.distortions import prepare
+from cifar10.input.pipeline import in_graph, take, without_autotuning
 from cifar10.layers import fuses_activations
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
@@ -93,6 +94,40 @@ class Scorer:
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
+
+
+def evaluation_batches(
+    images: Images,
+    labels: np.ndarray,
+    batch_size: int,
+    distortion: str = "tutorial",
+    count: int | None = None,
+) -> tf.data.Dataset:
+    """Makes batches of a split's images, in order and each image once.
+
+    With a `count`, only the first `count` images are read. `images`, uint8 [total,
+    height, width, channels], are prepared for a model trained with `distortion`.
+
+    The last batch is padded with copies of the last image, so that all batches have the
+    same shape. The mask is False for these copies.
+
+    Returns:
+        A dataset of batches (images, labels, mask): float32 [batch_size, height, width,
+        channels], int32 [batch_size] and bool [batch_size].
+    """
+    count = len(images) if count is None else count
+    all_images = in_graph(images)
+    with tf.device("/cpu:0"):
+        all_labels = tf.constant(labels)
+
+    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        positions = first + tf.range(batch_size, dtype=tf.int64)
+        chosen = tf.minimum(positions, count - 1)
+        prepared = prepare(take(all_images, chosen), distortion)
+        return prepared, tf.gather(all_labels, chosen), positions < count
+
+    firsts = tf.data.Dataset.range(0, count, batch_size)
+    return without_autotuning(firsts.map(batch_at, num_parallel_calls=2).prefetch(2))
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:

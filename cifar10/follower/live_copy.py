@@ -28,7 +28,7 @@ from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel, evaluation_logits
-from cifar10.input.pipeline import prepare
+from cifar10.input.distortions import prepare
 from cifar10.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
-from cifar10.input.pipeline import image_shape
+from cifar10.input.distortions import image_shape
 from cifar10.models.registry import OPTIONS, build_model
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
@@ -33,7 +33,7 @@ class TrainedModel:
         temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
-        image_shape: Shape of an image that the model takes, after `pipeline.prepare`.
+        image_shape: Shape of an image that the model takes, as `prepare` returns it.
     """
 
     def __init__(

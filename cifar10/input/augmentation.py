@@ -28,7 +28,6 @@ from cifar10.input.distortions import (
     random_sizes,
     uniform,
 )
-from cifar10.input.pipeline import Plan, TowerBatch
 
 # A run's seed has 31 bits; the bits above number the streams of random numbers. Append
 # the stream of a new augmentation: other numbers would change every run's results.
@@ -66,35 +65,39 @@ class Augmentation:
         self._classes = classes
 
     def before_distortion(
-        self, images: tf.Tensor, plan: Plan, batch_slice: BatchSlice
+        self, images: tf.Tensor, seed: tf.Tensor, batch_slice: BatchSlice
     ) -> tf.Tensor:
-        """Applies RandAugment to a batch; the arguments are as in `BatchMaker.make`."""
+        """Applies RandAugment to a batch; `seed`, int64 [2], is that of the step."""
         if given := self._parts.get("rand_augment"):
             count = 2 * given["operations"]
-            drawn = draw(count, _stream(plan, _RAND_AUGMENT), batch_slice)
+            drawn = draw(count, _stream(seed, _RAND_AUGMENT), batch_slice)
             images = rand_augment.apply(images, drawn, **given)
         return images
 
     def after_distortion(
-        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
-    ) -> TowerBatch:
+        self,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        seed: tf.Tensor,
+        batch_slice: BatchSlice,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
         if given := self._parts.get("random_erasing"):
-            noise = uniform(images.shape[1:], _stream(plan, _ERASING_NOISE))
-            drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), batch_slice)
+            noise = uniform(images.shape[1:], _stream(seed, _ERASING_NOISE))
+            drawn = draw(ERASING_NUMBERS, _stream(seed, _ERASING), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
-            drawn = draw(2, _stream(plan, _CUTOUT), batch_slice)
+            drawn = draw(2, _stream(seed, _CUTOUT), batch_slice)
             images = cut_out(images, *drawn, **given)
         if any(self._mixing.values()):
-            drawn = draw(MIXING_NUMBERS, _stream(plan, _MIXING), batch_slice)
+            drawn = draw(MIXING_NUMBERS, _stream(seed, _MIXING), batch_slice)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 
 
-def _stream(plan: Plan, number: int) -> tf.Tensor:
+def _stream(seed: tf.Tensor, number: int) -> tf.Tensor:
     """Returns a step's seed for one stream of random numbers."""
-    return plan.seed + tf.constant([number, 0], tf.int64)
+    return seed + tf.constant([number, 0], tf.int64)
 
 
 def erase(

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.input.dataset_base import Images
-from cifar10.input.images_in_graph import is_in_memory
-from cifar10.input.pipeline import BatchMaker, BatchSlice, TowerBatch
+from cifar10.input.distortions import BatchSlice
+from cifar10.input.pipeline import BatchMaker, TowerBatch, is_in_memory
 
 # A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
 # takes less than a third of it.

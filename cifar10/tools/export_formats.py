@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from cifar10 import layers as ours
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
+from cifar10.input.distortions import prepare
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
@@ -230,7 +231,7 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
     """Returns prepared training images for calibrating the ranges of int8 values."""
     images, _ = _sample(dataset, "train", _SAMPLES)
-    return pipeline.prepare(tf.constant(images), distortions).numpy()
+    return prepare(tf.constant(images), distortions).numpy()
 
 
 def examples(
@@ -242,7 +243,7 @@ def examples(
     """
     most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
     images, labels = _sample(dataset, "test", most)
-    prepared = pipeline.prepare(tf.constant(images), description["distortions"]).numpy()
+    prepared = prepare(tf.constant(images), description["distortions"]).numpy()
     batches = np.split(prepared, range(_IMAGES, len(prepared), _IMAGES))
     logits = tf.concat([model(batch, training=False) for batch in batches], axis=0)
     if description["with_preprocessing"]:

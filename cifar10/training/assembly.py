@@ -24,7 +24,7 @@ from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
-from cifar10.input import datasets, on_device, pipeline
+from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
@@ -266,7 +266,7 @@ def default_steps_per_call(
     Between two calls the GPU waits for Python; several steps per call make these waits
     rarer.
     """
-    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
+    height, width, channels = distortions.image_shape(config.images.distortions, shape)
     images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL
     if (
         not placement.on_gpus
@@ -308,7 +308,7 @@ def build_states(
     distortion = config.images.distortions
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(pipeline.prepare, distortion=distortion)
+        prepare = functools.partial(distortions.prepare, distortion=distortion)
         architecture = find_architecture(config.network.model)
         architecture.initialize(state.model, images, prepare)
         states.append(state)
@@ -319,7 +319,7 @@ def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds an initialized model and its optimizer on the device `home`."""
-    image_shape = pipeline.image_shape(config.images.distortions, shape)
+    image_shape = distortions.image_shape(config.images.distortions, shape)
     model = build_model(
         config.network.model,
         image_shape,
@@ -370,7 +370,7 @@ def build_towers(
         mixed = augmentation.mixes(config.images.augmentation)
         tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
     update = build_update(config, len(images))
-    shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
+    shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     planner = planning.Planner(
         states[0],
         tower,
