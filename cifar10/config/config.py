@@ -243,10 +243,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given values, and the recipe's values for other fields.
-
-    If `resume` is given, the settings of that run replace those of the recipe.
-    """
+    """Returns the given values, with the others of the run to resume or the recipe."""
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:

@@ -102,11 +102,7 @@ class Option:
     in_flags: bool = True
 
     def check(self, value: Any, source: str = "") -> None:
-        """Refuses an invalid value; `source` is the beginning of the message.
-
-        Raises:
-            UsageError: The message names the flag, the value and the rule.
-        """
+        """Refuses an invalid value; `source` is the beginning of the message."""
         if (problem := self._problem(value)) is not None:
             flag = f"--{self.name}" if self.in_flags else self.name
             shown = value if str(value).isprintable() else ascii(value)

@@ -43,11 +43,7 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 
 
 def read_run_config(directory: Path) -> dict[str, Any]:
-    """Reads a run's `config.json`; makes the values of an untrusted file harmless.
-
-    Raises:
-        UsageError: There is no run, or its `config.json` is not valid.
-    """
+    """Reads a run's `config.json`, if it is valid; makes an untrusted one harmless."""
     path = directory / layout.CONFIG
     try:
         content = files.read(path)

@@ -28,12 +28,7 @@ _NO_WORKER = (OSError, EOFError, ValueError)
 
 
 def meet(cluster: Cluster, timeout: float) -> None:
-    """Waits until all workers have started.
-
-    Raises:
-        LostWorkerError: A worker has not started within `timeout` seconds.
-        UsageError: The port is in use.
-    """
+    """Waits until all workers have started, for at most `timeout` seconds."""
     _, port = cluster.host_and_port(cluster.index)
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET

@@ -65,10 +65,7 @@ class Scorer:
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Computes the outcomes of a batch, and the weight decay.
-
-        The outcomes are the fields of `Outcomes` after `labels`, in order.
-        """
+        """Computes the fields of `Outcomes` after `labels`, and the weight decay."""
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)
         rank = tf.math.count_nonzero(logits > own[:, None], axis=1)

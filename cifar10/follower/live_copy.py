@@ -139,11 +139,7 @@ class Follower(FollowedRun):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the images that `predict` takes.
-
-        Raises:
-            UsageError: There are no weights yet.
-        """
+        """Height, width and channels of the images that `predict` takes."""
         return self._require_snapshot().model.picture_shape
 
     def predict(self, images: np.ndarray) -> Prediction:

@@ -122,12 +122,9 @@ def evaluation_logits(
     non_trainable: Sequence[tf.Tensor],
     images: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes a model's logits for evaluation, as a pure function of the arguments.
+    """Computes a model's logits, in float32 or float64, and its penalties to evaluate.
 
-    The arguments are those of `model.inference`.
-
-    Returns:
-        Logits in float32 or float64, and the model's regularization penalties.
+    Like `model.inference`, whose arguments it takes, this is a pure function.
     """
     logits, _, penalties = models.inference(
         model, trainable, non_trainable, images, training=False

@@ -117,9 +117,6 @@ def erase(
             image, a random number is added to it, modulo 1, so that no tower has to
             draw noise for the images of other towers.
         probability: Probability that an image is erased.
-
-    Returns:
-        float32 [batch, height, width, channels].
     """
     chance, *place, shift = drawn[:4]
     size, nothing = images.shape[1:3], (0, 0)  # If no size fits, nothing is erased.
@@ -141,9 +138,6 @@ def cut_out(
         vertical: float32 [batch], position of the square from top (0) to bottom (1).
         horizontal: float32 [batch], position from left (0) to right (1).
         side: Side of the square for images of 32 x 32 pixels; scaled for other images.
-
-    Returns:
-        float32 [batch, height, width, channels].
     """
     sizes = [
         tf.fill(vertical.shape, tf.constant(round(size * side / 32), tf.float64))
@@ -252,10 +246,7 @@ def _between(
     rows: tuple[tf.Tensor, tf.Tensor],
     columns: tuple[tf.Tensor, tf.Tensor],
 ) -> tf.Tensor:
-    """Returns a mask of the pixels within `rows` and `columns`, bool [batch, ..., 1].
-
-    `rows` and `columns` are pairs of start and end (exclusive), float64 [batch].
-    """
+    """Returns a mask, bool [batch, ..., 1], of pixels from start to end (exclusive)."""
     _, height, width, _ = images.shape
     row = tf.range(height, dtype=tf.float64)[None, :, None, None]
     column = tf.range(width, dtype=tf.float64)[None, None, :, None]

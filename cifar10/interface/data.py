@@ -81,11 +81,7 @@ def _checked(data: Dataset) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Checks a data set for scoring a run, and adds the run's class names if missing.
-
-    Raises:
-        UsageError: The classes or the shape of the images differ from the run's.
-    """
+    """Checks a data set for scoring a run, and adds missing names of classes."""
     (_, names), count = describe(settings), dataset.classes
     if dataset.class_names == numbered_class_names(count) and count <= len(names):
         # Arrays only number their classes, and may lack images of the last classes.

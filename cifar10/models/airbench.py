@@ -36,11 +36,7 @@ _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-    """Returns initial filters that copy input channels to output channels.
-
-    Output channel i begins as a copy of input channel i. Further output channels get
-    PyTorch's default initial values.
-    """
+    """Returns filters that copy each input channel; others get PyTorch's defaults."""
     height, width, inputs, outputs = shape
     bound = (height * width * inputs) ** -0.5
     values = keras.random.uniform(shape, -bound, bound, dtype=dtype)

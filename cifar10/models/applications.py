@@ -63,15 +63,10 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
     """Returns a network with ImageNet weights, up to its global average pooling.
 
     The weights are downloaded if they are not in Keras's cache.
-
-    Raises:
-        UsageError: The weights are not in the cache and cannot be downloaded.
     """
     application = name.removeprefix(APPLICATIONS_PREFIX)
-    problem = (
-        "its ImageNet weights cannot be loaded from ~/.keras/models or the network"
-    )
-    with custom.explained(name, problem):
+    what = "its ImageNet weights cannot be loaded from ~/.keras/models or the network"
+    with custom.explained(name, what):
         return _features(application, image_shape, None, weights="imagenet")
 
 
@@ -121,10 +116,7 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Converts standardized images back to pixel values, then to the network's scale.
-
-    The application's `preprocess_input` does the second conversion.
-    """
+    """Converts standardized images to pixel values, then by `preprocess_input`."""
     means, deviations = channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],

@@ -109,11 +109,7 @@ def default_recipe(name: str) -> str | None:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture that a name selects, with its functions imported.
-
-    Raises:
-        UsageError: There is no such architecture, or its module cannot be imported.
-    """
+    """Returns the architecture that a name selects, with its functions imported."""
     known = ARCHITECTURES.get(name)
     if known and known.module:
         module: Any = importlib.import_module(f"cifar10.models.{known.module}")
@@ -155,9 +151,6 @@ def build_model(
 
     Returns:
         A model that maps images, [batch, *image_shape], to logits, [batch, classes].
-
-    Raises:
-        UsageError: The name is unknown, or its function fails or returns no such model.
     """
     import keras
     import tensorflow as tf

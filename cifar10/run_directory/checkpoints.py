@@ -217,11 +217,8 @@ def restore(
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
     If `partly`, `trackables` may omit entries of the checkpoint, but only whole ones.
-
-    Raises:
-        UsageError: The checkpoint belongs to another model, or cannot be read.
-        DamagedError: The checkpoint was changed after verification.
-        FileNotFoundError: The checkpoint was deleted after verification.
+    A checkpoint of another model raises a `UsageError`, one that was changed after
+    verification the errors of `verify`.
     """
     import tensorflow as tf
 

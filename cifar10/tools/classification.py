@@ -114,9 +114,6 @@ def likeliest_classes(
     Returns:
         `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
         likeliest class first.
-
-    Raises:
-        UsageError: A logit is not finite.
     """
     if not np.isfinite(logits).all():
         raise UsageError(

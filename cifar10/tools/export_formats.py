@@ -108,10 +108,6 @@ def write_model(
         description: Result of `describe`.
         samples: Prepared images from which LiteRT estimates the ranges of int8 values;
             None for float32.
-
-    Raises:
-        UsageError: The format cannot represent the model.
-        OSError: The export cannot be written.
     """
     conversion: dict[str, Any] = {}
     if samples is not None:

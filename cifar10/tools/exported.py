@@ -42,9 +42,6 @@ def compute_in_another_process(
     """Returns an export's outputs, computed in a process without this package's layers.
 
     `export.Options` documents `file_format`. `images` are in the form the export takes.
-
-    Raises:
-        UsageError: The export cannot be loaded, or fails.
     """
     spawn = multiprocessing.get_context("spawn")
     with (

@@ -130,10 +130,7 @@ def _predict(
     options: Options,
     maps: Mapping[Path, Path],
 ) -> int:
-    """Prints the likeliest classes of images, and draws heat maps if requested.
-
-    Returns the number of images that could be read; the others are named on stderr.
-    """
+    """Prints the classes of images, draws `maps`; returns how many images it read."""
     import numpy as np
 
     from cifar10.input.pictures import decoding

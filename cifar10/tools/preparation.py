@@ -39,14 +39,6 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
 
     Only Keras's operations are used, so that `images` may be the symbolic input of a
     model that loads without this package. LiteRT has no float64, so float32 is used.
-
-    Args:
-        images: uint8 [batch, *picture_shape].
-        picture_shape: Height, width and channels of one image of the data set.
-        distortion: Value of `--distortions`.
-
-    Returns:
-        float32 [batch, *image_shape(distortion, picture_shape)].
     """
     how = describe(distortion, picture_shape)
     values, crop = ops.cast(images, "float32"), how["crop"]

@@ -55,9 +55,6 @@ def resolve_class_weights(
 
     Returns:
         float64 [classes], weights whose mean over the training images is 1.
-
-    Raises:
-        UsageError: The weights do not fit the classes, or all training images weigh 0.
     """
     import numpy as np
 

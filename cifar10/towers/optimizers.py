@@ -47,16 +47,7 @@ _LEAST_DIMENSIONS_TO_DECAY = 2
 def check_optimizer(
     name: str | type, momentum: float, arguments: Mapping[str, Any] | None
 ) -> None:
-    """Refuses an unknown optimizer and arguments that do not fit the optimizer.
-
-    Args:
-        name: A name in lower case, or an optimizer class of the user.
-        momentum: The momentum; 0 for none.
-        arguments: The recipe's table `optimizer_arguments`.
-
-    Raises:
-        UsageError: The optimizer is unknown, or an argument does not fit.
-    """
+    """Refuses an unknown optimizer, and values that do not fit it or a user's class."""
     if not isinstance(name, type) and name not in NAMES:
         raise UsageError(
             f"--optimizer {name}: there is no such optimizer. The optimizers are "
@@ -110,9 +101,6 @@ def build_optimizer(
         scale_loss: Whether to scale the loss by an adaptive factor and skip updates
             that overflow, as float16 requires.
         scale_updates: Whether `slow_down` can scale the updates of single variables.
-
-    Raises:
-        UsageError: The optimizer refuses an argument.
     """
     import keras
 

@@ -48,10 +48,6 @@ def resolve_stages(
         declared: The recipe's `stages` tables.
         max_steps: Number of steps of the whole run.
         freeze: Names to freeze in every stage, separated by commas.
-
-    Raises:
-        UsageError: A table is invalid. (`prepare_model` checks whether image sizes and
-            names fit the model.)
     """
     stages, begin = [], 0.0
     always = tuple(name.strip() for name in (freeze or "").split(",") if name)
@@ -96,16 +92,7 @@ def prepare_model(
 ) -> None:
     """Prepares a model for the image sizes of all stages; refuses unsuitable stages.
 
-    Args:
-        model: A model built for `image_shape`.
-        name: The model's name in `--model`.
-        stages: The result of `resolve_stages`.
-        image_shape: Height, width and channels of images at full size.
-        classes: Number of classes.
-
-    Raises:
-        UsageError: The model refuses images of a stage's size, a frozen name is
-            unknown, or no variable is left to train.
+    The `model` was built for images of `image_shape`, their full size.
     """
     import keras
 

@@ -134,9 +134,6 @@ def assemble(
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None for this process alone.
         stop: The signals, which connecting several machines may claim.
-
-    Raises:
-        UsageError: The run is not possible; the message says what to change.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
     # TensorFlow applies this only to graphs that are built afterwards.

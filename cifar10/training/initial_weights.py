@@ -103,9 +103,6 @@ def take_initial_weights(
 
     `settings` is the content of the new `config.json`, and `earlier` the content of an
     earlier `config.json` in the run's directory, if any. Returns a line to print.
-
-    Raises:
-        UsageError: The weights cannot be read, or match no layer.
     """
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
@@ -191,10 +188,7 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 def _of_run(
     path: Path, wanted_step: int | None, name: str
 ) -> tuple[int, Mapping[str, Any], Layers]:
-    """Returns the step, the run's settings and the averaged weights of a checkpoint.
-
-    If `wanted_step` is None, reads the newest checkpoint.
-    """
+    """Returns step, settings and averaged weights of a run's wanted checkpoint."""
     import numpy as np
 
     from cifar10.follower.trained_model import TrainedModel
@@ -221,9 +215,6 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
 
     `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
     its floating-point variables. Leaves out a layer with other shapes.
-
-    Raises:
-        UsageError: The file cannot be read as a Keras file.
     """
     import h5py
 

@@ -39,10 +39,8 @@ def opened(home: Path) -> Iterator[None]:
     """Checks a cache folder, or creates it, and then runs the `with` block.
 
     The folder and its parent must be this user's own, and not links. Folders above them
-    may be links, as home folders and scratch disks often are.
-
-    Raises:
-        UsageError: The folder cannot be used, or the `with` block raised an `OSError`.
+    may be links, as home folders and scratch disks often are. An `OSError` of the block
+    becomes a `UsageError`.
     """
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)

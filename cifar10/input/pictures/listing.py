@@ -55,11 +55,7 @@ class Listing:
 
 
 def list_folder(directory: Path) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone.
-
-    Raises:
-        UsageError: Something cannot be read, or there are too few or too many classes.
-    """
+    """Lists the pictures in a folder, in an order that depends on their names alone."""
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(folders)
     left_out = sorted({*folders} - {*tops.values()}) if len(tops) > 1 else []
@@ -109,10 +105,7 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
 
 
 def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[File]]:
-    """Lists the pictures of each class, a subfolder of the folder `top`.
-
-    Adds all other files, and folders without pictures, to `left_out`.
-    """
+    """Lists the pictures of each class, a subfolder of `top`; adds to `left_out`."""
     pictures, others, folders = _entries(directory, top)
     left_out += [name for name, _, _ in pictures] + others
     found: dict[str, list[File]] = {}

@@ -126,10 +126,7 @@ class Shards:
         return intact
 
     def _prepare(self) -> _Manifest:
-        """Decodes all pictures without an intact shard.
-
-        Saves the manifest after each shard.
-        """
+        """Decodes pictures without an intact shard; saves the manifest after each."""
         # Another process may have prepared pictures before this one got the lock.
         shards = self._intact_shards()
         cache.remove_others(self._home, shards)
@@ -144,10 +141,7 @@ class Shards:
         return shards
 
     def _write_shard(self, file: str) -> tuple[str, dict[str, str]]:
-        """Decodes the pictures of a shard and writes its file.
-
-        Returns the shard's entry in the manifest.
-        """
+        """Decodes a shard's pictures into its file; returns its manifest entry."""
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
 
