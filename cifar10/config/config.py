@@ -172,14 +172,12 @@ class Config(fields.Sections):
         keep = self.checkpoints
         if keep.stop_after_no_gain and not keep.eval_steps:
             raise UsageError(
-                f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
-                "during training. Add --eval_steps."
+                "--stop_after_no_gain needs evaluations. Add --eval_steps."
             )
         max_steps = self.run.max_steps
         if keep.eval_steps and keep.eval_steps > max_steps:
             raise UsageError(
-                f"--eval_steps {keep.eval_steps}: the training run ends earlier, at "
-                f"--max_steps {max_steps}. Give at most {max_steps}."
+                f"--eval_steps {keep.eval_steps}: give at most --max_steps {max_steps}."
             )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
@@ -223,13 +221,11 @@ def read_recipe(name: str) -> dict[str, Any]:
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         raise UsageError(
-            f"--recipe {name}: there is no such recipe and no such file. The recipes "
-            f"are {', '.join(known)}."
+            f"--recipe {name}: no such file. The recipes are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"--recipe {name} cannot be read ({reason(error)}). A recipe is a TOML "
-            "file like those in cifar10/config/recipes."
+            f"--recipe {name} cannot be read as a TOML file: {reason(error)}."
         ) from error
     source = f"--recipe {name}: "
     possible = {key: one for key, one in options(fields.ALL).items() if one.in_recipes}
@@ -289,7 +285,6 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
         return model
     if hasattr(model, "layers") or not callable(model):
         raise UsageError(
-            f"--model {model!r} is neither a name nor a function. Give a function that "
-            "takes (image_shape, classes) and returns a new Keras model."
+            f"--model {model!r}: give a name or a function that builds a Keras model."
         )
     return name_of_function(model)

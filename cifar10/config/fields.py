@@ -287,9 +287,9 @@ class Update(Checked, scope=RESULT):
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(
-                f"--schedule {self.schedule}: the recipe's stages need a schedule that "
-                f"ends at --max_steps.\nGive one of {', '.join(ENDING_SCHEDULES)}, or "
-                "use a copy of the recipe without the stages."
+                f"--schedule {self.schedule}: stages need a schedule that ends. Give "
+                f"{' or '.join(ENDING_SCHEDULES)}, or a copy of the recipe without "
+                "stages."
             )
 
     @property
@@ -461,9 +461,8 @@ RECORDED = (*ALL, Machine)
 RESUME = Option(
     name="resume",
     type=str,
-    help="directory of a run to continue with the settings in its config.json; add "
-    "only flags that do not affect the result, such as --max_steps and --num_gpus "
-    "(default: none)",
+    help="directory of a run to continue as its config.json says; add only flags that "
+    "do not affect the result, such as --max_steps and --num_gpus (default: none)",
 )
 # The flags that `--help` shows; `--help_all` adds the others, by section.
 MAIN = (

@@ -50,13 +50,11 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         values = _judged(content, json.loads(content.decode()))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            f"{directory} holds no run: it contains no {layout.CONFIG}. Give the "
-            "directory of an existing run."
+            f"{directory} holds no run: it contains no {layout.CONFIG}. Name another."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path}, which describes the run, cannot be read ({reason(error)}). "
-            "Restore the file, or start over with another --train_dir."
+            f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
         ) from error
     # Other entries are allowed, such as facts for readers and flags of older versions.
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
@@ -67,8 +65,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         wrong.append("data_division")
     if wrong:
         raise UsageError(
-            f"{path} was not written by this package: {wrong[0]} is missing or has the "
-            "wrong type. Restore the file, or give the directory of another run."
+            f"{path}: {wrong[0]} is missing or has the wrong type. Restore the file."
         )
     return values
 
@@ -83,8 +80,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
         if flag in given:
             raise UsageError(
                 f"--{flag} and --resume exclude each other: --resume {name} continues "
-                "that run with the\nsettings in its config.json. Leave out one of the "
-                "two flags."
+                "that run with the settings in its config.json. Leave out one."
             )
     directory = layout.absolute_path(name)
     run = read_run_config(directory)
@@ -105,7 +101,7 @@ def mark_as_own(content: bytes) -> str:
         note.touch()
     except (OSError, RuntimeError) as error:
         return (
-            f"The run could not be recorded as yours: {reason(error)}.\nFor this run, "
+            f"The run could not be recorded as yours: {reason(error)}. For this run, "
             "give other commands --data_dir, and --trust_model for your own model."
         )
     return ""
@@ -131,10 +127,9 @@ def check_model(
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
-            f"The run's model is {name}, which is Python code, but the run's "
-            "config.json was not\nwritten by you on this machine, or was edited. If "
-            "you trust the code of this name in\n"
-            f"{Path.cwd()} or among the installed packages, add:\n    {flag} {name}"
+            f"The run's model is {name}, Python code, but its config.json was not "
+            "written by you on this machine, or was edited. If you trust this code in "
+            f"{Path.cwd()} or an installed package, add:\n    {flag} {name}"
         )
     return False
 

@@ -36,9 +36,8 @@ def meet(cluster: Cluster, timeout: float) -> None:
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"{cluster.name()} cannot use port {port} of this machine: "
-            f"{reason(error)}.\nGive each worker its own index in TF_CONFIG. If "
-            "another program uses the port, choose another one."
+            f"{cluster.name()} cannot use port {port}: {reason(error)}. Give each "
+            "worker its own index in TF_CONFIG, or choose another port."
         ) from error
     with listener:  # The other workers only reserve their ports for TensorFlow.
         if cluster.index == 0:
@@ -47,10 +46,9 @@ def meet(cluster: Cluster, timeout: float) -> None:
             missing = _wait_for_chief(cluster, timeout)
     if missing:
         raise LostWorkerError(
-            f"{cluster.name()} has waited {timeout:g} s in vain for "
-            f"{cluster.name(*missing)}.\nThe output of that worker may say why. If it "
-            "has none, start it, and check the firewall\nand TF_CONFIG (addresses, and "
-            "an index of its own for each worker). If it only starts\nslowly, raise "
+            f"{cluster.name()} has waited {timeout:g} s for {cluster.name(*missing)}, "
+            "whose output may say why. Start it, and check the firewall and TF_CONFIG "
+            "(addresses, and an index for each worker). If it starts slowly, raise "
             "--worker_timeout."
         )
 

@@ -92,9 +92,8 @@ class Workers:
             ), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
-                "--variable_update mirrored: on several machines, each device can hold "
-                f"only one tower,\nbut here {towers} towers share a device. Give "
-                "--num_gpus 1, or leave out --variable_update."
+                f"--variable_update mirrored: with several machines, {towers} towers "
+                "cannot share a device. Give --num_gpus 1, or --variable_update auto."
             )
         replicas = towers if mirrored and gpus else 0
         with self.reporting_losses():
@@ -166,9 +165,8 @@ class Workers:
             names = cluster.name(*(lost or cluster.others))
             raise LostWorkerError(
                 f"{cluster.name()} has lost {names} "
-                f"({cause[1] if cause else reason(error)}).\nThe output of the lost "
-                "worker may say why. Start all workers again to resume from the last "
-                "checkpoint, if there is one."
+                f"({cause[1] if cause else reason(error)}). Its output may say why. "
+                "Start all workers again to resume from the last checkpoint."
             ) from error
 
 

@@ -187,8 +187,7 @@ class ScoredSet:
         )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
-                f"--eval_data val or --calibrate: {dataset.description} has no val "
-                "split. Train with --val_fraction 0.1, or on data with a val split."
+                f"{dataset.description} has no val split. Train with --val_fraction."
             )
         self.part = options.split
         images, labels = dataset.read(options.split)

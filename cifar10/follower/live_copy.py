@@ -13,6 +13,7 @@ replace them by a single assignment. A prediction therefore uses the same weight
 beginning to end. Nothing waits, and nothing is traced again.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -80,7 +81,7 @@ def traced_logits(
         return evaluate.get_concrete_function(trainable, non_trainable, images)
 
 
-class Follower(FollowedRun):
+class Follower(FollowedRun, contextlib.AbstractContextManager):
     """A copy of a run's model that keeps loading new checkpoints.
 
     Nothing is read before `look` or `start`, so the run need not exist yet.
@@ -185,9 +186,6 @@ class Follower(FollowedRun):
         self.closed.set()
         if self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()

@@ -69,9 +69,8 @@ class TrainedModel:
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(
-                f"--model {name} has {self.model.count_params():,} parameters now, but "
-                f"had {self.settings['parameters']:,} in training. Restore the model's "
-                "earlier code."
+                f"--model {name} has {self.model.count_params():,} parameters, but had "
+                f"{self.settings['parameters']:,} in training. Restore its code."
             )
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]

@@ -40,10 +40,9 @@ def find(
         return cifar.find(data, data_dir, data_url)
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run, {data}, came from a Python program's memory, or "
-            f"needs another version of this package.\n{IN_PYTHON}\nTo give a program's "
-            "arrays to a command, write them with np.savez(file, x_train=...) and so "
-            "on, and add\n--data_dir FILE.npz."
+            f"The data of this run, {data}, was in a Python program's memory, or needs "
+            f"another version of this package.\n{IN_PYTHON}\nOr save the arrays with "
+            "np.savez(file, x_train=...) and so on, and add --data_dir FILE.npz."
         )
     if data_dir is None:
         raise UsageError(
@@ -139,16 +138,14 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
-            f"{name} has {dataset.classes} classes and images of the shape "
-            f"{dataset.image_shape}, but the run was trained on {len(names)} classes "
-            f"and images of the shape {shape}.\n{fix}"
+            f"{name} has {dataset.classes} classes and images of "
+            f"{dataset.image_shape}, but the run has {len(names)} and {shape}. {fix}"
         )
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
         if there != here:
             raise UsageError(
-                f"{name}: class {number} is {here}, but in the run it is {there}, so "
-                f"scores would mean nothing.\n{fix}"
+                f"{name}: class {number} is {here}, but {there} in the run. {fix}"
             )
 
 

@@ -7,17 +7,14 @@ step, which makes resuming exact. The input is the same for any number of towers
 The stream of training images is one permutation of all images per epoch, without gaps
 between epochs. A batch may hold the last images of one epoch and the first images of
 the next.
-
-`datasets.py` finds the images, in memory or on disk. `training_batches` shuffles the
-images, distorts them and splits them into batches. `PrefetchQueues` keeps batches ready
-on the towers' devices.
 """
 
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -223,7 +220,7 @@ def shuffled_indices(
     )
 
 
-class PrefetchQueues:
+class PrefetchQueues(contextlib.AbstractContextManager):
     """One bounded queue per tower, filled in the background on the tower's device.
 
     Each item of `batches` holds one (images, labels) per tower. Queues hold at most
@@ -255,9 +252,6 @@ class PrefetchQueues:
     def close(self) -> None:
         """Stops the filling thread and waits for its end."""
         self._thread.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()

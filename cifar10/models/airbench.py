@@ -93,8 +93,7 @@ def build(
     """
     if depth not in (2, 3):
         raise UsageError(
-            f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
-            "Give --depth 2 or --depth 3."
+            f"--depth {depth}: give 2 or 3, the convolutions of airbench's groups."
         )
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")

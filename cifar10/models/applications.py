@@ -34,11 +34,7 @@ def find_architecture(name: str) -> Architecture:
     application = name.removeprefix(APPLICATIONS_PREFIX)
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
-        raise model_error(
-            name,
-            "keras.applications has no such network.\nIts networks are "
-            f"{', '.join(there)}.",
-        )
+        raise model_error(name, f"Keras's networks are {', '.join(there)}.")
     return Architecture(name, functools.partial(build, application))
 
 
@@ -98,11 +94,8 @@ def _features(
     """Builds the network up to its global average pooling."""
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
-        raise model_error(
-            APPLICATIONS_PREFIX + application,
-            f"images have {image_shape[-1]} channels, but must have {_CHANNELS}.\n"
-            "Choose another model.",
-        )
+        problem = f"it takes {_CHANNELS} channels, not {image_shape[-1]}. Give another."
+        raise model_error(APPLICATIONS_PREFIX + application, problem)
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.
         warnings.filterwarnings("ignore", "`input_shape` is undefined")

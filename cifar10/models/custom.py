@@ -48,8 +48,7 @@ def import_function(name: str) -> Callable[..., keras.Model]:
         file = getattr(module, "__file__", None) or module_name
         raise model_error(
             name,
-            f"{file} has no function {function_name}.\nDefine one that takes "
-            "(image_shape, classes) and returns a Keras model.",
+            f"{file} has no function {function_name} of (image_shape, classes).",
         )
     return builder
 
@@ -92,9 +91,8 @@ def check_training(
     if op.type in ("Softmax", "Sigmoid"):
         raise model_error(
             name,
-            f"the model ends in a {op.type.lower()}, but the loss takes logits.\nEnd "
-            "the model in Dense(classes) without an activation, or pass\n"
-            "classifier_activation=None to a network of keras.applications.",
+            f"the model ends in a {op.type.lower()}, but the loss takes logits. Leave "
+            "out the activation (in keras.applications, classifier_activation=None).",
         )
 
 

@@ -63,10 +63,9 @@ def check_name(name: str) -> None:
     if not colon or not function or module[:1] in ("", "."):
         raise model_error(
             name,
-            "there is no such model. Known models are "
-            f"{', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
-            "module:function, for example --model my_models:small.\nFor Keras's models "
-            "give applications:NAME, for example --model applications:MobileNetV2.",
+            f"there is no such model. Known are {', '.join(sorted(ARCHITECTURES))}, "
+            "Keras's as applications:NAME (applications:MobileNetV2), and your own as "
+            "module:function (my_models:small).",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -75,9 +74,8 @@ def check_name(name: str) -> None:
     if module.endswith(".py") or not is_there:
         raise model_error(
             name,
-            f"there is no module {module} in {Path.cwd()} or among installed packages."
-            "\nRun the command in the module's folder, or add that folder to "
-            "PYTHONPATH. Leave out the .py of a file.",
+            f"there is no module {module} in {Path.cwd()} or among installed packages. "
+            "Run in the module's folder, or add it to PYTHONPATH; leave out .py.",
         )
 
 

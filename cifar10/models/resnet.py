@@ -54,8 +54,7 @@ def build(
     """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
         raise UsageError(
-            f"--depth {depth}: resnet has {len(_BLOCKS)} scales of at least one block "
-            f"each.\nGive at least --depth {len(_BLOCKS)}."
+            f"--depth {depth}: give at least {len(_BLOCKS)}, one block for each scale."
         )
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))

@@ -91,8 +91,7 @@ def holds_run(path: Path) -> bool:
         return True
     if any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UsageError(
-            f"--train_dir {path} holds files but no run ({layout.CONFIG} is missing). "
-            "Choose an empty or new directory."
+            f"--train_dir {path} has no {layout.CONFIG}, but files. Choose another."
         )
     return False
 
@@ -104,8 +103,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--train_dir {path} cannot be used: {reason(error)}. Choose a directory "
-            "that you can write to and that has free space."
+            f"--train_dir {path} cannot be used: {reason(error)}. Choose another one."
         ) from error
 
 

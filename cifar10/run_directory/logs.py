@@ -18,10 +18,7 @@ from cifar10.process import files
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
-_GO_ON = (
-    "Free space or make the directory writable, then repeat the command without "
-    "--fresh."
-)
+_GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
@@ -76,8 +73,7 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as error:
         raise DiskError(
-            f"The event files and logs in {directory} cannot be written: "
-            f"{reason(error)}.",
+            f"{directory}: event files and logs cannot be written: {reason(error)}.",
             fix,
         ) from error
 

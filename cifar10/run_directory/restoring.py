@@ -68,8 +68,7 @@ def why_none(
     if wanted == BEST:
         return f"--step {BEST}: no checkpoint has a score. Score one with eval first."
     return (
-        f"--step {wanted}: the checkpoint does not exist. Leave out --step for the "
-        f"newest, or give one of {', '.join(map(str, steps))}."
+        f"--step {wanted}: leave it out, or give one of {', '.join(map(str, steps))}."
     )
 
 

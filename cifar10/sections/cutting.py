@@ -93,7 +93,7 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
     if stateful:
         raise UsageError(
             f"--sections: layer {call.operation.name} cannot be recomputed: "
-            f"{', '.join(sorted(stateful))} would give other values the second time.\n"
+            f"{', '.join(sorted(stateful))} would give other values the second time. "
             "Draw random numbers with keras.random and a SeedGenerator, keep state in "
             "variables of the layer, or make this layer part of the last section."
         )

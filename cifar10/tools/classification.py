@@ -60,8 +60,7 @@ class Decoder:
         except BrokenProcessPool as error:
             self._processes.pop(thread).shutdown()
             raise decoding.PictureError(
-                f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
-                "decoder. Make the picture smaller."
+                f"{name} takes more than {seconds:.1f} s, or crashes. Make it smaller."
             ) from error
 
     def close(self) -> None:

@@ -70,8 +70,7 @@ class Options(run_options.RunOptions):
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
-                f"--quantize {self.quantize} needs an --output that ends in .tflite, "
-                "and excludes --with_preprocessing."
+                "--quantize needs a .tflite --output, without --with_preprocessing."
             )
 
     @property
@@ -149,6 +148,5 @@ def export_run(options: Options) -> int:
 def _check_free(output: Path) -> None:
     if os.path.lexists(output):
         raise UsageError(
-            f"--output {output} exists already and is not overwritten.\nMove it away, "
-            "or give another --output."
+            f"--output {output} exists already. Move it away, or give another --output."
         )

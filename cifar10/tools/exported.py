@@ -30,9 +30,8 @@ def exporting(file_format: str) -> Iterator[None]:
         raise
     except Exception as error:  # Layers, converters and formats may raise anything.
         raise UsageError(
-            f"The model cannot be exported as {file_format}: {reason(error)}.\n"
-            "Nothing was written. Check for operations that the format lacks and for "
-            "layers that run Python code."
+            f"The model cannot be exported as {file_format}: {reason(error)}. Check "
+            "for operations that it lacks, and layers that run Python code."
         ) from error
 
 

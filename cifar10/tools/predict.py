@@ -63,10 +63,7 @@ class Options(run_options.RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow and self.step is not None:
-            raise UsageError(
-                f"--follow --step {self.step}: --follow predicts with each new "
-                "checkpoint, --step with a single one. Leave out one of the flags."
-            )
+            raise UsageError("--follow and --step exclude each other. Leave out one.")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

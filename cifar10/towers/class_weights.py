@@ -74,13 +74,12 @@ def resolve_class_weights(
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
             raise UsageError(
-                f"{_WHERE}: the list has {len(weights)} numbers, but the data set has "
-                f"{len(class_names)} classes. Give one number for each class."
+                f"{_WHERE}: {len(weights)} numbers, {len(class_names)} classes. Give "
+                "one each."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            f"{_WHERE}: the weight of every training image is 0. Give a weight above 0 "
-            "to at least one class that has training images."
+            f"{_WHERE}: all training images have the weight 0. Give some class more."
         )
     return weights * (len(labels) / sum_over_images)

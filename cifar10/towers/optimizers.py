@@ -49,15 +49,11 @@ def check_optimizer(
 ) -> None:
     """Refuses an unknown optimizer, and values that do not fit it or a user's class."""
     if not isinstance(name, type) and name not in NAMES:
-        raise UsageError(
-            f"--optimizer {name}: there is no such optimizer. The optimizers are "
-            f"{', '.join(NAMES)}."
-        )
+        raise UsageError(f"--optimizer {name}: give one of {', '.join(NAMES)}.")
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
-            f"--momentum {momentum}: {name} takes no momentum; only "
-            f"{', '.join(WITH_MOMENTUM)} do.\nGive --momentum 0. The table "
-            "[optimizer_arguments] of a recipe sets other arguments."
+            f"--momentum {momentum}: only {', '.join(WITH_MOMENTUM)} take a momentum. "
+            "Give --momentum 0; a recipe's [optimizer_arguments] has other arguments."
         )
     for argument, value in (arguments or {}).items():
         _check_value(name, argument, value)

@@ -58,9 +58,8 @@ def resolve_stages(
         until = table.get("until", 1.0 if is_last else begin)
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
-                f"stage {number} of the recipe: until = {until}: the stage ends "
-                f"at this fraction of all steps. Give more than {begin}, where the "
-                "stage begins, and at most 1. The last stage needs no until."
+                f"stage {number} of the recipe: until = {until}: give more than "
+                f"{begin}, its beginning, and at most 1. The last stage needs none."
             )
         # A step belongs to the stage in which the step begins.
         end = math.ceil(round(until * max_steps, 6))
@@ -118,14 +117,12 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
             raise UsageError(
-                f"--freeze, or a stage of the recipe: model {name} has no layer or "
-                f"variable named {one!a}.\nThe layers are "
-                f"{first_few(layers, _SHOWN_NAMES)}."
+                f"--freeze, or a stage of the recipe: {name} has no layer or variable "
+                f"{one!a}. Its layers are {first_few(layers, _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
-            f"--freeze (or a stage of the recipe) with {', '.join(frozen)} leaves no "
-            f"variables of {name} to train. Freeze fewer layers."
+            f"--freeze (or a stage): {', '.join(frozen)} is all of {name}. Freeze less."
         )
 
 

@@ -238,20 +238,18 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     if images > examples_per_epoch:
         batches = config.machine.towers * config.batch.accumulate
         raise UsageError(
-            f"--batch_size {config.batch.batch_size}: the global batch of "
-            f"{images:,} images is larger than the training set of "
-            f"{examples_per_epoch:,}. Give at most --batch_size "
-            f"{examples_per_epoch // batches}."
+            f"--batch_size {config.batch.batch_size}: the global batch of {images:,} "
+            f"images is larger than the training set of {examples_per_epoch:,}. Give "
+            f"at most --batch_size {examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}: with --schedule "
-            f"{update.schedule}, the warm-up must be shorter than the run, which lasts "
-            f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
-            "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
-            f"from recipe {config.run.recipe}."
+            f"--warmup_epochs {update.warmup_epochs}, the recipe's if you gave none, "
+            f"is too much for a run of {epochs:.2f} epochs ({steps} steps) with "
+            f"--schedule {update.schedule}. Give fewer, or more --max_steps or "
+            "--max_epochs."
         )
 
 
@@ -297,7 +295,7 @@ def build_states(
     elif device != "auto":
         raise UsageError(
             f"--variable_device {device}: mirrored variables are on every tower's "
-            "device.\nLeave --variable_device out, or give --variable_update towers."
+            "device. Leave --variable_device out, or give --variable_update towers."
         )
     else:
         homes = list(placement.devices)

@@ -53,9 +53,8 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(
-            f"pretrained_rate of the recipe: {rate} applies to "
-            "layers with initial weights, but no layer has any.\nAdd "
-            "--initial_weights, or use a copy of the recipe without pretrained_rate."
+            f"pretrained_rate of the recipe: {rate} applies to layers with initial "
+            "weights. Add --initial_weights, or use a copy of the recipe without it."
         )
     if name != IMAGENET:
         return
@@ -63,8 +62,7 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     if not model.startswith(APPLICATIONS_PREFIX):
         raise UsageError(
             f"--initial_weights imagenet: {model} has no published weights. Give "
-            "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
-            "--initial_weights name a file or the directory of a run."
+            "--model applications:NAME, or name a file or the directory of a run."
         )
     if distortions not in WHOLE:
         raise UsageError(
@@ -106,9 +104,8 @@ def take_initial_weights(
     """
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
-            "--initial_weights: the run has no checkpoint yet, and its config.json, "
-            "which names the weights,\nwas not written by you on this machine, or was "
-            "edited. Start over with --fresh."
+            "--initial_weights: the run has no checkpoint, and its config.json was not "
+            "written by you on this machine, or was edited. Start over with --fresh."
         )
     source, layers = find_weights(config, state.model, settings)
     variables, taken = layer_tree.by_name(state.model), set()

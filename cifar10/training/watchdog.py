@@ -102,9 +102,8 @@ class Watchdog:
 
     def _report(self, taken: float, *, ends: bool) -> None:
         line = (
-            f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
-            f"It waits for {_WAITS.get(self._loop.timer.part, _ELSEWHERE)}."
-            f"{_ENDED if ends else ''}"
+            f"step {self._step + 1} has not ended after {taken:.0f} s.\nIt waits for "
+            f"{_WAITS.get(self._loop.timer.part, _ELSEWHERE)}.{_ENDED if ends else ''}"
         )
         writing = threading.Thread(target=write_line, args=[line], daemon=True)
         writing.start()

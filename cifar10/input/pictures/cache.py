@@ -49,9 +49,8 @@ def opened(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"The prepared pictures in {home} cannot be read or written: "
-            f"{error.filename or home.name}: {reason(error)}.\nFix the error "
-            "and start again, or set XDG_CACHE_HOME to another folder of yours."
+            f"The prepared pictures cannot be used: {error.filename or home}: "
+            f"{reason(error)}. Fix this, or set XDG_CACHE_HOME to another folder."
         ) from error
 
 

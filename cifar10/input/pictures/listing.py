@@ -69,7 +69,7 @@ def list_folder(directory: Path) -> Listing:
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{directory}: {TRAIN}/ lacks classes of the {split} split: "
+                f"{directory}: {TRAIN}/ lacks classes of {split}: "
                 f"{first_few(unknown, _SHOWN)}. Move them away, or add training "
                 "pictures."
             )

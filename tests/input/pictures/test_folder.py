@@ -180,7 +180,7 @@ def refused(directory, cache, **values):
     [
         (["1.png", "2.png"], "subfolder"),
         (["train/cat/1.png", "test/cat/1.png"], "in 1 class."),
-        (numbered(2, "train/a", "train/b", "test/a", "test/c"), "test split: c"),
+        (numbered(2, "train/a", "train/b", "test/a", "test/c"), "of test: c"),
     ],
 )
 def test_unusable_folders_are_refused(tmp_path, cache, names, said):
