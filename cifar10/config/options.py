@@ -198,10 +198,7 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a JSON value has the type `hint`; an int counts as a float.
-
-    A `tuple` hint stands for a JSON list, with a type for each item.
-    """
+    """Returns whether a JSON value is a `hint`: an int a float, a list a tuple."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     if get_origin(hint) is list:

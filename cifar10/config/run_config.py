@@ -91,10 +91,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def mark_as_own(content: bytes) -> str:
-    """Creates the note that marks a `config.json` as the user's own.
-
-    Returns a message for the user if that fails, else an empty string.
-    """
+    """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
         note = _note(content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -134,10 +134,7 @@ class Sums:
 def report(
     subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
 ) -> str:
-    """Formats the result of one evaluation as text.
-
-    `subject` says which images and variables were scored.
-    """
+    """Formats one evaluation as text; `subject` says which images and variables."""
     shown = [
         f"{name} = {value:.4f}"
         for name, value in scalars.items()

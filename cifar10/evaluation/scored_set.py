@@ -248,11 +248,7 @@ class ScoredSet:
             return tf.summary.create_file_writer(str(self.events))
 
     def record(self, step: int, result: Result) -> None:
-        """Writes a result to the event file and the log.
-
-        Raises:
-            DiskError: A write failed. The next call opens a new event file.
-        """
+        """Writes a result to event file and log; after a `DiskError` to a new file."""
         writer, self._writer = self._writer or self._open(), None
         with writing(self.events, _FIX):
             with writer.as_default(step=step):

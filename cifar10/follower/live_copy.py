@@ -170,10 +170,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         return Prediction(snapshot.step, calibrated, snapshot.model.class_names)
 
     def start(self, interval: float = 1.0) -> Self:
-        """Checks for new weights now, then every `interval` seconds until `close()`.
-
-        Later checks run in a background thread.
-        """
+        """Checks for new weights now, then in a thread every `interval` seconds."""
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True

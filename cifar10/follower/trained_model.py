@@ -82,10 +82,7 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
-        """Restores the wanted checkpoint, by default the newest; returns its step.
-
-        Skips damaged checkpoints and names them on stderr.
-        """
+        """Restores the wanted or newest intact checkpoint; returns its step."""
         folder = self._checkpoints
         newest, refused = restoring.restore_newest(
             folder, self.load, self.settings, wanted=wanted

@@ -52,12 +52,7 @@ _QUANTILES = 4096
 
 
 class Augmentation:
-    """Augments training images, before and after their distortion.
-
-    Args:
-        declared: The recipe's table, as in `config.images.augmentation`.
-        classes: The number of classes.
-    """
+    """Augments training images before and after distortion, by a recipe's table."""
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
         self._parts = resolve(declared)

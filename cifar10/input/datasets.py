@@ -130,10 +130,7 @@ def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
-    """Refuses a data set whose image shape or classes differ from those of a run.
-
-    Messages call the data set `name`.
-    """
+    """Refuses a data set, called `name`, of other image shapes or classes than runs."""
     shape, names = describe(settings)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
@@ -152,10 +149,7 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
 def describe(
     settings: Mapping[str, Any],
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Returns a run's image shape and class names from its `config.json`.
-
-    Refuses a `config.json` without them.
-    """
+    """Returns the image shape and class names of a valid `config.json`."""
     names: Any = settings.get("class_names")
     shape: Any = settings.get("image_shape")
     if file_format := cifar.FORMATS.get(settings["data"]):

@@ -253,11 +253,9 @@ def _neighbours(
     """Finds, along one axis, the two input pixels nearest to each output pixel.
 
     A crop of `taken` pixels is resized to `size` pixels. `place`, in [0, 1), selects
-    one of the crop's possible positions. `pixels` are output indices, float64.
-
-    Returns:
-        The indices of the two input pixels, int64 [batch, size] each, and the weight
-        of the second pixel, float32 [batch, size].
+    one of the crop's possible positions. `pixels` are output indices, float64. Returns
+    the indices of the two input pixels, int64 [batch, size] each, and the weight of the
+    second pixel, float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5

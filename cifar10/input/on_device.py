@@ -40,10 +40,8 @@ def store(
     """Stores a training set, uint8 images and integer labels, once on each device.
 
     TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
-    to copy such data at every step.
-
-    Returns:
-        The images, float16 (exact from 0 to 255), and the labels, int64, by device.
+    to copy such data at every step. So each device gets the images as float16 (exact
+    from 0 to 255) and the labels as int64.
     """
     with tf.device("/cpu:0"):
         converted = tf.cast(images, tf.float16), tf.cast(labels, tf.int64)

@@ -241,10 +241,7 @@ class PrefetchQueues(contextlib.AbstractContextManager):
             self._request()
 
     def get(self) -> Sequence[TowerBatch]:
-        """Waits for the next (images, labels) of every tower, and returns them.
-
-        If an exception stopped the filling thread, raises this exception.
-        """
+        """Waits for the next (images, labels) of every tower; passes on exceptions."""
         batches = [requested.popleft().result() for requested in self._queues]
         self._request()
         return batches

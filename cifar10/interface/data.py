@@ -28,10 +28,7 @@ _EXPECTED = (
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Converts a program's data to a `Dataset`; returns None for a name or a path.
-
-    A single pair of arrays becomes the split that `split` names.
-    """
+    """Converts data to a `Dataset`, a pair to a `split`; a name or path to None."""
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
+from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D, logits_layer
 
 # Filters of the first group; the others have four times as many.
 WIDTH = 64
@@ -111,13 +111,8 @@ def build(
         net = _group(net, filters, depth, group)
     net = layers.GlobalMaxPooling2D(name="pool4")(net)
     net = layers.Rescaling(1 / (4 * width), name="scale")(net)
-    logits = layers.Dense(
-        classes,
-        use_bias=False,
-        kernel_initializer=_head_values,
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="head",
-    )(net)
+    options = {"use_bias": False, "kernel_initializer": _head_values, "name": "head"}
+    logits = logits_layer(classes, **options)(net)
     model = keras.Model(images, logits, name="airbench")
     whitening.kernel.trainable = False
     return model

@@ -14,12 +14,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from cifar10.errors import UsageError
+from cifar10.layers import logits_layer
 from cifar10.models import custom
 from cifar10.models.architecture import (
     APPLICATIONS_PREFIX,
     Architecture,
     channel_statistics,
-    model_error,
 )
 
 HEAD = "head"
@@ -34,7 +35,7 @@ def find_architecture(name: str) -> Architecture:
     application = name.removeprefix(APPLICATIONS_PREFIX)
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
-        raise model_error(name, f"Keras's networks are {', '.join(there)}.")
+        raise UsageError(f"--model {name}: Keras's networks are {', '.join(there)}.")
     return Architecture(name, functools.partial(build, application))
 
 
@@ -44,12 +45,7 @@ def build(
     """Builds a network of `keras.applications` with a new head of `classes` logits."""
     images = keras.Input(image_shape, name="images")
     features = _features(application, image_shape, _rescaled(application, images))
-    logits = keras.layers.Dense(
-        classes,
-        # Logits keep full precision in mixed-precision training.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name=HEAD,
-    )(features.output)
+    logits = logits_layer(classes, name=HEAD)(features.output)
     network = keras.Model(images, logits, name=application.lower())
     _set_normalization(application, network)
     return network
@@ -94,8 +90,10 @@ def _features(
     """Builds the network up to its global average pooling."""
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
-        problem = f"it takes {_CHANNELS} channels, not {image_shape[-1]}. Give another."
-        raise model_error(APPLICATIONS_PREFIX + application, problem)
+        raise UsageError(
+            f"--model {APPLICATIONS_PREFIX}{application} takes images of {_CHANNELS} "
+            f"channels, not {image_shape[-1]}. Give another."
+        )
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.
         warnings.filterwarnings("ignore", "`input_shape` is undefined")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture, model_error
+from cifar10.errors import UsageError
+from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture
 
 if TYPE_CHECKING:
     import keras
@@ -61,21 +62,21 @@ def check_name(name: str) -> None:
         return
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
-        raise model_error(
-            name,
-            f"there is no such model. Known are {', '.join(sorted(ARCHITECTURES))}, "
-            "Keras's as applications:NAME (applications:MobileNetV2), and your own as "
-            "module:function (my_models:small).",
+        raise UsageError(
+            f"--model {name}: there is no such model. Known are "
+            f"{', '.join(sorted(ARCHITECTURES))}, Keras's as applications:NAME "
+            "(applications:MobileNetV2), and your own as module:function "
+            "(my_models:small)."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     package = module.partition(".")[0]
     is_there = package in sys.modules or importlib.util.find_spec(package)
     if module.endswith(".py") or not is_there:
-        raise model_error(
-            name,
-            f"there is no module {module} in {Path.cwd()} or among installed packages. "
-            "Run in the module's folder, or add it to PYTHONPATH; leave out .py.",
+        raise UsageError(
+            f"--model {name}: there is no module {module} in {Path.cwd()} or among "
+            "installed packages. Run in the module's folder, or add it to PYTHONPATH; "
+            "leave out .py."
         )
 
 

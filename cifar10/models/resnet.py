@@ -12,7 +12,7 @@ import keras
 from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization
+from cifar10.layers import FusedBatchNormalization, logits_layer
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
@@ -67,10 +67,5 @@ def build(
             name = f"scale{scale}_block{block}"
             net = _block(net, width * 2**scale, stride, name)
     net = layers.GlobalAveragePooling2D(name="pool")(net)
-    logits = layers.Dense(
-        classes,
-        # Logits keep full precision in mixed-precision training.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="softmax_linear",
-    )(net)
+    logits = logits_layer(classes, name="softmax_linear")(net)
     return keras.Model(images, logits, name="resnet")

@@ -177,10 +177,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
 
 
 def read_manifest(directory: Path, step: int) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint, without verifying the other files.
-
-    Raises the same errors as `verify`.
-    """
+    """Returns a manifest without verifying other files; raises errors like `verify`."""
     file = folder(directory, step) / MANIFEST
     try:
         manifest = json.loads(files.read(file).decode())

@@ -79,10 +79,7 @@ class RunLock:
 
 
 def holds_run(path: Path) -> bool:
-    """Returns whether a directory holds a run; False if it is absent or empty.
-
-    Raises a `UsageError` for a file, and for a directory with other content.
-    """
+    """Returns whether a directory holds a run; refuses files and other content."""
     if not path.exists():
         return False
     if not path.is_dir():

@@ -79,10 +79,7 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 
 
 class LogWriter:
-    """Writes to the logs of a run, and lets the run continue if a write fails.
-
-    Prints a message when writes begin to fail.
-    """
+    """Writes to a run's logs; if that fails, says so once and lets the run continue."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -105,10 +102,7 @@ class LogWriter:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards the records of all steps after `step`, which will be run again.
-
-    Removes damaged lines from `log`, too.
-    """
+    """Discards all records after `step`, which will be run again, and damaged lines."""
     if events.exists():
         _mark_resume(events, step)
     kept = lines_up_to(log, step)

@@ -51,10 +51,7 @@ def candidates(directory: Path, wanted: Wanted) -> list[int]:
 def why_none(
     directory: Path, wanted: Wanted = None, refused: Mapping[int, object] | None = None
 ) -> str:
-    """Returns why no checkpoint can be used, and what to do.
-
-    `refused` maps the steps of refused checkpoints to the reasons.
-    """
+    """Returns why no checkpoint can be used; `refused` maps steps to the reasons."""
     steps = checkpoints.steps(directory)
     if refused:
         reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())

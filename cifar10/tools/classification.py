@@ -40,13 +40,9 @@ class Decoder:
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes the bytes of a picture; error messages call the picture `name`.
+        """Decodes a picture to uint8 of a `shape`; a single channel is the brightness.
 
-        Returns:
-            uint8 pixels of the given `shape`. A single channel holds the brightness.
-
-        Raises:
-            PictureError: The bytes are no picture, are damaged, or decode too slowly.
+        A `PictureError` says why the picture `name` is none, or takes too long.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)

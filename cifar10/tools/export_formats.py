@@ -71,10 +71,7 @@ def describe(trained: TrainedModel, step: int, options: "Options") -> dict[str, 
 
 
 def in_float32(trained: TrainedModel) -> keras.Model:
-    """Returns the model of a run in float32, with the restored values.
-
-    The converters support no other precision.
-    """
+    """Returns the model of a run in float32, the only precision of the converters."""
     model = build_model(
         trained.settings["model"],
         trained.image_shape,
@@ -168,9 +165,7 @@ def wrap(
 def with_keras_layers(model: keras.Model) -> keras.Model:
     """Returns a copy of a model, with this package's layers replaced by Keras's.
 
-    Raises:
-        ValueError: The model is neither functional nor sequential, or has a layer that
-            the user defined.
+    Raises a `ValueError` for a subclass of `keras.Model`, and for a user's layer.
     """
 
     def copy(layer: keras.Operation) -> keras.Operation:
@@ -233,10 +228,7 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
 def examples(
     model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns inputs for an exported model, the outputs to expect, and the labels.
-
-    `model` is the run's model in float32. The inputs are test images.
-    """
+    """Returns inputs for an export, outputs of the float32 `model`, and labels."""
     most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
     images, labels = _sample(dataset, "test", most)
     prepared = prepare(tf.constant(images), description["distortions"]).numpy()

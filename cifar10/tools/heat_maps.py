@@ -77,12 +77,7 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
 
 
 def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
-    """Returns a PNG of a picture under a heat map, red for low and yellow for high.
-
-    Args:
-        picture: uint8 [height, width, channels].
-        heat: float32 [height, width], 0 to 1.
-    """
+    """Returns a PNG of a uint8 picture under a heat map from 0, red, to 1, yellow."""
     times = max(1, _SIDE // max(heat.shape))
     large = picture.repeat(times, axis=0).repeat(times, axis=1)
     sized = Image.fromarray(heat).resize(large.shape[1::-1], Image.Resampling.BILINEAR)

@@ -89,10 +89,7 @@ def chooses_gpus(
 
 
 def place_evaluation(device: str) -> str:
-    """Chooses the device of an evaluation, and hides all other GPUs from TensorFlow.
-
-    `device` is `cpu`, `gpu` or `auto`, which prefers a GPU to the CPU.
-    """
+    """Chooses a device, with `auto` preferably a GPU, and hides all other GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
         raise MissingGpuError("--device gpu: there is no GPU. Give --device cpu.")

@@ -44,10 +44,7 @@ def resolve_stages(
 ) -> list[Stage]:
     """Returns the stages of a training run; a single stage if none are declared.
 
-    Args:
-        declared: The recipe's `stages` tables.
-        max_steps: Number of steps of the whole run.
-        freeze: Names to freeze in every stage, separated by commas.
+    `freeze` holds names to freeze in every stage, separated by commas.
     """
     stages, begin = [], 0.0
     always = tuple(name.strip() for name in (freeze or "").split(",") if name)
@@ -89,10 +86,7 @@ def prepare_model(
     image_shape: tuple[int, int, int],
     classes: int,
 ) -> None:
-    """Prepares a model for the image sizes of all stages; refuses unsuitable stages.
-
-    The `model` was built for images of `image_shape`, their full size.
-    """
+    """Prepares a model, built for `image_shape`, for the image sizes of all stages."""
     import keras
 
     from cifar10.models import custom

@@ -246,10 +246,7 @@ class TowerBuilder:
         return self.result(result)
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
-        """Runs every tower of this process without updating variables.
-
-        Returns the gradients, averaged over these towers, keyed by variable path.
-        """
+        """Returns the gradients, averaged over these towers, by variable path."""
         means = average_gradients([one.gradients for one in self.results(batches)])
         self._warn_of_missing(means)
         scale = self.state.optimizer.scale_loss(1.0)

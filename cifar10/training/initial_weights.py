@@ -72,10 +72,7 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
 
 
 def locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns (path, None) for a file or a run, or (run, step) for a checkpoint.
-
-    Raises a `UsageError` if `name` does not exist or holds no weights.
-    """
+    """Returns (path, None) for a file or a run, or (run, step) for a checkpoint."""
     path, step = layout.absolute_path(name), None
     if path.parent.name == layout.CHECKPOINTS:
         saved = checkpoints.steps(path.parent)
@@ -128,10 +125,7 @@ def take_initial_weights(
 def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> tuple[str, Layers]:
-    """Reads the weights that `config` names, and matches them with `model`'s layers.
-
-    Returns the name of the source for messages, and the values of the matching layers.
-    """
+    """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
     wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
