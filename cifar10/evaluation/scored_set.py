@@ -100,17 +100,13 @@ def evaluation_batches(
     distortion: str = "tutorial",
     count: int | None = None,
 ) -> tf.data.Dataset:
-    """Makes batches of a split's images, in order and each image once.
+    """Makes batches (images, labels, mask) of a split, in order and each image once.
 
     With a `count`, only the first `count` images are read. `images`, uint8 [total,
     height, width, channels], are prepared for a model trained with `distortion`.
 
     The last batch is padded with copies of the last image, so that all batches have the
-    same shape. The mask is False for these copies.
-
-    Returns:
-        A dataset of batches (images, labels, mask): float32 [batch_size, height, width,
-        channels], int32 [batch_size] and bool [batch_size].
+    same shape. The mask, bool [batch_size], is False for these copies.
     """
     count = len(images) if count is None else count
     all_images = in_graph(images)

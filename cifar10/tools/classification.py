@@ -99,16 +99,9 @@ def _decode(
 def likeliest_classes(
     logits: np.ndarray, class_names: Sequence[str], top_k: int
 ) -> list[list[dict[str, Any]]]:
-    """Returns the likeliest classes of each image with their probabilities.
+    """Returns the `top_k` likeliest classes for logits, floating [images, classes].
 
-    Args:
-        logits: floating [images, classes].
-        class_names: Names of the classes, in the order of the logits.
-        top_k: Number of classes to name, or more for all.
-
-    Returns:
-        `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
-        likeliest class first.
+    The result is `ranked[image][rank]`, for JSON: a `class` and its `probability`.
     """
     if not np.isfinite(logits).all():
         raise UsageError(

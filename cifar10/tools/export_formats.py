@@ -98,13 +98,9 @@ def write_model(
     The description is `cifar10.json`: a file in a SavedModel's folder, an entry of an
     ONNX file's metadata, or a file in the ZIP archive inside a Keras or LiteRT file.
 
-    Args:
-        model: The model of the run.
-        path: Folder or file to create; a file's name ends as its format requires.
-        file_format: As `export.Options.file_format`.
-        description: Result of `describe`.
-        samples: Prepared images from which LiteRT estimates the ranges of int8 values;
-            None for float32.
+    A file's `path` ends as its format (`export.Options.file_format`) requires. From
+    `samples`, prepared images, LiteRT estimates the ranges of int8 values; None for
+    float32.
     """
     conversion: dict[str, Any] = {}
     if samples is not None:

@@ -87,14 +87,8 @@ def compare(
 ) -> tuple[bool, str]:
     """Returns whether an export computes what the run's model does, and a report.
 
-    In float32, outputs may differ by rounding. In int8, the export must classify nearly
-    as many images correctly as the run's model.
-
-    Args:
-        computed: Outputs of the export, floating [images, classes].
-        expected: Outputs of the run's model in float32, of the same shape.
-        labels: Labels of the images, integers [images].
-        precision: `float32` or `int8`.
+    Both compute floating [images, classes]. In float32, outputs may differ by rounding.
+    In int8, the export must classify nearly as many images correctly as the model.
     """
     if computed.shape != expected.shape or not np.isfinite(computed).all():
         return False, "returns values that are not finite, or another number of them"

@@ -24,15 +24,10 @@ def heat_maps(
 ) -> np.ndarray | None:
     """Computes how strongly each pixel supports a class.
 
-    Args:
-        trained: The restored model.
-        images: Images of the data set, uint8 [images, height, width, channels].
-        classes: The class for each image, int64 [images].
-
-    Returns:
-        Heat maps, float32 [images, height, width]. The highest value of each map is 1,
-        or 0 if no pixel supports the class. Returns None if no convolution of the model
-        has an output larger than 1 x 1.
+    Takes images, uint8 [images, height, width, channels], and a class for each. Returns
+    heat maps, float32 [images, height, width], whose highest value is 1, or 0 if no
+    pixel supports the class. Returns None if no convolution of the model has an output
+    larger than 1 x 1.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 

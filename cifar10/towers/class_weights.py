@@ -46,15 +46,9 @@ def check_class_weights(requested: ClassWeights | None) -> None:
 def resolve_class_weights(
     requested: ClassWeights | None, labels: "np.ndarray", class_names: Sequence[str]
 ) -> "np.ndarray | None":
-    """Computes the weight of each class; returns None if no weights are requested.
+    """Computes weights, float64 [classes], whose mean over the training images is 1.
 
-    Args:
-        requested: The value of `config.loss.class_weights`.
-        labels: int32 [count], the labels of the training set.
-        class_names: The name of each class.
-
-    Returns:
-        float64 [classes], weights whose mean over the training images is 1.
+    Returns None if none are requested. `labels` are those of the training set.
     """
     import numpy as np
 
