@@ -287,7 +287,7 @@ class Update(Checked, scope=RESULT):
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(
-                f"--schedule {self.schedule}: stages need a schedule that ends. Give "
+                f"--schedule {self.schedule}: stages need one that ends. Give "
                 f"{' or '.join(ENDING_SCHEDULES)}, or a copy of the recipe without "
                 "stages."
             )

@@ -47,9 +47,8 @@ def meet(cluster: Cluster, timeout: float) -> None:
     if missing:
         raise LostWorkerError(
             f"{cluster.name()} has waited {timeout:g} s for {cluster.name(*missing)}, "
-            "whose output may say why. Start it, and check the firewall and TF_CONFIG "
-            "(addresses, and an index for each worker). If it starts slowly, raise "
-            "--worker_timeout."
+            "whose output may say why. Start it, check the firewall and TF_CONFIG "
+            "(addresses, and an index for each worker), or raise --worker_timeout."
         )
 
 

@@ -192,13 +192,8 @@ class ScoredSet:
             raise UsageError(
                 f"--num_examples {self.count}: there are only {len(images):,} images."
             )
-        self._batches = evaluation_batches(
-            images,
-            labels,
-            min(options.batch_size, self.count),
-            settings["distortions"],
-            self.count,
-        )
+        size, distortion = min(options.batch_size, self.count), settings["distortions"]
+        self._batches = evaluation_batches(images, labels, size, distortion, self.count)
         is_averaged = options.use_averages and settings.get("moving_average_decay") != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "training" if options.split == "train" else options.split

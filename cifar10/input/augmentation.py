@@ -20,14 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
-from cifar10.input import rand_augment
-from cifar10.input.distortions import (
-    CROP_ATTEMPTS,
-    BatchSlice,
-    draw,
-    random_sizes,
-    uniform,
-)
+from cifar10.input import distortions, rand_augment
+from cifar10.input.distortions import BatchSlice, draw, uniform
 
 # A run's seed has 31 bits; the bits above number the streams of random numbers. Append
 # the stream of a new augmentation: other numbers would change every run's results.
@@ -44,7 +38,7 @@ RATIO_RANGE = (0.3, 1 / 0.3)
 
 # Random numbers per image. Erasing draws whether to erase, two coordinates, the noise's
 # shift, and sizes to try. Mixing draws mixup or cutmix, a weight, and two coordinates.
-ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
+ERASING_NUMBERS = 4 + 2 * distortions.CROP_ATTEMPTS
 MIXING_NUMBERS = 4
 
 # The number of equally probable values that approximate a beta distribution.
@@ -115,7 +109,8 @@ def erase(
     """
     chance, *place, shift = drawn[:4]
     size, nothing = images.shape[1:3], (0, 0)  # If no size fits, nothing is erased.
-    sizes = random_sizes(size, drawn[4:], AREA_RANGE, RATIO_RANGE, nothing)
+    chances = drawn[4:], AREA_RANGE, RATIO_RANGE
+    sizes = distortions.random_sizes(size, *chances, nothing)
     erased = _expanded(chance < probability) & _rectangle(images, place, sizes)
     moved = tf.math.floormod(noise + _expanded(shift), 1.0)
     return tf.where(erased, (moved - 0.5) * 12**0.5, images)

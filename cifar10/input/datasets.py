@@ -26,14 +26,11 @@ _LARGEST_SIDE = 4096
 
 
 def find(
-    data: str,
-    data_dir: str | None = None,
-    data_url: str | None = None,
-    **preparation: Any,
+    data: str, data_dir: str | None = None, data_url: str | None = None, **further: Any
 ) -> Dataset:
     """Finds a data set; downloads, generates or prepares it if necessary.
 
-    The named arguments are fields of `config.dataset`. `preparation` holds arguments of
+    The named arguments are fields of `config.dataset`. `further` holds arguments of
     `find_folder`, for a folder of pictures.
     """
     if data in ("auto", *cifar.FORMATS):
@@ -57,7 +54,7 @@ def find(
     # Not in CIFAR10_DATA_DIR, because other users may read or write that folder.
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = home / "cifar10" if home.is_absolute() else cifar.cache()
-    return find_folder(Path(data_dir), cache, **preparation)
+    return find_folder(Path(data_dir), cache, **further)
 
 
 def find_for(

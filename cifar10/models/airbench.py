@@ -19,8 +19,6 @@ from keras import layers
 from cifar10.errors import UsageError
 from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D, logits_layer
 
-# Filters of the first group; the others have four times as many.
-WIDTH = 64
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 
@@ -80,16 +78,12 @@ def _group(
 
 
 def build(
-    image_shape: tuple[int, int, int],
-    classes: int,
-    *,
-    depth: int = 2,
-    width: int = WIDTH,
+    image_shape: tuple[int, int, int], classes: int, *, depth: int = 2, width: int = 64
 ) -> keras.Model:
     """Builds the network for standardized images of at least 9 x 9 pixels.
 
-    `depth` is the number of convolutions in each group, `width` the number of filters
-    in the first group. Call `initialize` afterwards to set the whitening filters.
+    `depth` is the number of convolutions in each group, `width` a quarter of the number
+    of filters in the last groups. `initialize` then sets the whitening filters.
     """
     if depth not in (2, 3):
         raise UsageError(

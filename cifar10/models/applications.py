@@ -16,12 +16,8 @@ import numpy as np
 
 from cifar10.errors import UsageError
 from cifar10.layers import logits_layer
-from cifar10.models import custom
-from cifar10.models.architecture import (
-    APPLICATIONS_PREFIX,
-    Architecture,
-    channel_statistics,
-)
+from cifar10.models import architecture, custom
+from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture
 
 HEAD = "head"
 _CHANNELS = 3
@@ -108,7 +104,7 @@ def _features(
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
     """Converts standardized images to pixel values, then by `preprocess_input`."""
-    means, deviations = channel_statistics(_CHANNELS)
+    means, deviations = architecture.channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],
         [255.0 * mean for mean in means],

@@ -46,8 +46,7 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
         raise UsageError(
-            f"--model {name}: {file} has no function {function_name} of (image_shape, "
-            "classes)."
+            f"--model {name}: {file} has no function {function_name}. Define it."
         )
     return builder
 
@@ -55,10 +54,7 @@ def import_function(name: str) -> Callable[..., keras.Model]:
 def check(
     name: str, model: object, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Calls a model to check its type, input, output and variables.
-
-    The call creates the variables of a model that has not been built yet.
-    """
+    """Checks a model by a call, which creates the variables of one not built yet."""
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}, but must return a keras.Model."

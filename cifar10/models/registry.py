@@ -63,10 +63,9 @@ def check_name(name: str) -> None:
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
         raise UsageError(
-            f"--model {name}: there is no such model. Known are "
-            f"{', '.join(sorted(ARCHITECTURES))}, Keras's as applications:NAME "
-            "(applications:MobileNetV2), and your own as module:function "
-            "(my_models:small)."
+            f"--model {name}: there is no such model. Give "
+            f"{', '.join(sorted(ARCHITECTURES))}, Keras's applications:MobileNetV2 or "
+            "another NAME, or your own as module:function, such as my_models:small."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -75,8 +74,8 @@ def check_name(name: str) -> None:
     if module.endswith(".py") or not is_there:
         raise UsageError(
             f"--model {name}: there is no module {module} in {Path.cwd()} or among "
-            "installed packages. Run in the module's folder, or add it to PYTHONPATH; "
-            "leave out .py."
+            "installed packages. Run in its folder, or add it to PYTHONPATH; leave out "
+            ".py."
         )
 
 

@@ -66,11 +66,7 @@ class Checkpoint:
 
 
 def save(
-    directory: Path,
-    trackables: Mapping[str, Any],
-    *,
-    step: int,
-    facts: Mapping[str, Any],
+    directory: Path, trackables: Mapping[str, Any], *, step: int, facts: dict[str, Any]
 ) -> Path:
     """Writes a checkpoint into the run's folder of checkpoints; returns its path.
 

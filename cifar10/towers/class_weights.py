@@ -68,8 +68,8 @@ def resolve_class_weights(
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
             raise UsageError(
-                f"{_WHERE}: {len(weights)} numbers, {len(class_names)} classes. Give "
-                "one each."
+                f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes. "
+                "Give as many."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:

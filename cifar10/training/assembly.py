@@ -247,9 +247,8 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {update.warmup_epochs}, the recipe's if you gave none, "
-            f"is too much for a run of {epochs:.2f} epochs ({steps} steps) with "
-            f"--schedule {update.schedule}. Give fewer, or more --max_steps or "
-            "--max_epochs."
+            f"is too much for {epochs:.2f} epochs ({steps} steps) with --schedule "
+            f"{update.schedule}. Give less, or more --max_steps or --max_epochs."
         )
 
 

@@ -70,8 +70,7 @@ def list_folder(directory: Path) -> Listing:
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
                 f"{directory}: {TRAIN}/ lacks classes of {split}: "
-                f"{first_few(unknown, _SHOWN)}. Move them away, or add training "
-                "pictures."
+                f"{first_few(unknown, _SHOWN)}. Move them away, or add pictures."
             )
     files: list[File] = []
     labels: list[int] = []
