@@ -172,7 +172,7 @@ class Config(fields.Sections):
         keep = self.checkpoints
         if keep.stop_after_no_gain and not keep.eval_steps:
             raise UsageError(
-                "--stop_after_no_gain needs evaluations. Add --eval_steps."
+                f"--stop_after_no_gain {keep.stop_after_no_gain} needs --eval_steps."
             )
         max_steps = self.run.max_steps
         if keep.eval_steps and keep.eval_steps > max_steps:
@@ -239,7 +239,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given values, with the others of the run to resume or the recipe."""
+    """Completes the given values from the run to resume, or else from the recipe."""
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:

@@ -38,7 +38,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         )
     if "data_dir" in given:
         raise UsageError(
-            f"--data_dir {given['data_dir']}: --data {data} already is a path. Omit it."
+            f"--data_dir {given['data_dir']} excludes --data {data}, a path. Omit one."
         )
     kind = FOLDER if path.is_dir() else NPZ
     if kind == NPZ and path.suffix != ".npz":

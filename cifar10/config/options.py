@@ -198,7 +198,7 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a JSON value is a `hint`: an int a float, a list a tuple."""
+    """Checks the type of a JSON value; ints count as floats, and lists as tuples."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     if get_origin(hint) is list:

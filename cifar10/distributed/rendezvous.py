@@ -46,9 +46,10 @@ def meet(cluster: Cluster, timeout: float) -> None:
             missing = _wait_for_chief(cluster, timeout)
     if missing:
         raise LostWorkerError(
-            f"{cluster.name()} has waited {timeout:g} s for {cluster.name(*missing)}, "
-            "whose output may say why. Start it, check the firewall and TF_CONFIG "
-            "(addresses, and an index for each worker), or raise --worker_timeout."
+            f"{cluster.name()} has waited {timeout:g} s in vain for "
+            f"{cluster.name(*missing)}. Its output may say why. Start it, check the "
+            "firewall and TF_CONFIG (addresses, and an index of its own for each), or "
+            "raise --worker_timeout."
         )
 
 

@@ -134,7 +134,7 @@ class Sums:
 def report(
     subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
 ) -> str:
-    """Formats one evaluation as text; `subject` says which images and variables."""
+    """Formats an evaluation as text; `subject` names the images and the variables."""
     shown = [
         f"{name} = {value:.4f}"
         for name, value in scalars.items()

@@ -239,7 +239,7 @@ class ScoredSet:
             return tf.summary.create_file_writer(str(self.events))
 
     def record(self, step: int, result: Result) -> None:
-        """Writes a result to event file and log; after a `DiskError` to a new file."""
+        """Writes a result to files. After a `DiskError`, the next gets a new one."""
         writer, self._writer = self._writer or self._open(), None
         with writing(self.events, _FIX):
             with writer.as_default(step=step):

@@ -118,7 +118,7 @@ def evaluation_logits(
     non_trainable: Sequence[tf.Tensor],
     images: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes a model's logits, in float32 or float64, and its penalties to evaluate.
+    """Computes a model's logits, float32 or float64, and penalties for evaluation.
 
     Like `model.inference`, whose arguments it takes, this is a pure function.
     """

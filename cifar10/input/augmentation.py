@@ -46,7 +46,7 @@ _QUANTILES = 4096
 
 
 class Augmentation:
-    """Augments training images before and after distortion, by a recipe's table."""
+    """Augments training images before and after distortion, as a recipe declares."""
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
         self._parts = resolve(declared)

@@ -127,7 +127,7 @@ def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
-    """Refuses a data set, called `name`, of other image shapes or classes than runs."""
+    """Refuses a data set, called `name`, of other classes or shapes than the run's."""
     shape, names = describe(settings)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):

@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Converts data to a `Dataset`, a pair to a `split`; a name or path to None."""
+    """Converts data to a `Dataset`, or a name or path to None. A pair is a `split`."""
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)

@@ -38,7 +38,7 @@ def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> dict[str, A
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
-    """Returns the steps that match `wanted`, ascending; `BEST` is of existing ones."""
+    """Returns the steps that match `wanted`, ascending; `BEST` ranks existing ones."""
     steps = checkpoints.steps(directory)
     if wanted == BEST:
         return scores.best(directory.parent, steps)

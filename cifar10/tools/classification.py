@@ -42,7 +42,7 @@ class Decoder:
     ) -> np.ndarray:
         """Decodes a picture to uint8 of a `shape`; a single channel is the brightness.
 
-        A `PictureError` says why the picture `name` is none, or takes too long.
+        A `PictureError` says why the picture called `name` cannot be decoded.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
@@ -56,7 +56,8 @@ class Decoder:
         except BrokenProcessPool as error:
             self._processes.pop(thread).shutdown()
             raise decoding.PictureError(
-                f"{name} takes more than {seconds:.1f} s, or crashes. Make it smaller."
+                f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
+                "decoder. Make the picture smaller."
             ) from error
 
     def close(self) -> None:

@@ -1,9 +1,4 @@
-"""`python -m cifar10 export`: exports the model of a run, and checks the export.
-
-The export is written under a temporary name, loaded in another process, compared with
-the run's model on test images, and only then renamed. So an export under its final
-name is complete and correct.
-"""
+"""`python -m cifar10 export`: exports a run's model, and names it once checked."""
 
 import argparse
 import dataclasses

@@ -72,7 +72,7 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
 
 
 def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
-    """Returns a PNG of a uint8 picture under a heat map from 0, red, to 1, yellow."""
+    """Returns a PNG of a uint8 picture under a heat map, from red (0) to yellow (1)."""
     times = max(1, _SIDE // max(heat.shape))
     large = picture.repeat(times, axis=0).repeat(times, axis=1)
     sized = Image.fromarray(heat).resize(large.shape[1::-1], Image.Resampling.BILINEAR)

@@ -89,7 +89,7 @@ def chooses_gpus(
 
 
 def place_evaluation(device: str) -> str:
-    """Chooses a device, with `auto` preferably a GPU, and hides all other GPUs."""
+    """Chooses an evaluation's device (`auto`: a GPU if any), and hides other GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
         raise MissingGpuError("--device gpu: there is no GPU. Give --device cpu.")

@@ -47,7 +47,7 @@ _LEAST_DIMENSIONS_TO_DECAY = 2
 def check_optimizer(
     name: str | type, momentum: float, arguments: Mapping[str, Any] | None
 ) -> None:
-    """Refuses an unknown optimizer, and values that do not fit it or a user's class."""
+    """Refuses an unknown optimizer, and a momentum or arguments that do not fit it."""
     if not isinstance(name, type) and name not in NAMES:
         raise UsageError(f"--optimizer {name}: give one of {', '.join(NAMES)}.")
     if momentum and name not in WITH_MOMENTUM:

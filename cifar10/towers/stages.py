@@ -116,7 +116,7 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
-            f"--freeze (or a stage): {', '.join(frozen)} is all of {name}. Freeze less."
+            f"--freeze or a stage has all of {name}: {', '.join(frozen)}. Freeze fewer."
         )
 
 

@@ -257,8 +257,7 @@ def default_steps_per_call(
 ) -> int:
     """Returns the default number of steps that one call to TensorFlow runs.
 
-    Between two calls the GPU waits for Python; several steps per call make these waits
-    rarer.
+    Between two calls a GPU waits for Python; several steps per call make this rarer.
     """
     height, width, channels = distortions.image_shape(config.images.distortions, shape)
     images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL

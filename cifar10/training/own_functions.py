@@ -46,10 +46,10 @@ def with_own(
         is_mean = np.isclose(value, of_halves, _TOLERANCE, _TOLERANCE)
         if not is_mean or tape.watched_variables():
             raise UsageError(
-                f"{name}: a loss or metric has to be one value per image, or their "
-                "mean, without random numbers or variables, so that towers can divide "
-                f"a batch. In a test it was {value:.6g} for a batch, and "
-                f"{of_halves:.6g} on average for its halves."
+                f"{name}: a loss or metric has to be one value per image, or the mean "
+                "of such values, without random numbers or variables, so that towers "
+                f"can divide a batch. In a test it was {value:.6g} for a batch, and "
+                f"{of_halves:.6g} as the mean of its halves."
             )
     return loss
 

@@ -84,7 +84,7 @@ def array_dataset(
     shapes = {array.shape[1:] for array in images.values()}
     if len(shapes) > 1:
         raise UsageError(
-            f"The images in {where} have several shapes: {', '.join(map(str, shapes))}."
+            f"Give all images in {where} one shape, not {', '.join(map(str, shapes))}."
         )
     for split, some in labels.items():
         unknown = np.setdiff1d(some, labels.get("train", some))

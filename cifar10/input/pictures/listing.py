@@ -104,7 +104,7 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
 
 
 def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[File]]:
-    """Lists the pictures of each class, a subfolder of `top`; adds to `left_out`."""
+    """Lists the pictures of each class in `top`; adds everything else to `left_out`."""
     pictures, others, folders = _entries(directory, top)
     left_out += [name for name, _, _ in pictures] + others
     found: dict[str, list[File]] = {}
