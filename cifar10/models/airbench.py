@@ -82,8 +82,8 @@ def build(
 ) -> keras.Model:
     """Builds the network for standardized images of at least 9 x 9 pixels.
 
-    `depth` is the number of convolutions in each group, `width` a quarter of the number
-    of filters in the last groups. `initialize` then sets the whitening filters.
+    `depth` is the number of convolutions in each group, `width` the number of filters
+    in the first group. Call `initialize` afterwards to set the whitening filters.
     """
     if depth not in (2, 3):
         raise UsageError(

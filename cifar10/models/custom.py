@@ -46,7 +46,8 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
         raise UsageError(
-            f"--model {name}: {file} has no function {function_name}. Define it."
+            f"--model {name}: {file} has no function {function_name}. Define one that "
+            "takes (image_shape, classes) and returns a Keras model."
         )
     return builder
 
