@@ -61,9 +61,7 @@ def why_none(
         return f"There is no checkpoint in {directory.parent} yet."
     if wanted == BEST:
         return f"--step {BEST}: no checkpoint has a score. Score one with eval first."
-    return (
-        f"--step {wanted}: leave it out, or give one of {', '.join(map(str, steps))}."
-    )
+    return f"--step {wanted}: there is none, but there is {', '.join(map(str, steps))}."
 
 
 def restore_newest(
