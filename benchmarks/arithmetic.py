@@ -39,7 +39,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     import tensorflow as tf
 
     from cifar10.config.config import Config
-    from cifar10.input import pipeline, records
+    from cifar10.input import distortions, records
     from cifar10.towers import devices
     from cifar10.training import assembly
 
@@ -51,7 +51,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     classes = records.CIFAR10.classes
     state = assembly.build_state(config, "/cpu:0", shape, classes)
     tower = assembly.build_tower(config.loss)
-    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
+    height, width, channels = distortions.image_shape(config.images.distortions, shape)
     found, begin = [], 0
     for stage in config.all_stages:
         tower.frozen = stage.frozen

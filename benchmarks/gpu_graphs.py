@@ -30,7 +30,7 @@ from tensorflow.python.training import saver
 from cifar10.config.augmentation import mixes
 from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
-from cifar10.input import pipeline
+from cifar10.input import distortions
 from cifar10.process import entry_point
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Batch, TowerBuilder
@@ -90,7 +90,7 @@ def build_towers(
         config, placement, states, strategy, Workers(), images
     )
     size = config.batch.batch_size
-    shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
+    shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     labels = tf.TensorSpec([size], tf.int64)
     if mixes(config.images.augmentation):
         labels = tf.TensorSpec([size, 10])

@@ -29,29 +29,20 @@ from cifar10.training import train_command
 # Each module has HELP, DESCRIPTION and `main(parser, words)`. `main` adds the command's
 # flags to the parser, parses the words and returns the exit code. The modules must not
 # import TensorFlow before `main` runs.
+_TOOLS = (doctor, data, plan, predict, serve, export, report, runs, replay, audit)
 _COMMANDS = {
     "train": train_command,
     "eval": eval_command,
-    "doctor": doctor,
-    "data": data,
-    "plan": plan,
-    "predict": predict,
-    "serve": serve,
-    "export": export,
-    "report": report,
-    "runs": runs,
-    "replay": replay,
-    "audit": audit,
+    **{tool.__name__.rpartition(".")[2]: tool for tool in _TOOLS},
 }
 
 
 def run() -> None:
     """Runs the program `cifar10`, or `python -m cifar10`, and exits."""
-    is_training = sys.argv[1:2] == ["train"]
     entry_point.run_program(
         main,
         explain_missing_gpus=doctor.explain_missing_gpus,
-        output_is_log=is_training,
+        output_is_log=sys.argv[1:2] == ["train"],
     )
 
 

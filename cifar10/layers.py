@@ -279,6 +279,12 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(tf.stack(sums), inputs.dtype), shape)
 
 
+def logits_layer(classes: int, **options: object) -> keras.Layer:
+    """Returns a dense layer that keeps full precision in mixed-precision training."""
+    dtype = keras.config.dtype_policy().variable_dtype
+    return keras.layers.Dense(classes, dtype=dtype, **options)
+
+
 class NewSection(keras.layers.Identity):
     """Returns its input, and marks the beginning of a new section of the model.
 

@@ -182,20 +182,21 @@ class Recipe:
 
     def _whiten(self, model: keras.Model) -> float:
         """Computes the variables that come from images; returns the seconds."""
-        from cifar10.input import pipeline
+        from cifar10.input import distortions
         from cifar10.models.registry import find_architecture
 
         images, _ = self._dataset.read("train")
         distortion = self._resolved.images.distortions
         began = time.perf_counter()
         initialize = find_architecture(self._resolved.network.model).initialize
-        initialize(model, images, lambda chosen: pipeline.prepare(chosen, distortion))
+        initialize(
+            model, images, lambda chosen: distortions.prepare(chosen, distortion)
+        )
         return time.perf_counter() - began
 
     def _score(self, trained: TrainedModel, *, views: bool) -> tuple[float, float]:
         """Returns the part of the test images that are right, and the seconds."""
-        from cifar10.evaluation.scored_set import Scorer
-        from cifar10.input.evaluation_batches import evaluation_batches
+        from cifar10.evaluation.scored_set import Scorer, evaluation_batches
 
         images, labels = self._dataset.read("test")
         at_once = min(_SCORED_AT_ONCE, len(images))

@@ -74,9 +74,7 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
     if mixed > 1.0:
         raise UsageError(
-            f"{_WHERE}: the probabilities of {' and '.join(MIXING)} "
-            f"add up to {mixed:g}; the maximum is 1.\nLower them, for example to "
-            "mixup = {probability = 0.5}."
+            f"{_WHERE}: mixup and cutmix add up to {mixed:g}; give at most 1 in all."
         )
     return parts
 
@@ -90,6 +88,5 @@ def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
     """Refuses an odd batch size if images are mixed, because mixing takes pairs."""
     if mixes(declared) and batch_size % 2:
         raise UsageError(
-            f"--batch_size {batch_size}: mixup and cutmix mix the images of a tower in "
-            "pairs.\nGive an even number of images per tower and batch."
+            f"--batch_size {batch_size}: mixup and cutmix mix pairs. Make it even."
         )

@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from cifar10.config import (
-    augmentation as augmentations,
-    data_flag,
-    fields,
-    python_objects,
-    run_config,
-)
+from cifar10.config import augmentation, data_flag, fields, python_objects, run_config
 from cifar10.config.options import defaults, options
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
@@ -168,7 +162,7 @@ class Config(fields.Sections):
     def _check(self) -> None:
         """Refuses values that contradict the values of another section."""
         if not self.batch.global_batch_size:
-            augmentations.check_batch(self.images.augmentation, self.batch.batch_size)
+            augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
         for name, period in self.periods.items():
             if self.steps_per_call > period:
                 raise UsageError(
@@ -178,14 +172,12 @@ class Config(fields.Sections):
         keep = self.checkpoints
         if keep.stop_after_no_gain and not keep.eval_steps:
             raise UsageError(
-                f"--stop_after_no_gain {keep.stop_after_no_gain} needs evaluations "
-                "during training. Add --eval_steps."
+                f"--stop_after_no_gain {keep.stop_after_no_gain} needs --eval_steps."
             )
         max_steps = self.run.max_steps
         if keep.eval_steps and keep.eval_steps > max_steps:
             raise UsageError(
-                f"--eval_steps {keep.eval_steps}: the training run ends earlier, at "
-                f"--max_steps {max_steps}. Give at most {max_steps}."
+                f"--eval_steps {keep.eval_steps}: give at most --max_steps {max_steps}."
             )
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
@@ -229,13 +221,11 @@ def read_recipe(name: str) -> dict[str, Any]:
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         raise UsageError(
-            f"--recipe {name}: there is no such recipe and no such file. The recipes "
-            f"are {', '.join(known)}."
+            f"--recipe {name}: no such file. The recipes are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"--recipe {name} cannot be read ({reason(error)}). A recipe is a TOML "
-            "file like those in cifar10/config/recipes."
+            f"--recipe {name} cannot be read as a TOML file: {reason(error)}."
         ) from error
     source = f"--recipe {name}: "
     possible = {key: one for key, one in options(fields.ALL).items() if one.in_recipes}
@@ -270,10 +260,7 @@ def flags_of(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, A
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given values, and the recipe's values for other fields.
-
-    If `resume` is given, the settings of that run replace those of the recipe.
-    """
+    """Completes the given values from the run to resume, or else from the recipe."""
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
@@ -323,11 +310,7 @@ def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """Converts an argument of `Config` to the value that its flag would have.
-
-    A path becomes a string, a `Record` its directory, a NumPy number a Python number,
-    and a tuple a list, as in `config.json`.
-    """
+    """Converts an argument of `Config` to its JSON form, and a `Record` to its path."""
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
@@ -341,7 +324,6 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
         return model
     if hasattr(model, "layers") or not callable(model):
         raise UsageError(
-            f"--model {model!r} is neither a name nor a function. Give a function that "
-            "takes (image_shape, classes) and returns a new Keras model."
+            f"--model {model!r}: give a name or a function that builds a Keras model."
         )
     return name_of_function(model)

@@ -33,20 +33,17 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     path = layout.absolute_path(data)
     if not os.path.exists(path):  # noqa: PTH110 - `Path.exists` raises errors.
         raise UsageError(
-            f"--data {data}: there is no such data set, file or folder. Give "
-            f"{', '.join(NAMES)}, or the path of a folder of pictures or of an .npz "
-            "file."
+            f"--data {data}: there is no such data set or path. Give "
+            f"{', '.join(NAMES)}, or the path of a folder of pictures or an .npz file."
         )
     if "data_dir" in given:
         raise UsageError(
-            f"--data_dir {given['data_dir']}: --data {data} already gives the path of "
-            "the data. Leave out --data_dir."
+            f"--data_dir {given['data_dir']} excludes --data {data}, a path. Omit one."
         )
     kind = FOLDER if path.is_dir() else NPZ
     if kind == NPZ and path.suffix != ".npz":
         raise UsageError(
-            f"--data {data} is a file, but not an .npz file. Give a folder that "
-            "contains a folder of pictures for each class."
+            f"--data {data}: give an .npz file, or a folder with one folder per class."
         )
     return {**given, "data": kind, "data_dir": str(path)}
 
@@ -59,6 +56,5 @@ def check(data: str, image_size: int | None) -> None:
         )
     if image_size and data != FOLDER:
         raise UsageError(
-            f"--image_size {image_size}: the images of --data {data} have a fixed size."
-            " Leave out --image_size, or give --data a folder of pictures."
+            f"--image_size {image_size} is for folders, not --data {data}. Omit it."
         )

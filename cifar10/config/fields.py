@@ -57,7 +57,9 @@ LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
 # The scores of eval that can select the best checkpoint.
 SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS_BETTER)
 
-# Distortions of training images, implemented in `input/distortions.py`.
+# Distortions of training images, implemented in `input/distortions.py`. The largest
+# translations are in pixels of an image of 32 x 32, as in airbench94 and airbench96.
+# The distortions in `WHOLE` keep the size of images, and scale all images alike.
 Distortion: TypeAlias = Literal[
     "tutorial",
     "crop_flip",
@@ -67,6 +69,8 @@ Distortion: TypeAlias = Literal[
     "none",
 ]
 DISTORTIONS: tuple[str, ...] = get_args(Distortion)
+TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
+WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 # Learning-rate schedules that end at --max_steps; the staircase has no end.
@@ -283,9 +287,9 @@ class Update(Checked, scope=RESULT):
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(
-                f"--schedule {self.schedule}: the recipe's stages need a schedule that "
-                f"ends at --max_steps.\nGive one of {', '.join(ENDING_SCHEDULES)}, or "
-                "use a copy of the recipe without the stages."
+                f"--schedule {self.schedule}: stages need one that ends. Give "
+                f"{' or '.join(ENDING_SCHEDULES)}, or a copy of the recipe without "
+                "stages."
             )
 
     @property
@@ -459,9 +463,8 @@ RECORDED = (*ALL, Machine)
 RESUME = Option(
     name="resume",
     type=str,
-    help="directory of a run to continue with the settings in its config.json; add "
-    "only flags that do not affect the result, such as --max_steps and --num_gpus "
-    "(default: none)",
+    help="directory of a run to continue as its config.json says; add only flags that "
+    "do not affect the result, such as --max_steps and --num_gpus (default: none)",
 )
 # The flags that `--help` shows; `--help_all` adds the others, by section.
 MAIN = (

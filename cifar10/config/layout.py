@@ -32,7 +32,6 @@ def refuse_link(folder: Path) -> None:
     """Refuses to write to a folder of a run if the folder is a link."""
     if folder.is_symlink():
         raise UsageError(
-            f"{folder} is a link, but a run writes only inside its directory.\nReplace "
-            "the link with the folder that it points to. The directory of the run may "
-            "be a link."
+            f"{folder} is a link, but a run writes only inside its directory. Replace "
+            "it with the folder, or make the run's whole directory a link."
         )

@@ -102,11 +102,7 @@ class Option:
     in_flags: bool = True
 
     def check(self, value: Any, source: str = "") -> None:
-        """Refuses an invalid value; `source` is the beginning of the message.
-
-        Raises:
-            UsageError: The message names the flag, the value and the rule.
-        """
+        """Refuses an invalid value; `source` is the beginning of the message."""
         if (problem := self._problem(value)) is not None:
             flag = f"--{self.name}" if self.in_flags else self.name
             shown = value if str(value).isprintable() else ascii(value)
@@ -202,10 +198,7 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a JSON value has the type `hint`; an int counts as a float.
-
-    A `tuple` hint stands for a JSON list, with a type for each item.
-    """
+    """Checks the type of a JSON value; ints count as floats, and lists as tuples."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     if get_origin(hint) is list:

@@ -14,10 +14,7 @@ METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metri
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the arguments of `Config` to values of fields.
-
-    An optimizer, schedule or loss also sets related fields that are not in `given`.
-    """
+    """Converts arguments of `Config` to fields, and sets those that follow."""
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
             raise UsageError(f"{name} is a class. Give {name}={kind.__name__}().")

@@ -44,24 +44,18 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 
 
 def read_run_config(directory: Path) -> dict[str, Any]:
-    """Reads a run's `config.json`; makes the values of an untrusted file harmless.
-
-    Raises:
-        UsageError: There is no run, or its `config.json` is not valid.
-    """
+    """Reads a run's `config.json`, if it is valid; makes an untrusted one harmless."""
     path = directory / layout.CONFIG
     try:
         content = files.read(path)
         values = _judged(content, json.loads(content.decode()))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            f"{directory} holds no run: it contains no {layout.CONFIG}. Give the "
-            "directory of an existing run."
+            f"{directory} holds no run: it contains no {layout.CONFIG}. Name another."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path}, which describes the run, cannot be read ({reason(error)}). "
-            "Restore the file, or start over with another --train_dir."
+            f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
         ) from error
     # Other entries are allowed, such as facts for readers and flags of older versions.
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
@@ -72,8 +66,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         wrong.append("data_division")
     if wrong:
         raise UsageError(
-            f"{path} was not written by this package: {wrong[0]} is missing or has the "
-            "wrong type. Restore the file, or give the directory of another run."
+            f"{path}: {wrong[0]} is missing or has the wrong type. Restore the file."
         )
     return values
 
@@ -107,8 +100,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
         if flag in given:
             raise UsageError(
                 f"--{flag} and --resume exclude each other: --resume {name} continues "
-                "that run with the\nsettings in its config.json. Leave out one of the "
-                "two flags."
+                "that run with the settings in its config.json. Leave out one."
             )
     directory = layout.absolute_path(name)
     run = read_run_config(directory)
@@ -119,17 +111,14 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def mark_as_own(content: bytes) -> str:
-    """Creates the note that marks a `config.json` as the user's own.
-
-    Returns a message for the user if that fails, else an empty string.
-    """
+    """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
         note = _note(content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:
         return (
-            f"The run could not be recorded as yours: {reason(error)}.\nFor this run, "
+            f"The run could not be recorded as yours: {reason(error)}. For this run, "
             "give other commands --data_dir, and --trust_model for your own model."
         )
     return ""
@@ -155,10 +144,9 @@ def check_model(
         )
     if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
-            f"The run's model is {name}, which is Python code, but the run's "
-            "config.json was not\nwritten by you on this machine, or was edited. If "
-            "you trust the code of this name in\n"
-            f"{Path.cwd()} or among the installed packages, add:\n    {flag} {name}"
+            f"The run's model is {name}, Python code, but its config.json was not "
+            "written by you on this machine, or was edited. If you trust this code in "
+            f"{Path.cwd()} or an installed package, add:\n    {flag} {name}"
         )
     return False
 

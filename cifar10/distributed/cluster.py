@@ -129,9 +129,8 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     except (ValueError, LookupError) as error:
         given = {name: environ.get(name) for name in _SLURM}
         raise UsageError(
-            f"SLURM's variables do not give this process a node of the step: {given}."
-            "\nStart all workers with srun, and several on a node with "
-            "--distribution=block.\nTo train on this machine alone, unset "
-            f"{_TASKS}."
+            f"SLURM's variables do not give this process a node of the step: {given}. "
+            "Start all workers with srun, and several on a node with "
+            f"--distribution=block. To train on this machine alone, unset {_TASKS}."
         ) from error
     return Cluster(tuple(addresses), int(index))

@@ -15,23 +15,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cifar10 import errors
 from cifar10.config import flags
 from cifar10.distributed import cluster
-from cifar10.errors import (
-    EXIT_BROKEN_PIPE,
-    EXIT_TRY_AGAIN,
-    EXIT_USAGE,
-    STOP_SIGNALS,
-    LostWorkerError,
-    StoppedError,
-    UsageError,
-    say,
-)
+from cifar10.errors import STOP_SIGNALS, LostWorkerError, StoppedError, UsageError, say
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 
 # Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
-_FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
+_FINAL = (errors.EXIT_USAGE, *(128 + n for n in STOP_SIGNALS), errors.EXIT_BROKEN_PIPE)
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -72,7 +64,7 @@ def launch(
         f"{losses}.\nThe same command, without --fresh, resumes from the last "
         "checkpoint. With --max_restarts N, that happens up to N times by itself."
     )
-    faults = [code for code in codes if code > 0 and code != EXIT_TRY_AGAIN]
+    faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
 
 

@@ -28,12 +28,7 @@ _NO_WORKER = (OSError, EOFError, ValueError)
 
 
 def meet(cluster: Cluster, timeout: float) -> None:
-    """Waits until all workers have started.
-
-    Raises:
-        LostWorkerError: A worker has not started within `timeout` seconds.
-        UsageError: The port is in use.
-    """
+    """Waits until all workers have started, for at most `timeout` seconds."""
     _, port = cluster.host_and_port(cluster.index)
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -41,9 +36,8 @@ def meet(cluster: Cluster, timeout: float) -> None:
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"{cluster.name()} cannot use port {port} of this machine: "
-            f"{reason(error)}.\nGive each worker its own index in TF_CONFIG. If "
-            "another program uses the port, choose another one."
+            f"{cluster.name()} cannot use port {port}: {reason(error)}. Give each "
+            "worker its own index in TF_CONFIG, or choose another port."
         ) from error
     with listener:  # The other workers only reserve their ports for TensorFlow.
         if cluster.index == 0:
@@ -53,10 +47,9 @@ def meet(cluster: Cluster, timeout: float) -> None:
     if missing:
         raise LostWorkerError(
             f"{cluster.name()} has waited {timeout:g} s in vain for "
-            f"{cluster.name(*missing)}.\nThe output of that worker may say why. If it "
-            "has none, start it, and check the firewall\nand TF_CONFIG (addresses, and "
-            "an index of its own for each worker). If it only starts\nslowly, raise "
-            "--worker_timeout."
+            f"{cluster.name(*missing)}. Its output may say why. Start it, check the "
+            "firewall and TF_CONFIG (addresses, and an index of its own for each), or "
+            "raise --worker_timeout."
         )
 
 

@@ -26,13 +26,9 @@ _SECONDS_TO_CONNECT = 60
 # machine is detected after this time; the strategy's default is too short.
 _MILLISECONDS_OF_SILENCE = 25_000
 _LOST = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
+    *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError),
+    *(tf.errors.DeadlineExceededError, tf.errors.FailedPreconditionError),
+    *(tf.errors.UnavailableError, tf.errors.UnknownError),
 )
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
@@ -96,9 +92,8 @@ class Workers:
             ), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
-                "--variable_update mirrored: on several machines, each device can hold "
-                f"only one tower,\nbut here {towers} towers share a device. Give "
-                "--num_gpus 1, or leave out --variable_update."
+                f"--variable_update mirrored: with several machines, {towers} towers "
+                "cannot share a device. Give --num_gpus 1, or --variable_update auto."
             )
         replicas = towers if mirrored and gpus else 0
         with self.reporting_losses():
@@ -170,9 +165,8 @@ class Workers:
             names = cluster.name(*(lost or cluster.others))
             raise LostWorkerError(
                 f"{cluster.name()} has lost {names} "
-                f"({cause[1] if cause else reason(error)}).\nThe output of the lost "
-                "worker may say why. Start all workers again to resume from the last "
-                "checkpoint, if there is one."
+                f"({cause[1] if cause else reason(error)}). Its output may say why. "
+                "Start all workers again to resume from the last checkpoint."
             ) from error
 
 

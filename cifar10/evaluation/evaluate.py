@@ -68,7 +68,7 @@ class _Evaluator(FollowedRun):
             on_val = dataclasses.replace(options, eval_data="val", **plain)
             self._val = ScoredSet(*scored, on_val)
         if not (options.once or options.json):
-            print(metrics.LINES.fill(f"Scoring {self._scored.subject}"), flush=True)
+            print(f"Scoring {self._scored.subject}", flush=True)
 
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, prints the scores and records them."""

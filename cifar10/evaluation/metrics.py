@@ -7,7 +7,6 @@ on how the set is split into batches.
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +16,6 @@ import tensorflow as tf
 from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.errors import rounded
 from cifar10.run_directory import scores
-
-# Wraps lines for a terminal; does not break long paths.
-LINES = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
 
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 _FEWEST = 5  # Images of a class whose scores mean something.
@@ -141,11 +137,7 @@ class Sums:
 def report(
     subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
 ) -> str:
-    """Formats the result of one evaluation as text.
-
-    `subject` says which images and variables were scored.
-    """
-    right = LINES.fill(f"{sums.correct:,} right of {subject}")
+    """Formats an evaluation as text; `subject` names the images and the variables."""
     shown = [
         f"{name} = {rounded(value, 4)}"
         for name, value in scalars.items()
@@ -153,8 +145,11 @@ def report(
     ]
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
-    figures = LINES.fill(", ".join(shown))
-    return f"{right}\n{figures}\n\n{class_table(sums, class_names)}"
+    right, table = (
+        f"{sums.correct:,} right of {subject}",
+        class_table(sums, class_names),
+    )
+    return f"{right}\n{', '.join(shown)}\n\n{table}"
 
 
 def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:

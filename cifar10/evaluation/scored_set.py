@@ -17,8 +17,9 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
 from cifar10.follower import trained_model
-from cifar10.input.dataset_base import Dataset
-from cifar10.input.evaluation_batches import evaluation_batches
+from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.distortions import prepare
+from cifar10.input.pipeline import in_graph, take, without_autotuning
 from cifar10.layers import fuses_activations
 from cifar10.process import moving_line
 from cifar10.run_directory import scores
@@ -69,10 +70,7 @@ class Scorer:
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Computes the outcomes of a batch, and the penalties.
-
-        The outcomes are the fields of `Outcomes` after `labels`, in order.
-        """
+        """Computes the fields of `Outcomes` after `labels`, and the penalties."""
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)
         rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
@@ -98,6 +96,36 @@ class Scorer:
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
+
+
+def evaluation_batches(
+    images: Images,
+    labels: np.ndarray,
+    batch_size: int,
+    distortion: str = "tutorial",
+    count: int | None = None,
+) -> tf.data.Dataset:
+    """Makes batches (images, labels, mask) of a split, in order and each image once.
+
+    With a `count`, only the first `count` images are read. `images`, uint8 [total,
+    height, width, channels], are prepared for a model trained with `distortion`.
+
+    The last batch is padded with copies of the last image, so that all batches have the
+    same shape. The mask, bool [batch_size], is False for these copies.
+    """
+    count = len(images) if count is None else count
+    all_images = in_graph(images)
+    with tf.device("/cpu:0"):
+        all_labels = tf.constant(labels)
+
+    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        positions = first + tf.range(batch_size, dtype=tf.int64)
+        chosen = tf.minimum(positions, count - 1)
+        prepared = prepare(take(all_images, chosen), distortion)
+        return prepared, tf.gather(all_labels, chosen), positions < count
+
+    firsts = tf.data.Dataset.range(0, count, batch_size)
+    return without_autotuning(firsts.map(batch_at, num_parallel_calls=2).prefetch(2))
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
@@ -160,8 +188,7 @@ class ScoredSet:
         )
         if options.split == "val" and "val" not in dataset.parts:
             raise UsageError(
-                f"--eval_data val or --calibrate: {dataset.description} has no val "
-                "split. Train with --val_fraction 0.1, or on data with a val split."
+                f"{dataset.description} has no val split. Train with --val_fraction."
             )
         self.part = options.split
         images, labels = dataset.read(options.split)
@@ -170,13 +197,8 @@ class ScoredSet:
             raise UsageError(
                 f"--num_examples {self.count}: there are only {len(images):,} images."
             )
-        self._batches = evaluation_batches(
-            images,
-            labels,
-            min(options.batch_size, self.count),
-            settings["distortions"],
-            self.count,
-        )
+        size, distortion = min(options.batch_size, self.count), settings["distortions"]
+        self._batches = evaluation_batches(images, labels, size, distortion, self.count)
         is_averaged = options.use_averages and settings.get("moving_average_decay") != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "training" if options.split == "train" else options.split
@@ -222,11 +244,7 @@ class ScoredSet:
             return tf.summary.create_file_writer(str(self.events))
 
     def record(self, step: int, result: Result) -> None:
-        """Writes a result to the event file and the log.
-
-        Raises:
-            DiskError: A write failed. The next call opens a new event file.
-        """
+        """Writes a result to files. After a `DiskError`, the next gets a new one."""
         writer, self._writer = self._writer or self._open(), None
         with writing(self.events, _FIX):
             with writer.as_default(step=step):

@@ -50,10 +50,7 @@ class FollowedRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the run ended at the loaded checkpoint.
-
-        The run may still be extended later, or replaced by another run.
-        """
+        """Whether the run ended at the loaded checkpoint; it may still be extended."""
         if self.model is None or self.step is None:
             return False
         return why_ended(self.model.settings, self._manifest) is not None

@@ -13,6 +13,7 @@ replace them by a single assignment. A prediction therefore uses the same weight
 beginning to end. Nothing waits, and nothing is traced again.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -28,7 +29,7 @@ from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel, evaluation_logits
-from cifar10.input.pipeline import prepare
+from cifar10.input.distortions import prepare
 from cifar10.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def traced_logits(
         return evaluate.get_concrete_function(trainable, non_trainable, images)
 
 
-class Follower(FollowedRun):
+class Follower(FollowedRun, contextlib.AbstractContextManager):
     """A copy of a run's model that keeps loading new checkpoints.
 
     Nothing is read before `look` or `start`, so the run need not exist yet.
@@ -139,11 +140,7 @@ class Follower(FollowedRun):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the images that `predict` takes.
-
-        Raises:
-            UsageError: There are no weights yet.
-        """
+        """Height, width and channels of the images that `predict` takes."""
         return self._require_snapshot().model.picture_shape
 
     def predict(self, images: np.ndarray) -> Prediction:
@@ -173,10 +170,7 @@ class Follower(FollowedRun):
         return Prediction(snapshot.step, calibrated, snapshot.model.class_names)
 
     def start(self, interval: float = 1.0) -> Self:
-        """Checks for new weights now, then every `interval` seconds until `close()`.
-
-        Later checks run in a background thread.
-        """
+        """Checks for new weights now, then in a thread every `interval` seconds."""
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True
@@ -189,9 +183,6 @@ class Follower(FollowedRun):
         self.closed.set()
         if self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()

@@ -12,7 +12,7 @@ from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
-from cifar10.input.pipeline import image_shape
+from cifar10.input.distortions import image_shape
 from cifar10.models.registry import OPTIONS, build_model
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
@@ -33,7 +33,7 @@ class TrainedModel:
         temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
-        image_shape: Shape of an image that the model takes, after `pipeline.prepare`.
+        image_shape: Shape of an image that the model takes, as `prepare` returns it.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class TrainedModel:
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(
-                f"--model {name} has {self.model.count_params():,} parameters now, but "
-                f"had {self.settings['parameters']:,} in training. Restore the model's "
-                "earlier code."
+                f"--model {name} has {self.model.count_params():,} parameters, but had "
+                f"{self.settings['parameters']:,} in training. Restore its code."
             )
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
@@ -83,10 +82,7 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
-        """Restores the wanted checkpoint, by default the newest; returns its step.
-
-        Skips damaged checkpoints and names them on stderr.
-        """
+        """Restores the wanted or newest intact checkpoint; returns its step."""
         folder = self._checkpoints
         newest, refused = restoring.restore_newest(
             folder, self.load, self.settings, wanted=wanted
@@ -122,12 +118,9 @@ def evaluation_logits(
     non_trainable: Sequence[tf.Tensor],
     images: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes a model's logits for evaluation, as a pure function of the arguments.
+    """Computes a model's logits, float32 or float64, and penalties for evaluation.
 
-    The arguments are those of `model.inference`.
-
-    Returns:
-        Logits in float32 or float64, and the model's regularization penalties.
+    Like `model.inference`, whose arguments it takes, this is a pure function.
     """
     logits, _, penalties = models.inference(
         model, trainable, non_trainable, images, training=False

@@ -20,15 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
-from cifar10.input import rand_augment
-from cifar10.input.distortions import (
-    CROP_ATTEMPTS,
-    BatchSlice,
-    draw,
-    random_sizes,
-    uniform,
-)
-from cifar10.input.pipeline import Plan, TowerBatch
+from cifar10.input import distortions, rand_augment
+from cifar10.input.distortions import BatchSlice, draw, uniform
 
 # A run's seed has 31 bits; the bits above number the streams of random numbers. Append
 # the stream of a new augmentation: other numbers would change every run's results.
@@ -45,7 +38,7 @@ RATIO_RANGE = (0.3, 1 / 0.3)
 
 # Random numbers per image. Erasing draws whether to erase, two coordinates, the noise's
 # shift, and sizes to try. Mixing draws mixup or cutmix, a weight, and two coordinates.
-ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
+ERASING_NUMBERS = 4 + 2 * distortions.CROP_ATTEMPTS
 MIXING_NUMBERS = 4
 
 # The number of equally probable values that approximate a beta distribution.
@@ -53,12 +46,7 @@ _QUANTILES = 4096
 
 
 class Augmentation:
-    """Augments training images, before and after their distortion.
-
-    Args:
-        declared: The recipe's table, as in `config.images.augmentation`.
-        classes: The number of classes.
-    """
+    """Augments training images before and after distortion, as a recipe declares."""
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
         self._parts = resolve(declared)
@@ -66,35 +54,39 @@ class Augmentation:
         self._classes = classes
 
     def before_distortion(
-        self, images: tf.Tensor, plan: Plan, batch_slice: BatchSlice
+        self, images: tf.Tensor, seed: tf.Tensor, batch_slice: BatchSlice
     ) -> tf.Tensor:
-        """Applies RandAugment to a batch; the arguments are as in `BatchMaker.make`."""
+        """Applies RandAugment to a batch; `seed`, int64 [2], is that of the step."""
         if given := self._parts.get("rand_augment"):
             count = 2 * given["operations"]
-            drawn = draw(count, _stream(plan, _RAND_AUGMENT), batch_slice)
+            drawn = draw(count, _stream(seed, _RAND_AUGMENT), batch_slice)
             images = rand_augment.apply(images, drawn, **given)
         return images
 
     def after_distortion(
-        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
-    ) -> TowerBatch:
+        self,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        seed: tf.Tensor,
+        batch_slice: BatchSlice,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
         if given := self._parts.get("random_erasing"):
-            noise = uniform(images.shape[1:], _stream(plan, _ERASING_NOISE))
-            drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), batch_slice)
+            noise = uniform(images.shape[1:], _stream(seed, _ERASING_NOISE))
+            drawn = draw(ERASING_NUMBERS, _stream(seed, _ERASING), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
-            drawn = draw(2, _stream(plan, _CUTOUT), batch_slice)
+            drawn = draw(2, _stream(seed, _CUTOUT), batch_slice)
             images = cut_out(images, *drawn, **given)
         if any(self._mixing.values()):
-            drawn = draw(MIXING_NUMBERS, _stream(plan, _MIXING), batch_slice)
+            drawn = draw(MIXING_NUMBERS, _stream(seed, _MIXING), batch_slice)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 
 
-def _stream(plan: Plan, number: int) -> tf.Tensor:
+def _stream(seed: tf.Tensor, number: int) -> tf.Tensor:
     """Returns a step's seed for one stream of random numbers."""
-    return plan.seed + tf.constant([number, 0], tf.int64)
+    return seed + tf.constant([number, 0], tf.int64)
 
 
 def erase(
@@ -114,13 +106,11 @@ def erase(
             image, a random number is added to it, modulo 1, so that no tower has to
             draw noise for the images of other towers.
         probability: Probability that an image is erased.
-
-    Returns:
-        float32 [batch, height, width, channels].
     """
     chance, *place, shift = drawn[:4]
     size, nothing = images.shape[1:3], (0, 0)  # If no size fits, nothing is erased.
-    sizes = random_sizes(size, drawn[4:], AREA_RANGE, RATIO_RANGE, nothing)
+    chances = drawn[4:], AREA_RANGE, RATIO_RANGE
+    sizes = distortions.random_sizes(size, *chances, nothing)
     erased = _expanded(chance < probability) & _rectangle(images, place, sizes)
     moved = tf.math.floormod(noise + _expanded(shift), 1.0)
     return tf.where(erased, (moved - 0.5) * 12**0.5, images)
@@ -138,9 +128,6 @@ def cut_out(
         vertical: float32 [batch], position of the square from top (0) to bottom (1).
         horizontal: float32 [batch], position from left (0) to right (1).
         side: Side of the square for images of 32 x 32 pixels; scaled for other images.
-
-    Returns:
-        float32 [batch, height, width, channels].
     """
     sizes = [
         tf.fill(vertical.shape, tf.constant(round(size * side / 32), tf.float64))
@@ -249,10 +236,7 @@ def _between(
     rows: tuple[tf.Tensor, tf.Tensor],
     columns: tuple[tf.Tensor, tf.Tensor],
 ) -> tf.Tensor:
-    """Returns a mask of the pixels within `rows` and `columns`, bool [batch, ..., 1].
-
-    `rows` and `columns` are pairs of start and end (exclusive), float64 [batch].
-    """
+    """Returns a mask, bool [batch, ..., 1], of pixels from start to end (exclusive)."""
     _, height, width, _ = images.shape
     row = tf.range(height, dtype=tf.float64)[None, :, None, None]
     column = tf.range(width, dtype=tf.float64)[None, None, :, None]

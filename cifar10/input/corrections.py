@@ -82,10 +82,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
 
 def read(name: str) -> list[tuple[str, str, str]]:
-    """Reads a CSV file's corrections: (picture, new class, class before correction).
-
-    Refuses a file that cannot be read or lacks a column.
-    """
+    """Reads a CSV file's corrections: (picture, new class, class before correction)."""
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
         # Paths need not be UTF-8. Spreadsheets add a byte order mark.

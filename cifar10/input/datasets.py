@@ -26,24 +26,20 @@ _LARGEST_SIDE = 4096
 
 
 def find(
-    data: str,
-    data_dir: str | None = None,
-    data_url: str | None = None,
-    **preparation: Any,
+    data: str, data_dir: str | None = None, data_url: str | None = None, **further: Any
 ) -> Dataset:
     """Finds a data set; downloads, generates or prepares it if necessary.
 
-    The named arguments are fields of `config.dataset`. `preparation` holds arguments of
+    The named arguments are fields of `config.dataset`. `further` holds arguments of
     `find_folder`, for a folder of pictures.
     """
     if data in ("auto", *cifar.FORMATS):
         return cifar.find(data, data_dir, data_url)
     if data not in FINDABLE:
         raise UsageError(
-            f"The data of this run, {data}, came from a Python program's memory, or "
-            f"needs another version of this package.\n{IN_PYTHON}\nTo give a program's "
-            "arrays to a command, write them with np.savez(file, x_train=...) and so "
-            "on, and add\n--data_dir FILE.npz."
+            f"The data of this run, {data}, was in a Python program's memory, or needs "
+            f"another version of this package.\n{IN_PYTHON}\nOr save the arrays with "
+            "np.savez(file, x_train=...) and so on, and add --data_dir FILE.npz."
         )
     if data_dir is None:
         raise UsageError(
@@ -59,7 +55,7 @@ def find(
     # Not in CIFAR10_DATA_DIR, because other users may read or write that folder.
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = home / "cifar10" if home.is_absolute() else cifar.cache()
-    return find_folder(Path(data_dir), cache, **preparation)
+    return find_folder(Path(data_dir), cache, **further)
 
 
 def find_for(
@@ -137,34 +133,26 @@ def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
 
 
 def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
-    """Refuses a data set whose image shape or classes differ from those of a run.
-
-    Messages call the data set `name`.
-    """
+    """Refuses a data set, called `name`, of other classes or shapes than the run's."""
     shape, names = describe(settings)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
-            f"{name} has {dataset.classes} classes and images of the shape "
-            f"{dataset.image_shape}, but the run was trained on {len(names)} classes "
-            f"and images of the shape {shape}.\n{fix}"
+            f"{name} has {dataset.classes} classes and images of "
+            f"{dataset.image_shape}, but the run has {len(names)} and {shape}. {fix}"
         )
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
         if there != here:
             raise UsageError(
-                f"{name}: class {number} is {here}, but in the run it is {there}, so "
-                f"scores would mean nothing.\n{fix}"
+                f"{name}: class {number} is {here}, but {there} in the run. {fix}"
             )
 
 
 def describe(
     settings: Mapping[str, Any],
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Returns a run's image shape and class names from its `config.json`.
-
-    Refuses a `config.json` without them.
-    """
+    """Returns the image shape and class names of a valid `config.json`."""
     names: Any = settings.get("class_names")
     shape: Any = settings.get("image_shape")
     if file_format := cifar.FORMATS.get(settings["data"]):

@@ -10,13 +10,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from cifar10.config.fields import TRANSLATIONS, WHOLE
 from cifar10.models.architecture import channel_statistics
-
-# The largest translation in pixels of an image of 32 x 32, as in airbench94 and
-# airbench96. Both distortions flip each image in every other epoch.
-TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
-# Distortions that keep the size of images; all others crop.
-WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 
 # The tutorial's largest change of brightness, on the scale 0 to 255, and its range of
 # contrast factors.
@@ -258,11 +253,9 @@ def _neighbours(
     """Finds, along one axis, the two input pixels nearest to each output pixel.
 
     A crop of `taken` pixels is resized to `size` pixels. `place`, in [0, 1), selects
-    one of the crop's possible positions. `pixels` are output indices, float64.
-
-    Returns:
-        The indices of the two input pixels, int64 [batch, size] each, and the weight
-        of the second pixel, float32 [batch, size].
+    one of the crop's possible positions. `pixels` are output indices, float64. Returns
+    the indices of the two input pixels, int64 [batch, size] each, and the weight of the
+    second pixel, float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5

@@ -69,10 +69,7 @@ def divided(
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
-    """Returns a data set with a fraction of its training split held out as `val`.
-
-    A data set with a `val` split or without a training split stays as it is.
-    """
+    """Holds out a fraction of the training split as `val`, unless there is a `val`."""
     if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
         return dataset
     _, labels = dataset.read("train")

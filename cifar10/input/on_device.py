@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.input.dataset_base import Images
-from cifar10.input.images_in_graph import is_in_memory
-from cifar10.input.pipeline import BatchMaker, BatchSlice, TowerBatch
+from cifar10.input.distortions import BatchSlice
+from cifar10.input.pipeline import BatchMaker, TowerBatch, is_in_memory
 
 # A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
 # takes less than a third of it.
@@ -40,10 +40,8 @@ def store(
     """Stores a training set, uint8 images and integer labels, once on each device.
 
     TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
-    to copy such data at every step.
-
-    Returns:
-        The images, float16 (exact from 0 to 255), and the labels, int64, by device.
+    to copy such data at every step. So each device gets the images as float16 (exact
+    from 0 to 255) and the labels as int64.
     """
     with tf.device("/cpu:0"):
         converted = tf.cast(images, tf.float16), tf.cast(labels, tf.int64)

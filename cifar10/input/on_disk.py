@@ -72,7 +72,6 @@ class ImagesOnDisk:
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
             if os.preadv(file.fileno(), [row.data], start) != size:
                 raise UsageError(
-                    f"{file.name} is damaged: the image at byte {start:,} cannot be "
-                    "read.\nRun again to prepare it anew."
+                    f"{file.name} is damaged at byte {start:,}. Run again to renew it."
                 )
         return images

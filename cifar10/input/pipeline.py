@@ -7,35 +7,22 @@ step, which makes resuming exact. The input is the same for any number of towers
 The stream of training images is one permutation of all images per epoch, without gaps
 between epochs. A batch may hold the last images of one epoch and the first images of
 the next.
-
-`datasets.py` finds the images, in memory or on disk. `training_batches` shuffles the
-images, distorts them and splits them into batches. `PrefetchQueues` keeps batches ready
-on the towers' devices.
 """
 
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config.fields import TRANSLATIONS
+from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
-from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
-    TRANSLATIONS,
-    WHOLE,
-    BatchSlice,
-    distort,
-    image_shape,
-    prepare,
-    uniform,
-)
-from cifar10.input.images_in_graph import in_graph, take
-
-if TYPE_CHECKING:
-    from cifar10.input.augmentation import Augmentation
+from cifar10.input.distortions import BatchSlice, distort, uniform
 
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2
@@ -70,7 +57,7 @@ class BatchMaker:
     distortion: str
     seed: int
     image_size: int | None = None
-    augmentation: "Augmentation | None" = None
+    augmentation: Augmentation | None = None
 
     def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
         """Chooses the images for a slice of a step's global batch.
@@ -109,13 +96,14 @@ class BatchMaker:
             augmentation mixes images, else int64 [count].
         """
         if self.augmentation:
-            images = self.augmentation.before_distortion(images, plan, batch_slice)
+            images = self.augmentation.before_distortion(images, plan.seed, batch_slice)
         images = distort(images, self.distortion, plan.seed, batch_slice, plan.flip)
         # Bilinear, without antialiasing, as in fulcrum's E1.
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:
-            return self.augmentation.after_distortion(images, labels, plan, batch_slice)
+            batch = images, labels
+            return self.augmentation.after_distortion(*batch, plan.seed, batch_slice)
         return images, labels
 
 
@@ -184,6 +172,33 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
+def is_in_memory(images: Images) -> bool:
+    """Returns whether images are a NumPy array in memory.
+
+    A memory-mapped array is not in memory, although it is an instance of `ndarray`.
+    """
+    return type(images) is np.ndarray
+
+
+def in_graph(images: Images) -> tf.Tensor | Images:
+    """Converts images in memory to a tensor on the CPU; leaves others as they are."""
+    if not is_in_memory(images):
+        return images
+    with tf.device("/cpu:0"):
+        return tf.constant(images)
+
+
+def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
+    """Gathers images by their indices, int64 [count], within a traced function."""
+    if tf.is_tensor(images):
+        return tf.gather(images, chosen)
+    # Stateful functions would run one after another in a --deterministic run.
+    taken = tf.numpy_function(
+        lambda numbers: images[numbers], [chosen], tf.uint8, stateful=False
+    )
+    return tf.ensure_shape(taken, [*chosen.shape, *images.shape[1:]])
+
+
 def shuffled_indices(
     positions: tf.Tensor, examples_per_epoch: int, seed: int
 ) -> tf.Tensor:
@@ -205,7 +220,7 @@ def shuffled_indices(
     )
 
 
-class PrefetchQueues:
+class PrefetchQueues(contextlib.AbstractContextManager):
     """One bounded queue per tower, filled in the background on the tower's device.
 
     Each item of `batches` holds one (images, labels) per tower. Queues hold at most
@@ -226,10 +241,7 @@ class PrefetchQueues:
             self._request()
 
     def get(self) -> Sequence[TowerBatch]:
-        """Waits for the next (images, labels) of every tower, and returns them.
-
-        If an exception stopped the filling thread, raises this exception.
-        """
+        """Waits for the next (images, labels) of every tower; passes on exceptions."""
         batches = [requested.popleft().result() for requested in self._queues]
         self._request()
         return batches
@@ -237,9 +249,6 @@ class PrefetchQueues:
     def close(self) -> None:
         """Stops the filling thread and waits for its end."""
         self._thread.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()

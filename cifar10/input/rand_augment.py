@@ -40,14 +40,9 @@ def apply(
 ) -> tf.Tensor:
     """Applies randomly drawn operations to each image, one after another.
 
-    Args:
-        images: Values 0 to 255 in any type, [batch, height, width, channels].
-        drawn: Random float32 [batch] tensors in [0, 1), two per operation.
-        operations: Number of operations per image.
-        magnitude: Strength of the operations, 0 to 30.
-
-    Returns:
-        float32 [batch, height, width, channels], whole numbers 0 to 255.
+    Images are [batch, height, width, channels], 0 to 255 in any type, and become whole
+    numbers in float32. `drawn` has two random tensors per operation, float32 [batch] in
+    [0, 1). The magnitude is 0 to 30.
     """
     images = tf.cast(images, tf.float32)
     for which, sign in zip(drawn[:operations], drawn[operations:], strict=True):

@@ -29,16 +29,8 @@ from cifar10.input import records
 FOLDER = "synthetic-v3"
 
 CLASS_NAMES = (
-    "disc",
-    "ring",
-    "square",
-    "frame",
-    "triangle",
-    "plus",
-    "cross",
-    "horizontal stripes",
-    "vertical stripes",
-    "checkerboard",
+    *("disc", "ring", "square", "frame", "triangle", "plus", "cross"),
+    *("horizontal stripes", "vertical stripes", "checkerboard"),
 )
 FORMAT = dataclasses.replace(
     records.CIFAR10,

@@ -10,11 +10,7 @@ from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
-from cifar10.input.pictures.arrays import (
-    array_dataset,
-    check_pixels,
-    numbered_class_names,
-)
+from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
@@ -28,10 +24,7 @@ _EXPECTED = (
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Converts a program's data to a `Dataset`; returns None for a name or a path.
-
-    A single pair of arrays becomes the split that `split` names.
-    """
+    """Converts data to a `Dataset`, or a name or path to None. A pair is a `split`."""
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)
@@ -49,7 +42,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return array_dataset(found, _WHERE, name_of(data), None)
+    return arrays.array_dataset(found, _WHERE, name_of(data), None)
 
 
 def _in_memory(data: Any) -> Any:
@@ -74,20 +67,18 @@ def _checked(data: Dataset) -> Dataset:
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         images, labels = data.read(split)
-        check_pixels(images.dtype, f"data.read({split!r})")
+        arrays.check_pixels(images.dtype, f"data.read({split!r})")
         return images, labels
 
     return dataclasses.replace(data, name=name_of(data), read=read)
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Checks a data set for scoring a run, and adds the run's class names if missing.
-
-    Raises:
-        UsageError: The classes or the shape of the images differ from the run's.
-    """
+    """Checks a data set for scoring a run, and adds missing names of classes."""
     (_, names), count = describe(settings), dataset.classes
-    if dataset.class_names == numbered_class_names(count) and count <= len(names):
+    if dataset.class_names == arrays.numbered_class_names(count) and count <= len(
+        names
+    ):
         # Arrays only number their classes, and may lack images of the last classes.
         dataset = dataclasses.replace(dataset, class_names=names)
     check_same_kind(dataset, settings, "data")

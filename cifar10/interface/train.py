@@ -87,8 +87,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     if config.processes.local_workers or config.processes.max_restarts:
         raise UsageError(
-            "Config: only the command cifar10 train can start and restart "
-            "processes. Pass local_workers and max_restarts to that command."
+            "Config: pass local_workers and max_restarts to the command cifar10 train."
         )
     began = time.perf_counter()
     _start_tensorflow(deterministic=config.speed.deterministic)
@@ -146,9 +145,8 @@ def _start_tensorflow(*, deterministic: bool) -> None:
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
     if deterministic and "tensorflow" in sys.modules and not without:
         raise UsageError(
-            "deterministic=True: TensorFlow was already imported, with oneDNN enabled."
-            "\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import TensorFlow "
-            "and Keras only in\nthe function that builds the model."
+            "deterministic=True: TensorFlow is imported already, with oneDNN. Set "
+            "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."
         )
     entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())
 

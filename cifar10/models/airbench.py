@@ -17,10 +17,8 @@ import tensorflow as tf
 from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
+from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D, logits_layer
 
-# Filters of the first group; the others have four times as many.
-WIDTH = 64
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 
@@ -36,11 +34,7 @@ _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-    """Returns initial filters that copy input channels to output channels.
-
-    Output channel i begins as a copy of input channel i. Further output channels get
-    PyTorch's default initial values.
-    """
+    """Returns filters that copy each input channel; others get PyTorch's defaults."""
     height, width, inputs, outputs = shape
     bound = (height * width * inputs) ** -0.5
     values = keras.random.uniform(shape, -bound, bound, dtype=dtype)
@@ -84,11 +78,7 @@ def _group(
 
 
 def build(
-    image_shape: tuple[int, int, int],
-    classes: int,
-    *,
-    depth: int = 2,
-    width: int = WIDTH,
+    image_shape: tuple[int, int, int], classes: int, *, depth: int = 2, width: int = 64
 ) -> keras.Model:
     """Builds the network for standardized images of at least 9 x 9 pixels.
 
@@ -97,8 +87,7 @@ def build(
     """
     if depth not in (2, 3):
         raise UsageError(
-            f"--depth {depth}: a group of airbench has 2 or 3 convolutions.\n"
-            "Give --depth 2 or --depth 3."
+            f"--depth {depth}: give 2 or 3, the convolutions of airbench's groups."
         )
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
@@ -116,13 +105,8 @@ def build(
         net = _group(net, filters, depth, group)
     net = layers.GlobalMaxPooling2D(name="pool4")(net)
     net = layers.Rescaling(1 / (4 * width), name="scale")(net)
-    logits = layers.Dense(
-        classes,
-        use_bias=False,
-        kernel_initializer=_head_values,
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="head",
-    )(net)
+    options = {"use_bias": False, "kernel_initializer": _head_values, "name": "head"}
+    logits = logits_layer(classes, **options)(net)
     model = keras.Model(images, logits, name="airbench")
     whitening.kernel.trainable = False
     return model

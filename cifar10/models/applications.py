@@ -14,13 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from cifar10.models import custom
-from cifar10.models.architecture import (
-    APPLICATIONS_PREFIX,
-    Architecture,
-    channel_statistics,
-    model_error,
-)
+from cifar10.errors import UsageError
+from cifar10.layers import logits_layer
+from cifar10.models import architecture, custom
+from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture
 
 HEAD = "head"
 _CHANNELS = 3
@@ -34,11 +31,7 @@ def find_architecture(name: str) -> Architecture:
     application = name.removeprefix(APPLICATIONS_PREFIX)
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
-        raise model_error(
-            name,
-            "keras.applications has no such network.\nIts networks are "
-            f"{', '.join(there)}.",
-        )
+        raise UsageError(f"--model {name}: Keras's networks are {', '.join(there)}.")
     return Architecture(name, functools.partial(build, application))
 
 
@@ -48,12 +41,7 @@ def build(
     """Builds a network of `keras.applications` with a new head of `classes` logits."""
     images = keras.Input(image_shape, name="images")
     features = _features(application, image_shape, _rescaled(application, images))
-    logits = keras.layers.Dense(
-        classes,
-        # Logits keep full precision in mixed-precision training.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name=HEAD,
-    )(features.output)
+    logits = logits_layer(classes, name=HEAD)(features.output)
     network = keras.Model(images, logits, name=application.lower())
     _set_normalization(application, network)
     return network
@@ -63,9 +51,6 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
     """Returns a network with ImageNet weights, up to its global average pooling.
 
     The weights are downloaded if they are not in Keras's cache.
-
-    Raises:
-        UsageError: The weights are not in the cache and cannot be downloaded.
     """
     application = name.removeprefix(APPLICATIONS_PREFIX)
     problem = (
@@ -104,10 +89,9 @@ def _features(
     """Builds the network up to its global average pooling."""
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
-        raise model_error(
-            APPLICATIONS_PREFIX + application,
-            f"images have {image_shape[-1]} channels, but must have {_CHANNELS}.\n"
-            "Choose another model.",
+        raise UsageError(
+            f"--model {APPLICATIONS_PREFIX}{application} takes images of {_CHANNELS} "
+            f"channels, not {image_shape[-1]}. Give another."
         )
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.
@@ -122,11 +106,8 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Converts standardized images back to pixel values, then to the network's scale.
-
-    The application's `preprocess_input` does the second conversion.
-    """
-    means, deviations = channel_statistics(_CHANNELS)
+    """Converts standardized images to pixel values, then by `preprocess_input`."""
+    means, deviations = architecture.channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],
         [255.0 * mean for mean in means],

@@ -5,8 +5,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cifar10.errors import UsageError
-
 # Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1,
 # from airbench94.
 CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
@@ -59,8 +57,3 @@ def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]
         [math.fsum(CHANNEL_MEAN) / len(CHANNEL_MEAN)] * channels,
         [math.fsum(CHANNEL_DEVIATION) / len(CHANNEL_DEVIATION)] * channels,
     )
-
-
-def model_error(name: str, problem: str) -> UsageError:
-    """Returns an error about a problem with the model that `--model` names."""
-    return UsageError(f"--model {name}: {problem}")

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from cifar10 import errors
 from cifar10.errors import StoppedError, UsageError, reason
-from cifar10.models.architecture import model_error
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
 _LIBRARIES = tuple(
@@ -35,7 +34,7 @@ def explained(name: str, problem: str) -> Iterator[None]:
         ]
         lines = f"{type(error).__name__}: {reason(error)}\n"
         lines += "".join(traceback.format_list(frames))
-        raise model_error(name, f"{problem}.\n{lines}".rstrip("\n")) from error
+        raise UsageError(f"--model {name}: {problem}.\n{lines.rstrip()}") from error
 
 
 def import_function(name: str) -> Callable[..., keras.Model]:
@@ -46,10 +45,9 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
-        raise model_error(
-            name,
-            f"{file} has no function {function_name}.\nDefine one that takes "
-            "(image_shape, classes) and returns a Keras model.",
+        raise UsageError(
+            f"--model {name}: {file} has no function {function_name}. Define one that "
+            "takes (image_shape, classes) and returns a Keras model."
         )
     return builder
 
@@ -57,19 +55,16 @@ def import_function(name: str) -> Callable[..., keras.Model]:
 def check(
     name: str, model: object, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Calls a model to check its type, input, output and variables.
-
-    The call creates the variables of a model that has not been built yet.
-    """
+    """Checks a model by a call, which creates the variables of one not built yet."""
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}, but must return a keras.Model."
-        raise model_error(name, problem)
+        raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
     with explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:
-        raise model_error(name, "the model has no trainable variables.")
+        raise UsageError(f"--model {name}: the model has no trainable variables.")
 
 
 def check_training(
@@ -90,11 +85,10 @@ def check_training(
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
     if op.type in ("Softmax", "Sigmoid"):
-        raise model_error(
-            name,
-            f"the model ends in a {op.type.lower()}, but the loss takes logits.\nEnd "
-            "the model in Dense(classes) without an activation, or pass\n"
-            "classifier_activation=None to a network of keras.applications.",
+        raise UsageError(
+            f"--model {name}: it ends in a {op.type.lower()}, but the loss takes "
+            "logits. Leave out the activation (in keras.applications, "
+            "classifier_activation=None)."
         )
 
 
@@ -108,9 +102,8 @@ def _logits(
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
         fits = logits.dtype.is_floating and logits.shape == (2, classes)
     if not fits:
-        raise model_error(
-            name,
-            f"for 2 images the model returned {returned}, but must return logits: one "
-            f"floating-point tensor of shape (2, {classes}).",
+        raise UsageError(
+            f"--model {name}: for 2 images it returned {returned}, but must return "
+            f"logits: one floating-point tensor of shape (2, {classes})."
         )
     return logits

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture, model_error
+from cifar10.errors import UsageError
+from cifar10.models.architecture import APPLICATIONS_PREFIX, Architecture
 
 if TYPE_CHECKING:
     import keras
@@ -61,23 +62,20 @@ def check_name(name: str) -> None:
         return
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
-        raise model_error(
-            name,
-            "there is no such model. Known models are "
-            f"{', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
-            "module:function, for example --model my_models:small.\nFor Keras's models "
-            "give applications:NAME, for example --model applications:MobileNetV2.",
+        raise UsageError(
+            f"--model {name}: there is no such model. Give "
+            f"{', '.join(sorted(ARCHITECTURES))}, Keras's applications:MobileNetV2 or "
+            "another NAME, or your own as module:function, such as my_models:small."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     package = module.partition(".")[0]
     is_there = package in sys.modules or importlib.util.find_spec(package)
     if module.endswith(".py") or not is_there:
-        raise model_error(
-            name,
-            f"there is no module {module} in {Path.cwd()} or among installed packages."
-            "\nRun the command in the module's folder, or add that folder to "
-            "PYTHONPATH. Leave out the .py of a file.",
+        raise UsageError(
+            f"--model {name}: there is no module {module} in {Path.cwd()} or among "
+            "installed packages. Run in its folder, or add it to PYTHONPATH; leave out "
+            ".py."
         )
 
 
@@ -109,11 +107,7 @@ def default_recipe(name: str) -> str | None:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture that a name selects, with its functions imported.
-
-    Raises:
-        UsageError: There is no such architecture, or its module cannot be imported.
-    """
+    """Returns the architecture that a name selects, with its functions imported."""
     known = ARCHITECTURES.get(name)
     if known and known.module:
         module: Any = importlib.import_module(f"cifar10.models.{known.module}")
@@ -155,9 +149,6 @@ def build_model(
 
     Returns:
         A model that maps images, [batch, *image_shape], to logits, [batch, classes].
-
-    Raises:
-        UsageError: The name is unknown, or its function fails or returns no such model.
     """
     import keras
     import tensorflow as tf

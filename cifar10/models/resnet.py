@@ -12,7 +12,7 @@ import keras
 from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization
+from cifar10.layers import FusedBatchNormalization, logits_layer
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
@@ -54,8 +54,7 @@ def build(
     """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
         raise UsageError(
-            f"--depth {depth}: resnet has {len(_BLOCKS)} scales of at least one block "
-            f"each.\nGive at least --depth {len(_BLOCKS)}."
+            f"--depth {depth}: give at least {len(_BLOCKS)}, one block for each scale."
         )
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
@@ -68,10 +67,5 @@ def build(
             name = f"scale{scale}_block{block}"
             net = _block(net, width * 2**scale, stride, name)
     net = layers.GlobalAveragePooling2D(name="pool")(net)
-    logits = layers.Dense(
-        classes,
-        # Logits keep full precision in mixed-precision training.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="softmax_linear",
-    )(net)
+    logits = logits_layer(classes, name="softmax_linear")(net)
     return keras.Model(images, logits, name="resnet")

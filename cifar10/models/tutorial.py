@@ -8,7 +8,7 @@ import keras
 from keras import layers
 from keras.initializers import Constant, TruncatedNormal
 
-from cifar10.layers import LocalResponseNormalization, WeightDecay
+from cifar10.layers import LocalResponseNormalization, WeightDecay, logits_layer
 
 # The tutorial adds weight_decay / 2 * sum(w^2) for the two hidden dense layers.
 WEIGHT_DECAY = 0.004
@@ -58,11 +58,6 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     net = layers.Flatten(name="flatten")(net)
     net = _hidden(384, "local3")(net)
     net = _hidden(192, "local4")(net)
-    logits = layers.Dense(
-        classes,
-        kernel_initializer=TruncatedNormal(stddev=1 / 192.0),
-        # Logits keep full precision in mixed-precision training.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="softmax_linear",
-    )(net)
-    return keras.Model(images, logits, name="tutorial")
+    values = TruncatedNormal(stddev=1 / 192.0)
+    logits = logits_layer(classes, kernel_initializer=values, name="softmax_linear")
+    return keras.Model(images, logits(net), name="tutorial")

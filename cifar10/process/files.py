@@ -98,8 +98,7 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
         raise unwritable(path, flag, error) from error
     if not is_ours:
         raise UsageError(
-            f"{flag} {path} exists already and is not a {kind}.\nName another path, "
-            "or move the file away."
+            f"{flag} {path} exists already and is not a {kind}. Name another path."
         )
 
 
@@ -115,8 +114,7 @@ def write_output(path: Path, flag: str, content: bytes) -> None:
 def unwritable(path: Path, flag: str, error: OSError) -> UsageError:
     """Returns the error to raise for a path that cannot be written."""
     return UsageError(
-        f"{flag} {path} cannot be written: {reason(error)}.\nFree space and make the "
-        "path writable, or name another path."
+        f"{flag} {path} cannot be written: {reason(error)}. Name another path."
     )
 
 

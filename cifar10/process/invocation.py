@@ -25,10 +25,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def package_version() -> str:
-    """Returns the version of the package, with a digest of the source files.
-
-    Any change of the source files, committed or not, changes the digest.
-    """
+    """Returns the version of the package, with a digest of its present source files."""
     try:
         number = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -66,11 +66,7 @@ class Checkpoint:
 
 
 def save(
-    directory: Path,
-    trackables: Mapping[str, Any],
-    *,
-    step: int,
-    facts: Mapping[str, Any],
+    directory: Path, trackables: Mapping[str, Any], *, step: int, facts: dict[str, Any]
 ) -> Path:
     """Writes a checkpoint into the run's folder of checkpoints; returns its path.
 
@@ -177,10 +173,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
 
 
 def read_manifest(directory: Path, step: int) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint, without verifying the other files.
-
-    Raises the same errors as `verify`.
-    """
+    """Returns a manifest without verifying other files; raises errors like `verify`."""
     file = folder(directory, step) / MANIFEST
     try:
         manifest = json.loads(files.read(file).decode())
@@ -217,11 +210,8 @@ def restore(
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
     If `partly`, `trackables` may omit entries of the checkpoint, but only whole ones.
-
-    Raises:
-        UsageError: The checkpoint belongs to another model, or cannot be read.
-        DamagedError: The checkpoint was changed after verification.
-        FileNotFoundError: The checkpoint was deleted after verification.
+    A checkpoint of another model raises a `UsageError`, one that was changed after
+    verification the errors of `verify`.
     """
     import tensorflow as tf
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, reason
 from cifar10.process import files
 
 _LOCK = ".lock"
@@ -66,9 +66,8 @@ class RunLock:
             except BlockingIOError as error:
                 holder = os.pread(lock.fileno(), 300, 0).decode(errors="replace")
                 raise UsageError(
-                    f"--train_dir {path} is in use by another training run: "
-                    f"{printable(holder)}. Wait until that run ends, stop that run, or "
-                    "choose another --train_dir."
+                    f"--train_dir {path} is in use by another training run: {holder}. "
+                    "Wait until that run ends, or choose another --train_dir."
                 ) from error
             if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
@@ -80,10 +79,7 @@ class RunLock:
 
 
 def holds_run(path: Path) -> bool:
-    """Returns whether a directory holds a run; False if it is absent or empty.
-
-    Raises a `UsageError` for a file, and for a directory with other content.
-    """
+    """Returns whether a directory holds a run; refuses files and other content."""
     if not path.exists():
         return False
     if not path.is_dir():
@@ -92,8 +88,7 @@ def holds_run(path: Path) -> bool:
         return True
     if any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UsageError(
-            f"--train_dir {path} holds files but no run ({layout.CONFIG} is missing). "
-            "Choose an empty or new directory."
+            f"--train_dir {path} holds files, but no {layout.CONFIG}. Choose another."
         )
     return False
 
@@ -105,8 +100,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--train_dir {path} cannot be used: {reason(error)}. Choose a directory "
-            "that you can write to and that has free space."
+            f"--train_dir {path} cannot be used: {reason(error)}. Choose another one."
         ) from error
 
 

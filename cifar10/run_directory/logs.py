@@ -18,10 +18,7 @@ from cifar10.process import files
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
-_GO_ON = (
-    "Free space or make the directory writable, then repeat the command without "
-    "--fresh."
-)
+_GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
@@ -76,17 +73,13 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as error:
         raise DiskError(
-            f"The event files and logs in {directory} cannot be written: "
-            f"{reason(error)}.",
+            f"{directory}: event files and logs cannot be written: {reason(error)}.",
             fix,
         ) from error
 
 
 class LogWriter:
-    """Writes to the logs of a run, and lets the run continue if a write fails.
-
-    Prints a message when writes begin to fail.
-    """
+    """Writes to a run's logs; if that fails, says so once and lets the run continue."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -109,10 +102,7 @@ class LogWriter:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards the records of all steps after `step`, which will be run again.
-
-    Removes damaged lines from `log`, too.
-    """
+    """Discards all records after `step`, which will be run again, and damaged lines."""
     if events.exists():
         _mark_resume(events, step)
     kept = lines_up_to(log, step)

@@ -38,10 +38,7 @@ def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> dict[str, A
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
-    """Returns the steps of the checkpoints that match `wanted`, ascending.
-
-    `BEST` matches the checkpoint with the best score among those that still exist.
-    """
+    """Returns the steps that match `wanted`, ascending; `BEST` ranks existing ones."""
     steps = checkpoints.steps(directory)
     if wanted == BEST:
         return scores.best(directory.parent, steps)
@@ -51,10 +48,7 @@ def candidates(directory: Path, wanted: Wanted) -> list[int]:
 def why_none(
     directory: Path, wanted: Wanted = None, refused: Mapping[int, object] | None = None
 ) -> str:
-    """Returns why no checkpoint can be used, and what to do.
-
-    `refused` maps the steps of refused checkpoints to the reasons.
-    """
+    """Returns why no checkpoint can be used; `refused` maps steps to the reasons."""
     steps = checkpoints.steps(directory)
     if refused:
         reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
@@ -67,10 +61,7 @@ def why_none(
         return f"There is no checkpoint in {directory.parent} yet."
     if wanted == BEST:
         return f"--step {BEST}: no checkpoint has a score. Score one with eval first."
-    return (
-        f"--step {wanted}: the checkpoint does not exist. Leave out --step for the "
-        f"newest, or give one of {', '.join(map(str, steps))}."
-    )
+    return f"--step {wanted}: there is none, but there is {', '.join(map(str, steps))}."
 
 
 def restore_newest(

@@ -1,15 +1,11 @@
-"""Deletes old checkpoints.
-
-Keeps the newest checkpoints, those with the best scores, and those in whose folder the
-user or a rollback has created an empty file `keep`.
-"""
+"""Deletes old checkpoints."""
 
 from pathlib import Path
 
 from cifar10.config import fields, layout
 from cifar10.run_directory import checkpoints, scores
 
-KEEP = "keep"
+KEEP = "keep"  # An empty file that the user or a rollback creates in a checkpoint.
 
 
 def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:

@@ -26,8 +26,7 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     if best in (0, len(candidates) - 1):
         raise UsageError(
             f"No temperature from {_LOWEST:g} to {_HIGHEST:g} fits the {len(labels):,} "
-            "val images: the model is always right, or only guesses. Use more images "
-            "or train longer."
+            "val images. Use more images, or train longer."
         )
     return float(candidates[best])
 

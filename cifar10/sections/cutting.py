@@ -17,13 +17,8 @@ from cifar10.errors import UsageError
 # Operations that TensorFlow marks as stateful although they can be repeated: they only
 # read, or always compute the same. (Keras uses CudnnRNNV3 without dropout.)
 _REPEATABLE = {
-    "Assert",
-    "CudnnRNNV3",
-    "PrintV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarHandleOp",
+    *("Assert", "CudnnRNNV3", "PrintV2", "ReadVariableOp"),
+    *("ResourceGather", "ResourceGatherNd", "VarHandleOp"),
 }
 
 # A call of a layer or operation in a model's graph: a Keras node with the attributes
@@ -98,7 +93,7 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
     if stateful:
         raise UsageError(
             f"--sections: layer {call.operation.name} cannot be recomputed: "
-            f"{', '.join(sorted(stateful))} would give other values the second time.\n"
+            f"{', '.join(sorted(stateful))} would give other values the second time. "
             "Draw random numbers with keras.random and a SeedGenerator, keep state in "
             "variables of the layer, or make this layer part of the last section."
         )

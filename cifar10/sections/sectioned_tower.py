@@ -81,10 +81,7 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
         return tower.inference(section, variables, start, inputs, training=True)
 
     def recompute(
-        variables: Tensors,
-        start: Tensors,
-        inputs: Tensors,
-        upstream: Sequence[Gradient],
+        variables: Tensors, start: Tensors, inputs: Tensors, upstream: list[Gradient]
     ) -> tuple[list[Gradient], list[Gradient]]:
         """Computes the gradients with respect to the variables and the inputs.
 

@@ -40,13 +40,9 @@ class Decoder:
     def decode(
         self, content: bytes, name: str, shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes the bytes of a picture; error messages call the picture `name`.
+        """Decodes a picture to uint8 of a `shape`; a single channel is the brightness.
 
-        Returns:
-            uint8 pixels of the given `shape`. A single channel holds the brightness.
-
-        Raises:
-            PictureError: The bytes are no picture, are damaged, or decode too slowly.
+        A `PictureError` says why the picture called `name` cannot be decoded.
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
@@ -104,19 +100,9 @@ def _decode(
 def likeliest_classes(
     logits: np.ndarray, class_names: Sequence[str], top_k: int
 ) -> list[list[dict[str, Any]]]:
-    """Returns the likeliest classes of each image with their probabilities.
+    """Returns the `top_k` likeliest classes for logits, floating [images, classes].
 
-    Args:
-        logits: floating [images, classes].
-        class_names: Names of the classes, in the order of the logits.
-        top_k: Number of classes to name, or more for all.
-
-    Returns:
-        `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
-        likeliest class first.
-
-    Raises:
-        UsageError: A logit is not finite.
+    The result is `ranked[image][rank]`, for JSON: a `class` and its `probability`.
     """
     if not np.isfinite(logits).all():
         raise UsageError(

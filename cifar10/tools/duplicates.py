@@ -26,9 +26,7 @@ _BLOCK = 64  # Held-out pictures that are compared at a time.
 def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     """Finds prepared pictures that are equal pixel for pixel, or nearly equal.
 
-    Args:
-        parts: Images and labels of each split, the training split first.
-        names: The names of all pictures, in the order of the splits.
+    `names` are those of all pictures, in the order of the splits.
 
     Returns:
         `groups`: the names of the pictures in each group of equal pictures.

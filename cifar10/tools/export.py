@@ -1,9 +1,4 @@
-"""`python -m cifar10 export`: exports the model of a run, and checks the export.
-
-The export is written under a temporary name, loaded in another process, compared with
-the run's model on test images, and only then renamed. So an export under its final
-name is complete and correct.
-"""
+"""`python -m cifar10 export`: exports a run's model, and names it once checked."""
 
 import argparse
 import dataclasses
@@ -71,8 +66,7 @@ class Options(run_options.RunOptions):
         is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
-                f"--quantize {self.quantize} needs an --output that ends in .tflite, "
-                "and excludes --with_preprocessing."
+                "--quantize needs a .tflite --output, without --with_preprocessing."
             )
 
     @property
@@ -152,6 +146,5 @@ def export_run(options: Options) -> int:
 def _check_free(output: Path) -> None:
     if os.path.lexists(output):
         raise UsageError(
-            f"--output {output} exists already and is not overwritten.\nMove it away, "
-            "or give another --output."
+            f"--output {output} exists already. Move it away, or give another --output."
         )

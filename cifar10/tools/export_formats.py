@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from cifar10 import layers as ours
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
+from cifar10.input.distortions import prepare
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
@@ -70,10 +71,7 @@ def describe(trained: TrainedModel, step: int, options: "Options") -> dict[str, 
 
 
 def in_float32(trained: TrainedModel) -> keras.Model:
-    """Returns the model of a run in float32, with the restored values.
-
-    The converters support no other precision.
-    """
+    """Returns the model of a run in float32, the only precision of the converters."""
     model = build_model(
         trained.settings["model"],
         trained.image_shape,
@@ -100,17 +98,9 @@ def write_model(
     The description is `cifar10.json`: a file in a SavedModel's folder, an entry of an
     ONNX file's metadata, or a file in the ZIP archive inside a Keras or LiteRT file.
 
-    Args:
-        model: The model of the run.
-        path: Folder or file to create; a file's name ends as its format requires.
-        file_format: As `export.Options.file_format`.
-        description: Result of `describe`.
-        samples: Prepared images from which LiteRT estimates the ranges of int8 values;
-            None for float32.
-
-    Raises:
-        UsageError: The format cannot represent the model.
-        OSError: The export cannot be written.
+    A file's `path` ends as its format (`export.Options.file_format`) requires. From
+    `samples`, prepared images, LiteRT estimates the ranges of int8 values; None for
+    float32.
     """
     conversion: dict[str, Any] = {}
     if samples is not None:
@@ -171,9 +161,7 @@ def wrap(
 def with_keras_layers(model: keras.Model) -> keras.Model:
     """Returns a copy of a model, with this package's layers replaced by Keras's.
 
-    Raises:
-        ValueError: The model is neither functional nor sequential, or has a layer that
-            the user defined.
+    Raises a `ValueError` for a subclass of `keras.Model`, and for a user's layer.
     """
 
     def copy(layer: keras.Operation) -> keras.Operation:
@@ -230,19 +218,16 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
     """Returns prepared training images for calibrating the ranges of int8 values."""
     images, _ = _sample(dataset, "train", _SAMPLES)
-    return pipeline.prepare(tf.constant(images), distortions).numpy()
+    return prepare(tf.constant(images), distortions).numpy()
 
 
 def examples(
     model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns inputs for an exported model, the outputs to expect, and the labels.
-
-    `model` is the run's model in float32. The inputs are test images.
-    """
+    """Returns inputs for an export, outputs of the float32 `model`, and labels."""
     most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
     images, labels = _sample(dataset, "test", most)
-    prepared = pipeline.prepare(tf.constant(images), description["distortions"]).numpy()
+    prepared = prepare(tf.constant(images), description["distortions"]).numpy()
     batches = np.split(prepared, range(_IMAGES, len(prepared), _IMAGES))
     logits = tf.concat([model(batch, training=False) for batch in batches], axis=0)
     if description["with_preprocessing"]:

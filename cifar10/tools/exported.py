@@ -30,9 +30,8 @@ def exporting(file_format: str) -> Iterator[None]:
         raise
     except Exception as error:  # Layers, converters and formats may raise anything.
         raise UsageError(
-            f"The model cannot be exported as {file_format}: {reason(error)}.\n"
-            "Nothing was written. Check for operations that the format lacks and for "
-            "layers that run Python code."
+            f"The model cannot be exported as {file_format}: {reason(error)}. Check "
+            "for operations that it lacks, and layers that run Python code."
         ) from error
 
 
@@ -42,9 +41,6 @@ def compute_in_another_process(
     """Returns an export's outputs, computed in a process without this package's layers.
 
     `export.Options` documents `file_format`. `images` are in the form the export takes.
-
-    Raises:
-        UsageError: The export cannot be loaded, or fails.
     """
     spawn = multiprocessing.get_context("spawn")
     with (
@@ -91,14 +87,8 @@ def compare(
 ) -> tuple[bool, str]:
     """Returns whether an export computes what the run's model does, and a report.
 
-    In float32, outputs may differ by rounding. In int8, the export must classify nearly
-    as many images correctly as the run's model.
-
-    Args:
-        computed: Outputs of the export, floating [images, classes].
-        expected: Outputs of the run's model in float32, of the same shape.
-        labels: Labels of the images, integers [images].
-        precision: `float32` or `int8`.
+    Both compute floating [images, classes]. In float32, outputs may differ by rounding.
+    In int8, the export must classify nearly as many images correctly as the model.
     """
     if computed.shape != expected.shape or not np.isfinite(computed).all():
         return False, "returns values that are not finite, or another number of them"

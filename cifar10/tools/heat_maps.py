@@ -24,15 +24,10 @@ def heat_maps(
 ) -> np.ndarray | None:
     """Computes how strongly each pixel supports a class.
 
-    Args:
-        trained: The restored model.
-        images: Images of the data set, uint8 [images, height, width, channels].
-        classes: The class for each image, int64 [images].
-
-    Returns:
-        Heat maps, float32 [images, height, width]. The highest value of each map is 1,
-        or 0 if no pixel supports the class. Returns None if no convolution of the model
-        has an output larger than 1 x 1.
+    Takes images, uint8 [images, height, width, channels], and a class for each. Returns
+    heat maps, float32 [images, height, width], whose highest value is 1, or 0 if no
+    pixel supports the class. Returns None if no convolution of the model has an output
+    larger than 1 x 1.
     """
     distortion, shape = trained.settings["distortions"], trained.picture_shape
 
@@ -77,12 +72,7 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
 
 
 def draw(picture: np.ndarray, heat: np.ndarray) -> bytes:
-    """Returns a PNG of a picture under a heat map, red for low and yellow for high.
-
-    Args:
-        picture: uint8 [height, width, channels].
-        heat: float32 [height, width], 0 to 1.
-    """
+    """Returns a PNG of a uint8 picture under a heat map, from red (0) to yellow (1)."""
     times = max(1, _SIDE // max(heat.shape))
     large = picture.repeat(times, axis=0).repeat(times, axis=1)
     sized = Image.fromarray(heat).resize(large.shape[1::-1], Image.Resampling.BILINEAR)

@@ -63,10 +63,7 @@ class Options(run_options.RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow and self.step is not None:
-            raise UsageError(
-                f"--follow --step {self.step}: --follow predicts with each new "
-                "checkpoint, --step with a single one. Leave out one of the flags."
-            )
+            raise UsageError("--follow and --step exclude each other. Leave out one.")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -134,10 +131,7 @@ def _predict(
     options: Options,
     maps: Mapping[Path, Path],
 ) -> int:
-    """Prints the likeliest classes of images, and draws heat maps if requested.
-
-    Returns the number of images that could be read; the others are named on stderr.
-    """
+    """Prints the classes of images, draws `maps`; returns how many images it read."""
     import numpy as np
 
     from cifar10.input.pictures import decoding

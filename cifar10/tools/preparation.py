@@ -6,25 +6,26 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from cifar10.input import pipeline
-from cifar10.input.distortions import channel_statistics
+from cifar10.config.fields import WHOLE
+from cifar10.input.distortions import image_shape
+from cifar10.models.architecture import channel_statistics
 
 
 def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Describes `pipeline.prepare` as JSON values, for programs in any language.
+    """Describes `distortions.prepare` as JSON values, for programs in any language.
 
     Images are resized, cropped, and standardized: (value - mean) / deviation. If the
     description has no `mean` and `deviation` of each channel, they are those of all
     values of an image, and the deviation is at least `least_deviation`.
     """
-    height, width, channels = pipeline.image_shape(distortion, picture_shape)
+    height, width, channels = image_shape(distortion, picture_shape)
     top, left = (picture_shape[0] - height) // 2, (picture_shape[1] - width) // 2
     described: dict[str, Any] = {
         "resize": "the largest centre of these proportions, bicubic, antialiased",
         "size": [*picture_shape[:2]],
         "crop": {"top": top, "left": left, "height": height, "width": width},
     }
-    if distortion in pipeline.WHOLE:
+    if distortion in WHOLE:
         means, deviations = channel_statistics(channels)
         described["mean"] = [255.0 * mean for mean in means]
         described["deviation"] = [255.0 * deviation for deviation in deviations]
@@ -38,18 +39,10 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
 
     Only Keras's operations are used, so that `images` may be the symbolic input of a
     model that loads without this package. LiteRT has no float64, so float32 is used.
-
-    Args:
-        images: uint8 [batch, *picture_shape].
-        picture_shape: Height, width and channels of one image of the data set.
-        distortion: Value of `--distortions`.
-
-    Returns:
-        float32 [batch, *image_shape(distortion, picture_shape)].
     """
     how = describe(distortion, picture_shape)
     values, crop = ops.cast(images, "float32"), how["crop"]
-    if distortion in pipeline.WHOLE:
+    if distortion in WHOLE:
         mean, deviation = (np.array(how[of], "float32") for of in ("mean", "deviation"))
         return (values - mean) / deviation
     rows = slice(crop["top"], crop["top"] + crop["height"])

@@ -104,8 +104,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except (OSError, TypeError) as error:  # A TypeError for an impossible name.
         raise UsageError(
-            f"--host {host} --port {port}: cannot listen: {reason(error)}.\n"
-            "Give another --port, or --port 0 for any free one."
+            f"--host {host} --port {port}: {reason(error)}. Give another --port, or 0."
         ) from error
     # Connections inherit this option, which asyncio does not set for this listener.
     # Without it, the body of an answer waits for the ACK of its headers.

@@ -46,18 +46,9 @@ def check_class_weights(requested: ClassWeights | None) -> None:
 def resolve_class_weights(
     requested: ClassWeights | None, labels: "np.ndarray", class_names: Sequence[str]
 ) -> "np.ndarray | None":
-    """Computes the weight of each class; returns None if no weights are requested.
+    """Computes weights, float64 [classes], whose mean over the training images is 1.
 
-    Args:
-        requested: The value of `config.loss.class_weights`.
-        labels: int32 [count], the labels of the training set.
-        class_names: The name of each class.
-
-    Returns:
-        float64 [classes], weights whose mean over the training images is 1.
-
-    Raises:
-        UsageError: The weights do not fit the classes, or all training images weigh 0.
+    Returns None if none are requested. `labels` are those of the training set.
     """
     import numpy as np
 
@@ -77,13 +68,12 @@ def resolve_class_weights(
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
             raise UsageError(
-                f"{_WHERE}: the list has {len(weights)} numbers, but the data set has "
-                f"{len(class_names)} classes. Give one number for each class."
+                f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes. "
+                "Give as many."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            f"{_WHERE}: the weight of every training image is 0. Give a weight above 0 "
-            "to at least one class that has training images."
+            f"{_WHERE}: all training images have the weight 0. Give some class more."
         )
     return weights * (len(labels) / sum_over_images)

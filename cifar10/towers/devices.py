@@ -56,11 +56,10 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     used, rest = divmod(count, split_gpu)
     if rest or used > len(gpus):
         raise MissingGpuError(
-            f"--num_gpus {count} --split_gpu {split_gpu}: the number of towers has to "
-            f"be a multiple of {split_gpu}, and at most {len(gpus) * split_gpu}: this "
-            f"machine has {len(gpus)} GPUs.\nTo simulate the towers on fewer GPUs, "
-            "give a larger --split_gpu. To simulate them on the CPU,\nleave it out and "
-            "put CUDA_VISIBLE_DEVICES=-1 before the command."
+            f"--num_gpus {count} --split_gpu {split_gpu}: give a multiple of "
+            f"{split_gpu}, at most {len(gpus) * split_gpu}: this machine has "
+            f"{len(gpus)} GPUs. To simulate towers, raise --split_gpu, or leave it out "
+            "and put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     describe = tf.config.experimental.get_device_details
     names = {describe(gpu).get("device_name", gpu.name) for gpu in gpus[:used]}
@@ -84,25 +83,16 @@ def chooses_gpus(
     `by_default` is true.
     """
     if requested == "gpu" and not placement.on_gpus:
-        raise UsageError(
-            f"{flag} gpu: the towers run on the CPU, because no GPU was found.\n"
-            f"Give {flag} auto, which works on any machine."
-        )
+        raise UsageError(f"{flag} gpu: the towers have no GPU. Give {flag} auto.")
     is_wanted = requested == "gpu" or (requested == "auto" and by_default)
     return placement.on_gpus and is_wanted
 
 
 def place_evaluation(device: str) -> str:
-    """Chooses the device of an evaluation, and hides all other GPUs from TensorFlow.
-
-    `device` is `cpu`, `gpu` or `auto`, which prefers a GPU to the CPU.
-    """
+    """Chooses an evaluation's device (`auto`: a GPU if any), and hides other GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "gpu" and not gpus:
-        raise MissingGpuError(
-            "--device gpu: TensorFlow finds no GPU.\nGive --device cpu, which works on "
-            "any machine."
-        )
+        raise MissingGpuError("--device gpu: there is no GPU. Give --device cpu.")
     chosen = _take(f"--device {device}", [] if device == "cpu" else gpus[:1])
     return chosen[0] if chosen else "/cpu:0"
 
@@ -163,17 +153,15 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
         or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     ):
         raise UsageError(
-            f"--split_gpu: the driver does not report the free memory of {gpu.name}.\n"
-            "Remove --split_gpu, and give --num_gpus 1."
+            f"--split_gpu: the free memory of {gpu.name} is unknown. Leave it out."
         )
     return free.value
 
 
 def _too_late(flag: str) -> UsageError:
     return UsageError(
-        f"{flag}: TensorFlow has already started in this program with other devices, "
-        "and cannot change them.\nRestart the program (in a notebook, the kernel), and "
-        "name all devices before any other use of TensorFlow."
+        f"{flag}: TensorFlow has already started with other devices. Restart the "
+        "program (in a notebook, the kernel), and name all devices first."
     )
 
 
@@ -184,8 +172,8 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     doctor = invocation.command("doctor")
     if num_gpus and unusable:
         raise MissingGpuError(
-            f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
-            f"cannot use it.\nTo find out why, run: {doctor}\nTo train on the CPU, put "
+            f"--num_gpus {count}: TensorFlow cannot use this machine's NVIDIA GPU. To "
+            f"find out why, run: {doctor}\nTo train on the CPU, put "
             "CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:

@@ -43,10 +43,7 @@ def join_numbers(
 def split_numbers(
     numbers: np.ndarray, metrics: Mapping[str, tf.Tensor]
 ) -> tuple[list[dict[str, float]], np.ndarray]:
-    """Unpacks the result of `join_numbers`, for one step or for several.
-
-    Returns the metrics of each step, and the towers' losses, [steps, towers].
-    """
+    """Unpacks `join_numbers`: metrics of each step, and losses, [steps, towers]."""
     rows, names = np.atleast_2d(numbers), _order(metrics)
     of_steps = [dict(zip(names, map(float, row), strict=False)) for row in rows]
     return of_steps, rows[:, len(names) :]

@@ -47,26 +47,13 @@ _LEAST_DIMENSIONS_TO_DECAY = 2
 def check_optimizer(
     name: str | type, momentum: float, arguments: Mapping[str, Any] | None
 ) -> None:
-    """Refuses an unknown optimizer and arguments that do not fit the optimizer.
-
-    Args:
-        name: A name in lower case, or an optimizer class of the user.
-        momentum: The momentum; 0 for none.
-        arguments: The recipe's table `optimizer_arguments`.
-
-    Raises:
-        UsageError: The optimizer is unknown, or an argument does not fit.
-    """
+    """Refuses an unknown optimizer, and a momentum or arguments that do not fit it."""
     if not isinstance(name, type) and name not in NAMES:
-        raise UsageError(
-            f"--optimizer {name}: there is no such optimizer. The optimizers are "
-            f"{', '.join(NAMES)}."
-        )
+        raise UsageError(f"--optimizer {name}: give one of {', '.join(NAMES)}.")
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
-            f"--momentum {momentum}: {name} takes no momentum; only "
-            f"{', '.join(WITH_MOMENTUM)} do.\nGive --momentum 0. The table "
-            "[optimizer_arguments] of a recipe sets other arguments."
+            f"--momentum {momentum}: only {', '.join(WITH_MOMENTUM)} take a momentum. "
+            "Give --momentum 0; a recipe's [optimizer_arguments] has other arguments."
         )
     for argument, value in (arguments or {}).items():
         _check_value(name, argument, value)
@@ -110,9 +97,6 @@ def build_optimizer(
         scale_loss: Whether to scale the loss by an adaptive factor and skip updates
             that overflow, as float16 requires.
         scale_updates: Whether `slow_down` can scale the updates of single variables.
-
-    Raises:
-        UsageError: The optimizer refuses an argument.
     """
     import keras
 

@@ -44,14 +44,7 @@ def resolve_stages(
 ) -> list[Stage]:
     """Returns the stages of a training run; a single stage if none are declared.
 
-    Args:
-        declared: The recipe's `stages` tables.
-        max_steps: Number of steps of the whole run.
-        freeze: Names to freeze in every stage, separated by commas.
-
-    Raises:
-        UsageError: A table is invalid. (`prepare_model` checks whether image sizes and
-            names fit the model.)
+    `freeze` holds names to freeze in every stage, separated by commas.
     """
     stages, begin = [], 0.0
     always = tuple(name.strip() for name in (freeze or "").split(",") if name)
@@ -62,9 +55,8 @@ def resolve_stages(
         until = table.get("until", 1.0 if is_last else begin)
         if not begin < until <= 1.0 or (is_last and until < 1.0):
             raise UsageError(
-                f"stage {number} of the recipe: until = {until}: the stage ends "
-                f"at this fraction of all steps. Give more than {begin}, where the "
-                "stage begins, and at most 1. The last stage needs no until."
+                f"stage {number} of the recipe: until = {until}: give more than "
+                f"{begin}, its beginning, and at most 1. The last stage needs none."
             )
         # A step belongs to the stage in which the step begins.
         end = math.ceil(round(until * max_steps, 6))
@@ -94,19 +86,7 @@ def prepare_model(
     image_shape: tuple[int, int, int],
     classes: int,
 ) -> None:
-    """Prepares a model for the image sizes of all stages; refuses unsuitable stages.
-
-    Args:
-        model: A model built for `image_shape`.
-        name: The model's name in `--model`.
-        stages: The result of `resolve_stages`.
-        image_shape: Height, width and channels of images at full size.
-        classes: Number of classes.
-
-    Raises:
-        UsageError: The model refuses images of a stage's size, a frozen name is
-            unknown, or no variable is left to train.
-    """
+    """Prepares a model, built for `image_shape`, for the image sizes of all stages."""
     import keras
 
     from cifar10.models import custom
@@ -131,14 +111,12 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
             raise UsageError(
-                f"--freeze, or a stage of the recipe: model {name} has no layer or "
-                f"variable named {one!a}.\nThe layers are "
-                f"{first_few(layers, _SHOWN_NAMES)}."
+                f"--freeze, or a stage of the recipe: {name} has no layer or variable "
+                f"{one!a}. Its layers are {first_few(layers, _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
-            f"--freeze (or a stage of the recipe) with {', '.join(frozen)} leaves no "
-            f"variables of {name} to train. Freeze fewer layers."
+            f"--freeze or a stage has all of {name}: {', '.join(frozen)}. Freeze fewer."
         )
 
 

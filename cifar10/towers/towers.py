@@ -246,10 +246,7 @@ class TowerBuilder:
         return self.result(result)
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
-        """Runs every tower of this process without updating variables.
-
-        Returns the gradients, averaged over these towers, keyed by variable path.
-        """
+        """Returns the gradients, averaged over these towers, by variable path."""
         means = average_gradients([one.gradients for one in self.results(batches)])
         self._warn_of_missing(means)
         scale = self.state.optimizer.scale_loss(1.0)
@@ -359,16 +356,12 @@ class TowerBuilder:
         missing = [name for gradient, name in named if gradient is None]
         if len(missing) == len(gradients):
             raise UsageError(
-                "The loss does not depend on any variable of the model, so no tower "
-                "has a gradient.\nCheck that the model has trainable layers, and that "
-                "the loss is computed from its output."
+                "The loss has no gradient: it depends on no variable. Check that the "
+                "model has trainable layers, and the loss uses its output."
             )
         if new := [name for name in missing if name not in self._warned]:
             self._warned.update(new)
-            logger.warning(
-                "These variables have no gradient and will not be trained: %s.",
-                ", ".join(new),
-            )
+            logger.warning("Not trained, as they have no gradient: %s.", ", ".join(new))
 
 
 def relative_difference(ours: Any, theirs: Any) -> float:

@@ -56,11 +56,8 @@ class TrainState:
             *self.model.non_trainable_variables,
             *self.optimizer.variables,
         ]
-        return [
-            *[variable.value for variable in keras_variables],
-            *self.averages,
-            self.global_step,
-        ]
+        of_keras = [variable.value for variable in keras_variables]
+        return [*of_keras, *self.averages, self.global_step]
 
     def trackables(self) -> dict[str, Any]:
         """Maps names to the objects of a checkpoint; evaluation restores only some."""

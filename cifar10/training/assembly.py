@@ -24,7 +24,7 @@ from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
-from cifar10.input import datasets, on_device, pipeline
+from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
@@ -134,9 +134,6 @@ def assemble(
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None for this process alone.
         stop: The signals, which connecting several machines may claim.
-
-    Raises:
-        UsageError: The run is not possible; the message says what to change.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
     # TensorFlow applies this only to graphs that are built afterwards.
@@ -237,28 +234,22 @@ def resolve_config(
 
 def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Checks the batch size and the warm-up against the size of the training set."""
-    images, update, steps = (
-        config.global_batch_size,
-        config.update,
-        config.run.max_steps,
-    )
+    images, update = config.global_batch_size, config.update
+    steps = config.run.max_steps
     if images > examples_per_epoch:
         batches = config.machine.towers * config.batch.accumulate
         raise UsageError(
-            f"--batch_size {config.batch.batch_size}: the global batch of "
-            f"{images:,} images is larger than the training set of "
-            f"{examples_per_epoch:,}. Give at most --batch_size "
-            f"{examples_per_epoch // batches}."
+            f"--batch_size {config.batch.batch_size}: the global batch of {images:,} "
+            f"images is larger than the training set of {examples_per_epoch:,}. Give "
+            f"at most --batch_size {examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}: with --schedule "
-            f"{update.schedule}, the warm-up must be shorter than the run, which lasts "
-            f"{steps} steps ({epochs:.2f} epochs). Give more --max_steps or "
-            "--max_epochs, or fewer --warmup_epochs. Values that you did not give come "
-            f"from recipe {config.run.recipe}."
+            f"--warmup_epochs {update.warmup_epochs}, the recipe's if you gave none, "
+            f"is too much for {epochs:.2f} epochs ({steps} steps) with --schedule "
+            f"{update.schedule}. Give less, or more --max_steps or --max_epochs."
         )
 
 
@@ -267,10 +258,9 @@ def default_steps_per_call(
 ) -> int:
     """Returns the default number of steps that one call to TensorFlow runs.
 
-    Between two calls the GPU waits for Python; several steps per call make these waits
-    rarer.
+    Between two calls a GPU waits for Python; several steps per call make this rarer.
     """
-    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
+    height, width, channels = distortions.image_shape(config.images.distortions, shape)
     images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL
     if (
         not placement.on_gpus
@@ -304,7 +294,7 @@ def build_states(
     elif device != "auto":
         raise UsageError(
             f"--variable_device {device}: mirrored variables are on every tower's "
-            "device.\nLeave --variable_device out, or give --variable_update towers."
+            "device. Leave --variable_device out, or give --variable_update towers."
         )
     else:
         homes = list(placement.devices)
@@ -312,7 +302,7 @@ def build_states(
     distortion = config.images.distortions
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(pipeline.prepare, distortion=distortion)
+        prepare = functools.partial(distortions.prepare, distortion=distortion)
         architecture = find_architecture(config.network.model)
         architecture.initialize(state.model, images, prepare)
         states.append(state)
@@ -323,7 +313,7 @@ def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds an initialized model and its optimizer on the device `home`."""
-    image_shape = pipeline.image_shape(config.images.distortions, shape)
+    image_shape = distortions.image_shape(config.images.distortions, shape)
     model = build_model(
         config.network.model,
         image_shape,
@@ -374,7 +364,7 @@ def build_towers(
         mixed = augmentation.mixes(config.images.augmentation)
         tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
     update = build_update(config, len(images))
-    shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
+    shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     planner = planning.Planner(
         states[0],
         tower,

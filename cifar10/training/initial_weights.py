@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.fields import FineTuning
-from cifar10.errors import UsageError, first_few, printable, reason, say
+from cifar10.config.fields import WHOLE, FineTuning
+from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
 from cifar10.process import files
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
-# These distortions scale all images alike; the others standardize each image.
-_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 _SHOWN_NAMES = 4
 
 _WEIGHTS = "model.weights.h5"
@@ -56,9 +54,8 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     name, rate = requested.initial_weights, requested.pretrained_rate
     if name is None and rate != 1.0:
         raise UsageError(
-            f"pretrained_rate of the recipe: {rate} applies to "
-            "layers with initial weights, but no layer has any.\nAdd "
-            "--initial_weights, or use a copy of the recipe without pretrained_rate."
+            f"pretrained_rate of the recipe: {rate} applies to layers with initial "
+            "weights. Add --initial_weights, or use a copy of the recipe without it."
         )
     if name != IMAGENET:
         return
@@ -66,23 +63,17 @@ def check_initial_weights(requested: FineTuning, model: str, distortions: str) -
     if not model.startswith(APPLICATIONS_PREFIX):
         raise UsageError(
             f"--initial_weights imagenet: {model} has no published weights. Give "
-            "--model applications:NAME,\nsuch as applications:MobileNetV2, or let "
-            "--initial_weights name a file or the directory of a run."
+            "--model applications:NAME, or name a file or the directory of a run."
         )
-    if distortions not in _OF_ONE_SCALE:
+    if distortions not in WHOLE:
         raise UsageError(
-            "--initial_weights imagenet: the network needs all images on the same "
-            f"scale, but\n--distortions {distortions} scales each image by its own "
-            "mean and deviation.\nGive --distortions "
-            f"{' or '.join(_OF_ONE_SCALE)}."
+            "--initial_weights imagenet needs all images on the same scale, which "
+            f"--distortions {distortions} changes. Give {' or '.join(WHOLE)}."
         )
 
 
 def locate_source(name: str) -> tuple[Path, int | None]:
-    """Returns (path, None) for a file or a run, or (run, step) for a checkpoint.
-
-    Raises a `UsageError` if `name` does not exist or holds no weights.
-    """
+    """Returns (path, None) for a file or a run, or (run, step) for a checkpoint."""
     path, step = layout.absolute_path(name), None
     if path.parent.name == layout.CHECKPOINTS:
         saved = checkpoints.steps(path.parent)
@@ -92,9 +83,8 @@ def locate_source(name: str) -> tuple[Path, int | None]:
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
-            f"--initial_weights {printable(name)} does not exist or holds no weights.\n"
-            "Give imagenet, a .keras or .weights.h5 file, or the directory of a run or "
-            "of a checkpoint."
+            f"--initial_weights {name} does not exist or holds no weights. Give "
+            "imagenet, a .keras or .weights.h5 file, or a run's or checkpoint's folder."
         )
     return path, step
 
@@ -109,15 +99,11 @@ def take_initial_weights(
 
     `settings` is the content of the new `config.json`, and `earlier` the content of an
     earlier `config.json` in the run's directory, if any. Returns a line to print.
-
-    Raises:
-        UsageError: The weights cannot be read, or match no layer.
     """
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
-            "--initial_weights: the run has no checkpoint yet, and its config.json, "
-            "which names the weights,\nwas not written by you on this machine, or was "
-            "edited. Start over with --fresh."
+            "--initial_weights: the run has no checkpoint, and its config.json was not "
+            "written by you on this machine, or was edited. Start over with --fresh."
         )
     source, layers = find_weights(config, state.model, settings)
     variables, taken = layer_tree.by_name(state.model), set()
@@ -140,10 +126,7 @@ def take_initial_weights(
 def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> tuple[str, Layers]:
-    """Reads the weights that `config` names, and matches them with `model`'s layers.
-
-    Returns the name of the source for messages, and the values of the matching layers.
-    """
+    """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
     wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
@@ -152,7 +135,7 @@ def find_weights(
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
     else:
         path, wanted_step = locate_source(name)
-        source = printable(str(path))
+        source = str(path)
         if path.is_dir():
             step, trained, there = _of_run(path, wanted_step, config.network.model)
             source += f" at step {step:,}"
@@ -173,10 +156,8 @@ def find_weights(
     }
     if not found:
         raise UsageError(
-            f"--initial_weights {printable(name)}: its weights match no layer of "
-            f"{config.network.model}, whose layers are "
-            f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model of these "
-            "weights; layers are matched by their names and shapes."
+            f"--initial_weights {name} fits no layer of {config.network.model} by name "
+            f"and shape: {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
         )
     return source, found
 
@@ -203,10 +184,7 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
 def _of_run(
     path: Path, wanted_step: int | None, name: str
 ) -> "tuple[int, TrainedModel, Layers]":
-    """Returns the step, the run's model and the averaged weights of a checkpoint.
-
-    If `wanted_step` is None, reads the newest checkpoint.
-    """
+    """Returns the step, the model and the averaged weights of a run's checkpoint."""
     import numpy as np
 
     from cifar10.follower.trained_model import TrainedModel
@@ -233,9 +211,6 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
 
     `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
     its floating-point variables. Leaves out a layer with other shapes.
-
-    Raises:
-        UsageError: The file cannot be read as a Keras file.
     """
     import h5py
 
@@ -248,9 +223,8 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
             }
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
-            f"--initial_weights {printable(str(path))} cannot be read as a Keras file: "
-            f"{printable(reason(error))}.\nIf the file is damaged, save or download it "
-            "again."
+            f"--initial_weights {path} cannot be read as a Keras file: "
+            f"{reason(error)}. If the file is damaged, save or download it again."
         ) from error
 
 

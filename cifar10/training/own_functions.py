@@ -47,9 +47,9 @@ def with_own(
         if not is_mean or tape.watched_variables():
             raise UsageError(
                 f"{name}: a loss or metric has to be one value per image, or the mean "
-                "of such values,\nso that towers can divide a batch. It may not use "
-                "random numbers or variables.\nIn a test, its value for a batch was "
-                f"{value:.6g}, and the mean for the batch's halves {of_halves:.6g}."
+                "of such values, without random numbers or variables, so that towers "
+                f"can divide a batch. In a test it was {value:.6g} for a batch, and "
+                f"{of_halves:.6g} as the mean of its halves."
             )
     return loss
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Sums
-from cifar10.evaluation.scored_set import Scorer
-from cifar10.input.evaluation_batches import evaluation_batches
+from cifar10.evaluation.scored_set import Scorer, evaluation_batches
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)

@@ -7,9 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import config
-from cifar10.evaluation.scored_set import Scorer
+from cifar10.evaluation.scored_set import Scorer, evaluation_batches
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input.evaluation_batches import evaluation_batches
 from cifar10.models.registry import build_model
 from cifar10.run_directory import checkpoints
 

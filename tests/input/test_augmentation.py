@@ -196,7 +196,7 @@ def made_by(augmentation, seed=0, step=0, distortion="none"):
     """Returns a batch without a pipeline."""
     numbers = tf.range(12, dtype=tf.int64)
     plan = pipeline.Plan(numbers, tf.constant([seed, step], tf.int64))
-    of_all = pipeline.BatchSlice(0, 12, 12)
+    of_all = distortions.BatchSlice(0, 12, 12)
     maker = pipeline.BatchMaker(distortion, seed, augmentation=augmentation)
     return maker.make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.input import images_in_graph, on_device, pipeline
-from cifar10.input.evaluation_batches import evaluation_batches
+from cifar10.evaluation.scored_set import evaluation_batches
+from cifar10.input import on_device, pipeline
 from small_sets import OnDisk, assert_equal, joined
 
 COUNT = 103
@@ -242,13 +242,13 @@ def test_a_worker_reads_its_own_part_of_each_batch_alone_from_a_disk():
 def test_a_mapped_array_is_not_taken_for_one_in_memory(tmp_path):
     """It derives from NumPy's array."""
     mapped = np.memmap(tmp_path / "images", np.uint8, "w+", shape=IMAGES.shape)
-    assert images_in_graph.is_in_memory(IMAGES)
-    assert not images_in_graph.is_in_memory(mapped)
+    assert pipeline.is_in_memory(IMAGES)
+    assert not pipeline.is_in_memory(mapped)
 
 
 def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():
     """TensorFlow makes one after another of what has a state."""
-    function = tf.function(lambda chosen: images_in_graph.take(OnDisk(IMAGES), chosen))
+    function = tf.function(lambda chosen: pipeline.take(OnDisk(IMAGES), chosen))
     traced = function.get_concrete_function(tf.TensorSpec([4], tf.int64))
     assert not any(op.op_def.is_stateful for op in traced.graph.get_operations())
     chosen = [7, 0, 7, 102]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input import images_in_graph
+from cifar10.input import pipeline
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import shards
 from small_folders import find, numbered, write
@@ -30,7 +30,7 @@ def paths(tmp_path, images):
 
 def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
     on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
-    assert not images_in_graph.is_in_memory(on_disk)
+    assert not pipeline.is_in_memory(on_disk)
     described = len(on_disk), on_disk.shape, on_disk.nbytes, on_disk.dtype
     assert described == (COUNT, images.shape, images.nbytes, images.dtype)
     for chosen in (

@@ -13,7 +13,7 @@ import runs
 from cifar10 import Config, evaluate, train
 from cifar10.config import run_config
 from cifar10.errors import UsageError
-from cifar10.input import pipeline
+from cifar10.input import distortions
 from cifar10.models.registry import build_model
 
 RANDOM = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def test_a_step_is_that_of_a_loop_of_keras(everything):
     with_rate = given["optimizer"]
     optimizer = type(with_rate).from_config(with_rate.get_config())
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    images = pipeline.prepare(tf.constant(X), "none")
+    images = distortions.prepare(tf.constant(X), "none")
     model = build_model(record.config.network.model, (8, 8, 3), 4, precision="float64")
     for step in (1, 2, 3):
         with tf.GradientTape() as tape:

@@ -13,7 +13,7 @@ import runs
 from cifar10.config import run_config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
-from cifar10.input import datasets, pipeline, synthetic
+from cifar10.input import datasets, distortions, synthetic
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
@@ -58,7 +58,7 @@ def run_dir(tmp_path_factory, stand_in_dir):
 
 def prepared_images(stand_in_dir, count=7):
     images, _ = datasets.find("synthetic", str(stand_in_dir)).read("test")
-    return pipeline.prepare(tf.constant(images[:count]), "tutorial").numpy()
+    return distortions.prepare(tf.constant(images[:count]), "tutorial").numpy()
 
 
 def computed(run_dir, images, kind="averages", step=20):
@@ -142,7 +142,7 @@ def test_images_are_prepared_as_evaluation_does_and_as_described(distortion):
     for size in ((32, 32), (32, 48), (48, 32), (32, 48, 1)):
         images = pictures(*size)
         shape = images.shape[1:]
-        expected = pipeline.prepare(tf.constant(images), distortion).numpy()
+        expected = distortions.prepare(tf.constant(images), distortion).numpy()
         prepared = preparation.prepare(tf.constant(images), shape, distortion)
         np.testing.assert_allclose(prepared, expected, rtol=2e-5, atol=1e-5)
 
@@ -167,7 +167,7 @@ def test_export_can_prepare_images(run_dir, tmp_path):
     assert export(run_dir, tmp_path / "out.onnx", with_preprocessing=True) == 0
     images = pictures(32, 32)
     given = onnx_outputs(tmp_path / "out.onnx", images)
-    prepared = pipeline.prepare(tf.constant(images), "tutorial").numpy()
+    prepared = distortions.prepare(tf.constant(images), "tutorial").numpy()
     expected = tf.nn.softmax(computed(run_dir, prepared)).numpy()
     assert given.dtype == np.float32
     np.testing.assert_allclose(given, expected, atol=2e-3)

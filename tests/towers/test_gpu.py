@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import runs
 from cifar10.config.config import Config
-from cifar10.input import on_device, pipeline
+from cifar10.input import distortions, on_device, pipeline
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import devices
@@ -124,7 +124,7 @@ def sectioned_step(device, cuts):
     requested = Config(model="resnet", depth=3, batch_size=count, precision="float32")
     config = assembly.resolve_config(requested, placement)
     state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
-    shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
+    shape = distortions.image_shape(config.images.distortions, IMAGES.shape[1:])
     planner = planning.Planner(
         state,
         assembly.build_tower(config.loss),

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
@@ -33,17 +33,16 @@ _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 def find_npz(path: Path) -> Dataset:
     """Reads a data set from an .npz file, and checks its arrays."""
     path = path.expanduser().absolute()
-    where = printable(str(path))
     try:
         with files.opened(path, follow=True) as file:
             found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
         raise UsageError(
-            f"{where} cannot be read, or is damaged: {reason(error)}.\nAn .npz file of "
+            f"{path} cannot be read, or is damaged: {reason(error)}. An .npz file of "
             f"pictures holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, "
             "and must fit in memory. A folder of pictures may be larger than memory."
         ) from error
-    return array_dataset(found, where, NPZ, path)
+    return array_dataset(found, str(path), NPZ, path)
 
 
 def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
@@ -85,15 +84,13 @@ def array_dataset(
     shapes = {array.shape[1:] for array in images.values()}
     if len(shapes) > 1:
         raise UsageError(
-            f"The images in {where} have the shapes {' and '.join(map(str, shapes))} "
-            "(height, width, channels). Give all images the same shape."
+            f"Give all images in {where} one shape, not {', '.join(map(str, shapes))}."
         )
     for split, some in labels.items():
         unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
             raise UsageError(
-                f"y_{split} in {where} has labels that y_train lacks, such as "
-                f"{unknown[0]}. No model can learn these labels."
+                f"y_{split} in {where} has a label that y_train lacks: {unknown[0]}."
             )
     classes = 1 + int(max(some.max() for some in labels.values()))
     if classes < 2 and "train" in labels:
@@ -148,9 +145,8 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
     """Refuses pixels of any type other than uint8."""
     if dtype != np.uint8:
         raise UsageError(
-            f"{what} is {dtype}, but pixels must be uint8, 0 to 255. Convert values "
-            "from 0 to 1 with np.rint(x * 255).astype(np.uint8), and values from 0 to "
-            "255 with np.rint(x).astype(np.uint8)."
+            f"{what} is {dtype}, but pixels must be uint8. Convert 0 to 1 by np.rint(x "
+            "* 255).astype(np.uint8), and 0 to 255 by np.rint(x).astype(np.uint8)."
         )
 
 
@@ -158,9 +154,8 @@ def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
     """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
         raise UsageError(
-            f"{what} is {array.dtype} {list(array.shape)}, but the labels of {count:,} "
-            f"images must be whole numbers, [{count}] or [{count}, 1], such as "
-            "y.argmax(1) of one-hot labels."
+            f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
+            f"each of {count:,} images, such as y.argmax(1) of one-hot labels."
         )
     if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
         raise UsageError(

@@ -39,10 +39,8 @@ def opened(home: Path) -> Iterator[None]:
     """Checks a cache folder, or creates it, and then runs the `with` block.
 
     The folder and its parent must be this user's own, and not links. Folders above them
-    may be links, as home folders and scratch disks often are.
-
-    Raises:
-        UsageError: The folder cannot be used, or the `with` block raised an `OSError`.
+    may be links, as home folders and scratch disks often are. An `OSError` of the block
+    becomes a `UsageError`.
     """
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +49,8 @@ def opened(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"The prepared pictures in {home} cannot be read or written: "
-            f"{error.filename or home.name}: {reason(error)}.\nFix the error "
-            "and start again, or set XDG_CACHE_HOME to another folder of yours."
+            f"The prepared pictures cannot be used: {error.filename or home}: "
+            f"{reason(error)}. Fix this, or set XDG_CACHE_HOME to another folder."
         ) from error
 
 

@@ -69,15 +69,12 @@ def read(path: Path) -> bytes:
 def decode(
     content: bytes, name: str, height: int, width: int, *, max_pixels: int = MAX_PIXELS
 ) -> np.ndarray:
-    """Decodes the content of an image file, and resizes the image.
+    """Decodes the content of an image file to uint8 [height, width, 3].
 
     The image is rotated as its EXIF data say, transparent areas become white, and the
     sides are cropped to the requested proportions. Each pixel of the result is an
     average over all pixels that it covers. Of an animation, only the first frame is
     used. The content determines the kind of file; the `name` is only for messages.
-
-    Returns:
-        uint8 [height, width, 3].
     """
     try:
         image = _opened(content, max_pixels)

@@ -55,12 +55,7 @@ class Listing:
 
 
 def list_folder(directory: Path) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone.
-
-    Raises:
-        UsageError: Something cannot be read, or there are too few or too many classes.
-    """
-    where = printable(str(directory))
+    """Lists the pictures in a folder, in an order that depends on their names alone."""
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(folders)
     left_out = sorted({*folders} - {*tops.values()}) if len(tops) > 1 else []
@@ -68,14 +63,14 @@ def list_folder(directory: Path) -> Listing:
     classes = [*next(iter(parts.values()))]  # Of the training split, if there is one.
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise UsageError(
-            f"{where} has pictures in {counted(len(classes), 'class', 'classes')}. Two "
-            f"to {MAX_CLASSES:,} classes are needed.\n{_LAYOUTS}"
+            f"{directory} has pictures in {counted(len(classes), 'class', 'classes')}. "
+            f"Two to {MAX_CLASSES:,} classes are needed.\n{_LAYOUTS}"
         )
     for split, part in parts.items():
         if unknown := sorted({*part} - {*classes}):
             raise UsageError(
-                f"{where}: the {split} split has classes that {next(iter(tops))}/ "
-                f"lacks: {_some(unknown)}.\nNo model can learn these classes. Move "
+                f"{directory}: {next(iter(tops))}/ lacks classes of {split}: "
+                f"{first_few(unknown, _SHOWN)}. No model can learn these classes. Move "
                 "their folders away, or add training pictures."
             )
     files: list[File] = []
@@ -90,7 +85,7 @@ def list_folder(directory: Path) -> Listing:
     notes = []
     if left_out:
         total = counted(len(left_out), "file or folder is", "files or folders are")
-        notes.append(f"{total} left out: {_some(left_out)}")
+        notes.append(f"{total} left out: {first_few(left_out, _SHOWN)}")
     return Listing([*map(printable, classes)], files, labels, parts_of, notes)
 
 
@@ -117,10 +112,7 @@ def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
 
 
 def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[File]]:
-    """Lists the pictures of each class, a subfolder of the folder `top`.
-
-    Adds all other files, and folders without pictures, to `left_out`.
-    """
+    """Lists the pictures of each class in `top`; adds everything else to `left_out`."""
     pictures, others, folders = _entries(directory, top)
     left_out += [name for name, _, _ in pictures] + others
     found: dict[str, list[File]] = {}
@@ -167,11 +159,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 others.append(name)
     except OSError as error:
         raise UsageError(
-            f"{printable(str(error.filename))} cannot be read: {reason(error)}.\n"
+            f"{error.filename} cannot be read: {reason(error)}.\n"
             f"Make it readable for this user, or remove it. {_LAYOUTS}"
         ) from error
     return pictures, others, folders
-
-
-def _some(names: Sequence[str]) -> str:
-    return first_few([*map(printable, names)], _SHOWN)

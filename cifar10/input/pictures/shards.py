@@ -63,7 +63,7 @@ class Shards:
         source: The folder of the pictures.
         listed: The pictures.
         parts: str [count], the split of each picture.
-        image_size: Height and width of the decoded pictures.
+        side: Height and width of the decoded pictures.
 
     Attributes:
         left_out: Maps the path of each bad picture to the reason for leaving it out.
@@ -72,16 +72,11 @@ class Shards:
     """
 
     def __init__(
-        self,
-        home: Path,
-        source: Path,
-        listed: list[File],
-        parts: np.ndarray,
-        image_size: int,
+        self, home: Path, source: Path, listed: list[File], parts: np.ndarray, side: int
     ) -> None:
         self._home = home
         self._source = source
-        self._shape = (image_size, image_size, 3)
+        self._shape = (side, side, 3)
         fitting = _SHARD_BYTES // math.prod(self._shape)
         self._per_shard = max(1, min(SHARD_PICTURES, fitting))
         # The pictures of each shard, by file name.
@@ -126,10 +121,7 @@ class Shards:
         return intact
 
     def _prepare(self) -> _Manifest:
-        """Decodes all pictures without an intact shard.
-
-        Saves the manifest after each shard.
-        """
+        """Decodes pictures without an intact shard; saves the manifest after each."""
         # Another process may have prepared pictures before this one got the lock.
         shards = self._intact_shards()
         cache.remove_others(self._home, shards)
