@@ -75,11 +75,12 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                 f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
                 f"Correct --data_dir, or omit it to download {first.title}."
             )
-        for version, folder in _unpacked(versions, _keras_folder()):
-            try:
-                return _checked(version, folder)
-            except UsageError as error:
-                say(f"Keras's copy of {first.title} is not used: {error}")
+        try:
+            with records.explained(_keras_folder()):
+                for version, folder in _unpacked(versions, _keras_folder()):
+                    return _checked(version, folder)
+        except UsageError as error:
+            say(f"Keras's copy of {first.title} is not used: {error}")
         try:
             return _checked(*download.fetch(versions, directory, data_url))
         except UsageError as error:

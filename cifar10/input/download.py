@@ -17,6 +17,7 @@ import io
 import math
 import os
 import shutil
+import ssl
 import tarfile
 import time
 import zlib
@@ -49,20 +50,24 @@ LONG = 60.0  # Seconds left that are worth a hint.
 OVERLAP = 65_536  # Kept bytes to compare with those of the source that goes on.
 _CHUNK = 65_536
 _GZIP = b"\x1f\x8b"
-_AWAY = (http.client.TOO_MANY_REQUESTS, *range(500, 600))
+_MOST_WORDS = 200  # Characters of a server's message.
+_PAUSE, _LITTLE = 1.0, 1e5  # Seconds before going on after fewer bytes than that.
+_AWAY = (408, 425, http.client.TOO_MANY_REQUESTS, *range(500, 600))
+# Faults of a URL, although they are errors of the system.
+_OF_URL = (FileNotFoundError, IsADirectoryError, ssl.SSLCertVerificationError)
 
 _Source = tuple[Format, str]  # A version of the data set, and its archive's URL.
 
 
 class NothingReceivedError(UsageError):
-    """No source sends the archive; the exit code tells whether that may pass."""
+    """No source sends any of the archive; the exit code tells whether that may pass."""
 
 
 class _SourceError(Exception):
     """A source does not send the archive.
 
     `is_away` tells a fault that may pass from a wrong URL or file. With `is_stale`, the
-    kept bytes did not fit and are gone.
+    kept bytes may be the wrong ones.
     """
 
     def __init__(self, text: str, *, is_away: bool = False, is_stale: bool = False):
@@ -94,7 +99,8 @@ def fetch(
             if (directory / file_format.folder).exists():
                 return file_format, directory / file_format.folder
         with moving_line.progress(FIRST_LINE) as tick:
-            file_format = _Download(directory, tick).receive(_sources(formats, url))
+            download = _Download(formats, directory, tick)
+            file_format = download.receive(_sources(formats, url))
         part = _part(directory, file_format.archive)
         folder = _unpack(file_format, directory, part)
         part.unlink()
@@ -119,7 +125,7 @@ def unpack(file_format: Format, directory: Path, packed: Path) -> Path:
 def _prepared(file_format: Format, directory: Path) -> Iterator[None]:
     """Lets one process at a time prepare a data set."""
     waiting = f"Waiting for another process to prepare {directory} ..."
-    lock = files.locked(directory / f".{file_format.archive.name}.lock", waiting)
+    lock = files.locked(directory / f".{file_format.name}.lock", waiting)
     with explained(directory), lock:
         yield
 
@@ -152,17 +158,17 @@ def _size(path: Path) -> int:
 def _differs(path: Path, archive: Archive) -> str:
     """Says how a file differs from the published archive; empty if it does not."""
     with files.opened(path, follow=True) as file:
-        found: list[tuple[str, int | str, int | str]]
-        found = [("size", file.seek(0, os.SEEK_END), archive.size)]
+        size = file.seek(0, os.SEEK_END)
+        found: dict[str, int | str] = {"size": size}
         # FIPS systems refuse MD5, which SHA-256 makes safe here, without the flag.
-        for name in ("md5", "sha256"):
-            file.seek(0)
+        for name in ("md5", "sha256") if size == archive.size else ():
             digest = hashlib.new(name, usedforsecurity=False)
+            file.seek(0)
             while block := file.read(_CHUNK):
                 digest.update(block)
-            found += [(name, digest.hexdigest(), getattr(archive, name))]
-    for name, actual, published in found:
-        if actual != published:
+            found[name] = digest.hexdigest()
+    for name, actual in found.items():
+        if actual != (published := getattr(archive, name)):
             differs = f"its {name} is {actual}, not {published}"
             return f"is not the published {archive.name}: {differs}"
     return ""
@@ -180,7 +186,11 @@ def _sources(formats: Sequence[Format], url: str | None) -> list[_Source]:
 class _Download:
     """Receives an archive in a folder; calls `tick` to show the progress."""
 
-    def __init__(self, directory: Path, tick: moving_line.Tick) -> None:
+    def __init__(
+        self, formats: Sequence[Format], directory: Path, tick: moving_line.Tick
+    ) -> None:
+        self._parts = [_part(directory, each.archive) for each in formats]
+        self._has_received = any(map(_size, self._parts))  # Now, or earlier.
         self._directory = directory
         self._tick = tick
         self._announced: set[str] = set()
@@ -189,11 +199,24 @@ class _Download:
     def receive(self, sources: Sequence[_Source]) -> Format:
         """Receives the archive of one of the sources, and returns its format.
 
+        If all fail, and one sends other bytes than were kept, begins anew once.
+        """
+        found = self._try(sources)
+        if isinstance(found, dict) and any(each.is_stale for each in found.values()):
+            for part in self._parts:
+                part.unlink(missing_ok=True)
+            found = self._try(sources)
+        if isinstance(found, dict):
+            raise self._explained(found)
+        return found
+
+    def _try(self, sources: Sequence[_Source]) -> Format | dict[_Source, _SourceError]:
+        """Returns the format that was received, or else why each source failed.
+
         Tries the sources in order. If one is slow, measures the following ones too, and
         stays with the fastest.
         """
         rates = dict.fromkeys(sources, math.inf)  # Infinite until measured.
-        restarted: set[_Source] = set()
         failures: dict[_Source, _SourceError] = {}
         while rates:
             source = max(rates, key=lambda each: rates[each])  # The first of equals.
@@ -204,9 +227,8 @@ class _Download:
             try:
                 slow = self._go_on(part, source, enough)
             except _SourceError as error:
-                has_come_further = error.is_away and _size(part) > before
-                if has_come_further or (error.is_stale and source not in restarted):
-                    restarted |= {source} if error.is_stale else set()
+                if error.is_away and (more := _size(part) - before) > 0:
+                    time.sleep(_PAUSE if more < _LITTLE else 0.0)
                     continue
                 failures[source] = error
                 del rates[source]
@@ -214,7 +236,7 @@ class _Download:
                 if slow is None:
                     return source[0]
                 rates[source] = slow
-        raise self._explained(failures)
+        return failures
 
     def _explained(self, failures: dict[_Source, _SourceError]) -> UsageError:
         """Returns the error to raise after all sources have failed."""
@@ -222,11 +244,11 @@ class _Download:
         told = "\n".join(
             printable(f"{url} {error}.") for (_, url), error in failures.items()
         )
-        for part in {_part(self._directory, each.archive) for each, _ in failures}:
+        for part in self._parts:
             if size := _size(part):
                 kept = f"{_megabytes(size)} MB have arrived and are kept in {part}"
                 return UnavailableError(f"{told}\n{kept}. The next try goes on there.")
-        failure = NothingReceivedError(told)
+        failure = (UsageError if self._has_received else NothingReceivedError)(told)
         if any(error.is_away for error in failures.values()):
             failure.exit_code = EXIT_TRY_AGAIN
         return failure
@@ -239,7 +261,7 @@ class _Download:
         """
         archive, url = source[0].archive, source[1]
         files.opened(part, "ab").close()  # Creates it.
-        with files.opened(part, "r+b", buffering=0) as file:
+        with files.opened(part, "r+b") as file:
             kept = file.seek(0, os.SEEK_END)
             if kept < archive.size:
                 moving_line.LINE.show(f"Connecting to {url} ...")
@@ -274,7 +296,8 @@ class _Download:
             if not chunk:
                 size = f"{_megabytes(position)} of {_megabytes(archive.size)} MB"
                 raise _SourceError(f"has ended after {size}", is_away=True)
-            _write(file, position, chunk, start, archive)
+            _write(file, position, chunk, archive)
+            self._has_received = True
             position += len(chunk)
             now = time.monotonic()
             rate = (position - start) / max(now - began, 1e-9)
@@ -304,21 +327,20 @@ class _Download:
 
 
 def _write(
-    file: io.BufferedRandom, position: int, chunk: bytes, start: int, archive: Archive
+    file: io.BufferedRandom, position: int, chunk: bytes, archive: Archive
 ) -> None:
-    """Writes a chunk of a response that began at `start`, if it may be right."""
-    if position == 0 and not chunk.startswith(_GZIP):
+    """Writes a chunk of a response, if it may be the archive's and fits what is kept."""
+    if position == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
         raise _SourceError(f"does not send {archive.name}, but other data")
     if position + len(chunk) > archive.size:
         raise _SourceError(f"sends more than the {archive.size:,} bytes of it")
     file.seek(position)
     kept = file.read(len(chunk))
-    if kept != chunk[: len(kept)]:  # Of another archive, or lost with the power.
-        file.truncate(0 if start else position)
-        if start:
-            raise _SourceError("sends other bytes than were kept", is_stale=True)
+    if kept != chunk[: len(kept)]:  # One of both is wrong; the digests will tell.
+        raise _SourceError("sends other bytes than were kept", is_stale=True)
     file.seek(position)
     file.write(chunk)
+    file.flush()  # A kill loses nothing.
 
 
 def _progress(position: int, size: int, rate: float) -> str:
@@ -346,7 +368,14 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     # Redirections lead to servers only, not to files.
     request = url_request.Request(url, headers=headers)  # noqa: S310
     response = url_request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
-    if response.getcode() != http.client.PARTIAL_CONTENT:
+    if response.url.startswith("ftp:"):
+        response.close()
+        raise _SourceError("is not on a web server")
+    if response.getcode() == http.client.PARTIAL_CONTENT:
+        if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            response.close()
+            raise _SourceError("sends another part than was asked for")
+    else:
         start = 0
     kind = response.headers.get_content_type()
     length = response.headers["Content-Length"]
@@ -369,9 +398,10 @@ def _answering() -> Iterator[None]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         # The reason of a wrong URL is a string.
         cause = getattr(error, "reason", error)
-        is_away = isinstance(cause, OSError)
+        is_away = isinstance(cause, OSError | http.client.IncompleteRead)
+        is_away = is_away and not isinstance(cause, _OF_URL)
         if isinstance(error, url_error.HTTPError):
             error.close()
-            is_away = error.code in _AWAY
-        problem = f"could not be downloaded: {cause if is_away else error}"
-        raise _SourceError(problem, is_away=is_away) from error
+            cause, is_away = error, error.code in _AWAY
+        problem = f"could not be downloaded: {cause}"
+        raise _SourceError(problem[:_MOST_WORDS], is_away=is_away) from error

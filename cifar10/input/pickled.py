@@ -1,13 +1,12 @@
-"""Reads the Python version of CIFAR, whose files are pickles.
+"""Reads the Python version of CIFAR, whose files are pickles, without unpickling them.
 
-Unpickling may run any code. Here a pickle builds nothing but numbers, texts, lists,
-dictionaries, and stand-ins that keep the parts of an array. One that asks for anything
-else is refused.
+Unpickling may run any code, and take any time and memory. Here only the list of opcodes
+is read: the integers that follow the name of the labels, and the bytes of the images.
+Nothing else is built. A file with opcodes or names that no batch needs is refused.
 """
 
-import io
-import pickle
 import pickletools
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,31 @@ import numpy as np
 from cifar10.errors import UsageError
 from cifar10.process import files
 
-# CIFAR-100's training images take 156 MB. Python 3 writes up to 12 opcodes an image.
-_MOST_BYTES = 200_000_000
+# Python 3 may write CIFAR-100's training images in 230 MB, and 12 opcodes each.
+_MOST_BYTES = 300_000_000
 _MOST_OPCODES = 20
 _PIXELS = 3072
+# The opcodes of pickles of lists, dictionaries, numbers, texts and arrays.
+_TEXTS = {
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "BINBYTES"),
+    *("SHORT_BINUNICODE", "SHORT_BINBYTES", "BINUNICODE8", "BINBYTES8", "BYTEARRAY8"),
+}
+_NUMBERS = {"INT", "LONG", "LONG1", "BININT", "BININT1", "BININT2"}
+_OTHERS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "REDUCE", "BUILD", "DICT"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "LIST", "EMPTY_LIST"),
+    *("APPEND", "APPENDS", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+}
+_NAMES = (
+    *("numpy.core.multiarray _reconstruct", "numpy.core.numeric _frombuffer"),
+    *("numpy ndarray", "numpy dtype", "_codecs encode"),
+)
+_LONGEST_KEY = 20
+
+
+class _RefusedError(ValueError):
+    """The file may be harmful, or is no batch."""
 
 
 def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarray:
@@ -37,109 +57,73 @@ def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarra
     Raises:
         UsageError: The file has other content.
     """
-    content = files.read(path, _MOST_BYTES, follow=True)
     try:
+        content = files.read(path, _MOST_BYTES, follow=True)
         return _records(content, label_keys, count)
-    except (
-        *(pickle.UnpicklingError, ValueError, LookupError, TypeError),
-        *(AttributeError, EOFError, OverflowError),
-    ) as error:
-        reason = error if isinstance(error, _RefusedError) else type(error).__name__
+    except ValueError as error:
+        problem = error if isinstance(error, _RefusedError) else "its pickle is damaged"
         raise UsageError(
-            f"{path} is not a pickled batch of CIFAR: {reason}.\nPut the right file "
+            f"{path} is not a pickled batch of CIFAR: {problem}. Put the right file "
             "there, or move its folder away."
         ) from error
 
 
-class _RefusedError(ValueError):
-    """A pickle that may be harmful, or is no batch, for a reason to tell."""
-
-
 def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarray:
-    _check_opcodes(content, _MOST_OPCODES * (count + 100))
-    loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    batch = {_text(key): value for key, value in loaded.items()}
-    labels = [np.array(batch[key]) for key in label_keys]
-    pixels = batch["data"].array((count, _PIXELS))
-    for each in labels:
-        if each.shape != (count,) or each.dtype.kind not in "iu":
-            raise _RefusedError(f"it does not hold {count:,} labels")
-        if each.min() < 0 or each.max() > np.iinfo(np.uint8).max:
-            raise _RefusedError("its labels are no bytes")
-    columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
-    return np.concatenate([*columns, pixels], axis=1)
-
-
-def _check_opcodes(content: bytes, most: int) -> None:
-    """Refuses what would take memory out of proportion to its size."""
-    value: Any
+    """Finds the labels, which follow their key's text, and the images."""
+    scan = _Scan(count * _PIXELS)
     for number, (opcode, value, _) in enumerate(pickletools.genops(content)):
-        is_index = opcode.name in ("PUT", "LONG_BINPUT")
-        if number > most or (is_index and value > most):
+        if number > _MOST_OPCODES * (count + 100):
             raise _RefusedError("its pickle is too long")
+        scan.see(opcode.name, value)
+    labels = [np.array(scan.numbers[key]) for key in label_keys]
+    shapes = {each.shape for each in labels}
+    if not scan.pixels or "u1" not in scan.texts or shapes != {(count,)}:
+        raise _RefusedError(f"it does not hold {count:,} uint8 images and labels")
+    if any(each.min() < 0 or each.max() > np.iinfo(np.uint8).max for each in labels):
+        raise _RefusedError("its labels are no bytes")
+    columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
+    pixels = np.frombuffer(scan.pixels, np.uint8)
+    order: Any = "F" if scan.is_by_column else "C"
+    rows = pixels.reshape((count, _PIXELS), order=order)
+    return np.concatenate([*columns, rows], axis=1)
 
 
-def _text(value: Any) -> str:
-    """Decodes the texts of Python 2, which are bytes here."""
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+class _Scan:
+    """What was seen of a pickle so far; the images have `size` bytes."""
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._key = self._last = ""  # The newest text, as a key and in all.
+        self._flag = False  # The newest truth value.
+        self.numbers = defaultdict[str, list[int]](list)  # By the text before them.
+        self.texts: set[str] = set()
+        self.pixels = b""
+        self.is_by_column = False
 
-class _Type:
-    """Stands in for NumPy's type of a pickled array."""
+    def see(self, kind: str, value: Any) -> None:
+        """Takes an opcode and its argument; refuses those that no batch needs."""
+        if kind in _TEXTS:
+            self._see_text(value if isinstance(value, str) else value.decode("latin-1"))
+        elif kind in _NUMBERS and not isinstance(value, bool):
+            self.numbers[self._key].append(value)
+        elif kind in ("NEWTRUE", "NEWFALSE", "INT"):
+            self._flag = kind == "NEWTRUE" or value is True
+        elif kind == "STACK_GLOBAL":  # Its module may be any text before.
+            if self._last not in {name.partition(" ")[2] for name in _NAMES}:
+                raise _RefusedError(f"its pickle asks for {self._last[:100]}")
+        elif kind == "GLOBAL":
+            if value.replace("numpy._core.", "numpy.core.") not in _NAMES:
+                raise _RefusedError(f"its pickle asks for {value[:100]}")
+        elif kind not in _OTHERS:
+            raise _RefusedError(f"its pickle has the opcode {kind}")
 
-    def __init__(self, name: str | bytes, *_: Any) -> None:
-        self.name = _text(name)
-
-    def __setstate__(self, state: Any) -> None:
-        """Ignores the order of bytes, which a uint8 does not have."""
-
-
-class _Array:
-    """Stands in for a pickled array; nothing is computed before `array` is called."""
-
-    def __init__(self, *_: Any) -> None:
-        self._state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        """Keeps a version, the shape, the type, whether by columns, and the bytes."""
-        self._state = state
-
-    def array(self, shape: tuple[int, int]) -> np.ndarray:
-        """Returns the array; raises a `ValueError` if it is not uint8 of this shape."""
-        _, found, kind, is_by_column, content = self._state
-        if found != shape or kind.name != "u1":
-            raise ValueError
-        order: Any = "F" if is_by_column else "C"
-        return np.frombuffer(content, np.uint8).reshape(shape, order=order)
-
-
-def _from_buffer(content: bytes, kind: _Type, shape: Any, order: str) -> _Array:
-    """Stands in for what NumPy calls for arrays in pickles of protocol 5."""
-    array = _Array()
-    array.__setstate__((0, shape, kind, order == "F", content))
-    return array
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Stands in for what Python 3 calls for bytes in pickles of protocol 2."""
-    if encoding != "latin1":
-        raise ValueError
-    return text.encode("latin-1")
-
-
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy", "ndarray"): None,
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encode,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns a stand-in for one of NumPy's names, and refuses all others."""
-        found = module.replace("numpy._core", "numpy.core", 1), name
-        if found not in _STAND_INS:
-            raise _RefusedError(f"its pickle asks for {module}.{name}")
-        return _STAND_INS[found]
+    def _see_text(self, text: str) -> None:
+        self._last = text
+        if len(text) == self._size:
+            self.pixels = text.encode("latin-1")
+            self.is_by_column = self._flag  # As NumPy writes it before the bytes,
+        elif len(text) <= _LONGEST_KEY:
+            self.texts.add(text)
+            self.is_by_column |= text == "F"  # or after them, in protocol 5.
+            if text != "latin1":  # Python 3 writes it after the bytes of a text.
+                self._key = text

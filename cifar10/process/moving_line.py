@@ -36,7 +36,8 @@ class MovingLine:
     def show(self, text: str) -> None:
         """Draws the line, cut to the width of the terminal."""
         if self.is_free:
-            self._draw(printable(text))
+            # Other characters may be as wide as two.
+            self._draw(printable(text).encode("ascii", "replace").decode())
 
     def erase(self) -> None:
         """Erases the line, if there is one."""
@@ -48,13 +49,13 @@ class MovingLine:
             return
         try:
             columns = os.get_terminal_size(self.stream.fileno()).columns or 80
-            text = text[: columns - 3]  # Room for the ^C that a terminal adds.
+            text = text[: max(0, columns - 3)]  # A terminal may add ^C.
             # A window that has become narrower has broken the line into several.
             above = max(0, self._shown - 1) // columns
             up = f"\x1b[{above}A" if above else ""
+            self._shown = len(text)  # Before an interruption may come.
             self.stream.write(f"\r{up}\x1b[J{text}")
             self.stream.flush()
-            self._shown = len(text)
         except (OSError, ValueError):  # The terminal is gone.
             self.stream, self._shown = None, 0
 

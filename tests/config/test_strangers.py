@@ -220,7 +220,7 @@ def receive(folder):
 
 WRITERS = [
     (append_score, "metrics.jsonl"),
-    (unpack, f".{ARCHIVE.archive.name}.lock"),
+    (unpack, f".{ARCHIVE.name}.lock"),
     (receive, f".{ARCHIVE.archive.name}.part"),
     (unpack, f".{ARCHIVE.folder}.unpacking"),
 ]

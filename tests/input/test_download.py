@@ -22,7 +22,7 @@ from sites import (
     serving,
 )
 
-LOCK, PART = ".images.tar.gz.lock", ".images.tar.gz.part"
+LOCK, PART = ".cifar10.lock", ".images.tar.gz.part"
 OTHER = bytes(1) + CONTENT[1:]  # As long, and no archive.
 
 
