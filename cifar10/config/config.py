@@ -296,11 +296,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of a run without which its weights would not fit a new run.
-
-    They decide which pictures it was not trained on and, unless a recipe is given, the
-    shapes of its layers.
-    """
+    """Returns settings of a run that decide its splits and its layers' shapes."""
     names = [] if "recipe" in given else ["distortions"]
     if given.get("data") == run.get("data") == data_flag.FOLDER:
         names += ["image_size", "validation_fraction", "val_fraction"]

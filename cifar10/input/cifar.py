@@ -122,10 +122,7 @@ def _unpacked(
 
 
 def _stand_in(reason: str, home: Path | None = None) -> Dataset:
-    """Returns the synthetic data in `home`, or by default in the cache.
-
-    Generates missing data, but only in the cache.
-    """
+    """Returns the synthetic data in `home`, or in the cache, where it is generated."""
     place = home or cache()
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = place if place.name == synthetic.FOLDER else place / synthetic.FOLDER

@@ -81,12 +81,10 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
-    """Returns the upper hash limit of each split, from the sorted hashes of one class.
-
-    A nonzero share gives at least one image, unless none would remain to train on.
-    """
+    """Returns the upper hash limit of each split, from the sorted hashes of a class."""
     found, taken = [], 0
     for share in shares:
+        # One image at least, unless none would remain to train on.
         count = min(max(1, int(share * len(hashes) + 0.5)), len(hashes) - 1 - taken)
         taken += max(count, 0) if share else 0
         found.append(int(hashes[taken - 1]) + 1 if taken else 0)

@@ -97,12 +97,9 @@ def _count(images: tf.Tensor) -> int | tf.Tensor:
 def _move(
     images: tf.Tensor, a: float, b: float, c: float, d: float, e: float, f: float
 ) -> tf.Tensor:
-    """Fills each pixel (x, y) from the source pixel (a x + b y + c, d x + e y + f).
-
-    Source coordinates are rounded to the nearest pixel, as in Pillow's transform.
-    """
+    """Fills each pixel (x, y) from the source pixel (a x + b y + c, d x + e y + f)."""
     _, height, width, channels = images.shape
-    # In NumPy's float64, so that no device rounds to another pixel.
+    # Rounded as in Pillow, in NumPy's float64, which rounds alike for every device.
     y, x = np.ogrid[0.5:height, 0.5:width]
     column, row = np.floor(a * x + b * y + c), np.floor(d * x + e * y + f)
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)

@@ -129,11 +129,7 @@ def import_tensorflow(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Discards what libraries write directly to file descriptor 2, past `sys.stderr`.
-
-    TF_CPP_MIN_LOG_LEVEL is not enough: TensorFlow 2.21 writes lines before reading it.
-    A failed import still raises its exception.
-    """
+    """Discards what TensorFlow 2.21 writes before it reads TF_CPP_MIN_LOG_LEVEL."""
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     sys.stderr.flush()
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -168,8 +164,7 @@ def guard_streams(*, output_is_log: bool) -> None:
 class _Output:
     """A stream that reports a failed write once, as an error or, if `lossy`, a warning.
 
-    Escapes control characters, unless another program may read the output. Erases the
-    moving line before it writes.
+    Escapes control characters, unless another program may read the output.
     """
 
     def __init__(self, stream: TextIO, *, lossy: bool) -> None:

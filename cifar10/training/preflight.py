@@ -98,10 +98,7 @@ def _explained(
     recorded: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> str:
-    """Returns a message on how wanted settings differ from the run's, and what to do.
-
-    Each command and flag in it works when followed.
-    """
+    """Returns how wanted settings differ, with commands that work when followed."""
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
         f"    {name}: {there} there, {now} now"

@@ -139,12 +139,7 @@ class Shards:
     def _write_shard(
         self, file: str, done: int, advance: Callable[[int], None]
     ) -> tuple[str, dict[str, str]]:
-        """Decodes the pictures of a shard and writes its file.
-
-        `done` pictures were decoded before; `advance` is told of each further one.
-
-        Returns the shard's entry in the manifest.
-        """
+        """Decodes a shard's pictures into its file; returns its manifest's entry."""
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
 
