@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from signal import Signals
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -195,19 +194,16 @@ class TowerBuilder:
         """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
-    def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal for which all processes stop now; None to go on."""
-        return requested
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        """Returns which of the wishes to end the run all processes fulfil now."""
+        return [*wishes]
 
-    def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the `numbers` that process 0 passes. Every process must call this."""
-        return [*numbers]
+    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns the `numbers` that process 0 passes. Every process must call this.
 
-    def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the variables of the first replica to all replicas.
-
-        Every process must call this. Returns the `numbers` that process 0 passes.
+        With `variables`, also copies those of the first replica to all replicas.
         """
+        del variables  # Here is one replica.
         return [*numbers]
 
     @contextlib.contextmanager
@@ -216,9 +212,9 @@ class TowerBuilder:
         try:
             yield
         except StoppedError:
-            self.broadcast([0])
+            self.share([0])
             raise
-        self.broadcast([0])
+        self.share([0])
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Computes each tower's result; updates no variables."""

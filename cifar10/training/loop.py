@@ -5,10 +5,11 @@ the hooks in their order.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 
-from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError
+from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -124,13 +125,11 @@ class Loop:
         # Until a call is traced, filling the queues and waiting count to the start.
         self.timer.enter("training" if self._traced else "start")
         while self.step < self._stage.end and not self.progress.is_over:
-            time_is_up = TIME_IS_UP if self.progress.has_no_time else None
-            wanted = self._stop.requested or time_is_up
-            signal = training.towers.agree_to_stop(wanted)
-            if signal == TIME_IS_UP:
-                self.progress.is_time_up = True
-            elif signal is not None:
-                self._end_early(signal)
+            wishes = [self._stop.requested == number for number in STOP_SIGNALS]
+            wishes.append(self.progress.has_no_time)
+            *stops, self.progress.is_time_up = training.towers.agree(wishes)
+            for number in itertools.compress(STOP_SIGNALS, stops):
+                self._end_early(number)
             count = training.config.steps_of_call(self.step)
             with self.timer.during("input" if self._traced else "start"):
                 batches = [queues.get() for _ in range(count)]

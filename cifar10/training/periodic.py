@@ -1,6 +1,5 @@
 """The built-in hooks of a training run, and the order in which hooks are called."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -98,10 +97,7 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            best = loop.progress.early_stopping
-            (count,) = loop.training.towers.broadcast([best.without_gain])
-            best = dataclasses.replace(best, without_gain=count)
-            loop.progress.early_stopping = best
+            loop.progress.share(loop.training.towers, variables=False)
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:

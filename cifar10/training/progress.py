@@ -128,10 +128,11 @@ class Progress:
             return f"Resuming from step {self.step} {where}"
         return f"New run in {run}"
 
-    def share(self, towers: TowerBuilder) -> None:
+    def share(self, towers: TowerBuilder, *, variables: bool = True) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
         numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
-        numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
+        numbers += [self.early_stopping.without_gain]
+        numbers = towers.share(numbers, variables=variables)
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
         self.early_stopping = dataclasses.replace(
