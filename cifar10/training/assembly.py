@@ -406,8 +406,9 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     examples = update.epochs_per_decay * examples_per_epoch
     if update.schedule_ends:
         examples = config.run.max_steps * images
-    learning_rate: schedule.Schedule = schedule.ScaledCurve(
-        update.learning_rate, schedule.CURVES[update.schedule], examples
+    curve = schedule.CURVES[update.schedule]
+    learning_rate: schedule.Schedule = functools.partial(
+        schedule.scaled, update.learning_rate, curve, examples
     )
     if callable(of_steps := update.keras_schedule):
 
@@ -416,7 +417,9 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(learning_rate, rising, images)
+        learning_rate = functools.partial(
+            schedule.warmed_up, learning_rate, rising, images
+        )
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, update.moving_average_decay),

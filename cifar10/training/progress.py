@@ -11,7 +11,7 @@ from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
-from cifar10.run_directory import checkpoints, restoring, retention
+from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
@@ -160,14 +160,14 @@ class Progress:
 
     def keep(self) -> None:
         """Never deletes the checkpoint of this step, from which replays begin."""
-        path = checkpoints.folder(self._directory, self.step) / retention.KEEP
+        path = checkpoints.folder(self._directory, self.step) / checkpoints.KEEP
         if self._writes:
             with contextlib.suppress(OSError):
                 files.opened(path, "ab").close()
 
     def _delete_old(self) -> None:
         run = self._directory.parent
-        retention.delete_old(run, self._config.checkpoints, self.step)
+        checkpoints.delete_old(run, self._config.checkpoints, self.step)
 
     def save_for_debugging(
         self, directory: Path, facts: Mapping[str, Any]
