@@ -199,17 +199,15 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 def is_a(value: Any, hint: Any) -> bool:
     """Checks the type of a JSON value; ints count as floats, and lists as tuples."""
-    if isinstance(value, int) and float in (hint, *get_args(hint)):
+    kind, parts = get_origin(hint), get_args(hint)
+    if isinstance(value, int) and float in (hint, *parts):
         return not isinstance(value, bool)
-    if get_origin(hint) is list:
-        (of_items,) = get_args(hint)
-        return isinstance(value, list) and all(is_a(item, of_items) for item in value)
-    if get_origin(hint) is tuple:
-        of_each = get_args(hint)
-        is_list = isinstance(value, list) and len(value) == len(of_each)
-        return is_list and all(map(is_a, value, of_each))
-    if get_origin(hint) is dict:
-        _, of_items = get_args(hint)
+    if kind is list:
+        return isinstance(value, list) and all(is_a(item, *parts) for item in value)
+    if kind is tuple:
+        is_list = isinstance(value, list) and len(value) == len(parts)
+        return is_list and all(map(is_a, value, parts))
+    if kind is dict:
         is_dict = isinstance(value, dict)
-        return is_dict and all(is_a(item, of_items) for item in value.values())
+        return is_dict and all(is_a(item, parts[1]) for item in value.values())
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

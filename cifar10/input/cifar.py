@@ -75,7 +75,9 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                 f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
                 f"Correct --data_dir, or omit it to download {first.title}."
             )
-        for version, folder in _unpacked(versions, _keras_folder()):
+        # The folder in which `keras.datasets` keeps what it has downloaded.
+        keras = layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras"))
+        for version, folder in _unpacked(versions, keras / "datasets"):
             try:
                 return _checked(version, folder)
             except UsageError as error:
@@ -99,11 +101,6 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
 def cache() -> Path:
     """Returns ~/.cache/cifar10, the default folder for all data of the package."""
     return layout.absolute_path("~/.cache/cifar10")
-
-
-def _keras_folder() -> Path:
-    """Returns the folder in which `keras.datasets` keeps what it has downloaded."""
-    return layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras")) / "datasets"
 
 
 def _unpacked(

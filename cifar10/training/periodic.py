@@ -180,9 +180,7 @@ class Saving:
                 loop.hooks.notify("on_checkpoint", step, path)
 
 
-def hooks_in_order(
-    loop: Loop, validation: Validation, users: Sequence[object]
-) -> Hooks:
+def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:
     """Returns the hooks of a training run in the order in which they are called.
 
     The user's hooks, `users`, are called before a step is logged, evaluated and saved.
@@ -196,5 +194,5 @@ def hooks_in_order(
             *users,
             Summaries(loop),
         ]
-    hooks = [Watchdog(loop), *of_chief, Log(loop), validation, Saving(loop)]
+    hooks = [Watchdog(loop), *of_chief, Log(loop), Validation(loop), Saving(loop)]
     return Hooks(hooks, users=users, how_to_resume=loop.progress.how_to_resume)
