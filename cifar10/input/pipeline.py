@@ -45,19 +45,12 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
-    """Makes batches of a training set, as a function of the step.
+    """Makes batches of a training set, as a function of the step."""
 
-    Attributes:
-        distortion: One of `config.fields.DISTORTIONS`.
-        seed: Seed of the run.
-        image_size: Side to which distorted images are resized; None keeps their size.
-        augmentation: The recipe's augmentation, if any.
-    """
-
-    distortion: str
-    seed: int
-    image_size: int | None = None
-    augmentation: Augmentation | None = None
+    distortion: str  # One of `config.fields.DISTORTIONS`.
+    seed: int  # Of the run.
+    image_size: int | None = None  # To which distorted images are resized, if given.
+    augmentation: Augmentation | None = None  # The recipe's, if any.
 
     def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
         """Chooses the images for a slice of a step's global batch.

@@ -49,33 +49,19 @@ _MOST_BYTES_OF_CALL = 2**27
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The parts of a training run, ready for its first step.
+    """The parts of a training run, ready for its first step."""
 
-    Attributes:
-        config: The configuration, including the values that depend on the machine.
-        train_dir: The run's directory; `assemble` writes nothing to it.
-        workers: The processes that train together.
-        placement: The devices of this process's towers.
-        dataset: The data set.
-        images: The training images, uint8 [count, height, width, channels].
-        labels: The labels of `images`, int32 [count].
-        towers: Runs the synchronous step on all towers.
-        planner: Plans the memory of a step.
-        sections: A description of the towers' sections; None without sections.
-        settings: The content of `config.json`.
-    """
-
-    config: ResolvedConfig
-    train_dir: Path
-    workers: Workers
-    placement: devices.Placement
+    config: ResolvedConfig  # Includes the values that depend on the machine.
+    train_dir: Path  # The run's directory; `assemble` writes nothing to it.
+    workers: Workers  # The processes that train together.
+    placement: devices.Placement  # The devices of this process's towers.
     dataset: datasets.Dataset
-    images: Images
-    labels: np.ndarray
-    towers: TowerBuilder
-    planner: planning.Planner
-    sections: str | None
-    settings: dict[str, Any]
+    images: Images  # For training, uint8 [count, height, width, channels].
+    labels: np.ndarray  # Of `images`, int32 [count].
+    towers: TowerBuilder  # Runs the synchronous step on all towers.
+    planner: planning.Planner  # Plans the memory of a step.
+    sections: str | None  # Describes the towers' sections; None without sections.
+    settings: dict[str, Any]  # The content of `config.json`.
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
         """Opens the queues of training batches, beginning with batch number `batch`.

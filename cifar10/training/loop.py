@@ -23,16 +23,7 @@ from cifar10.training.timing import Timer
 
 
 class Loop:
-    """A training run in progress.
-
-    Attributes:
-        training: The parts of the run.
-        progress: The step reached, and the run's checkpoints.
-        results: Step results that have not been read from the devices yet.
-        timer: Divides the wall time of this process into parts.
-        newest_batches: The batches of the last step.
-        hooks: The hooks that the loop notifies.
-    """
+    """A training run in progress."""
 
     def __init__(self, training: Training, stop: StopSignals) -> None:
         config, towers, settings = training.config, training.towers, training.settings
@@ -46,9 +37,10 @@ class Loop:
             settings={**training.determining(), "versions": settings["versions"]},
         )
         skips = config.checkpoints.on_nan == "skip"
+        # Those of steps that have not been read from the devices yet.
         self.results = Results(self.progress, towers.tower_names, skips=skips)
         self.timer = Timer()
-        self.newest_batches: Sequence[Batch] = []
+        self.newest_batches: Sequence[Batch] = []  # Those of the last step.
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()

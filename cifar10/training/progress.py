@@ -22,14 +22,6 @@ class Progress:
 
     With several workers, only the chief `writes` and reads checkpoints; `share` copies
     the chief's state to the other workers.
-
-    Attributes:
-        step: The number of steps done so far.
-        left_out: The number of input batches skipped so far because of rollbacks.
-        skipped_steps: The number of steps whose update was skipped (--on_nan skip).
-        early_stopping: The best evaluation during training so far.
-        metric_averages: Moving averages of metrics, by name.
-        is_time_up: Whether the run ends at this step because of `max_hours`.
     """
 
     def __init__(
@@ -44,12 +36,12 @@ class Progress:
     ) -> None:
         self._writes = writes
         self._settings = settings or {}
-        self.step = 0
-        self.left_out = 0
-        self.skipped_steps = 0
+        self.step = 0  # The number of steps done so far.
+        self.left_out = 0  # Input batches skipped because of rollbacks.
+        self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
-        self.metric_averages: dict[str, float] = {}
-        self.is_time_up = False
+        self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
+        self.is_time_up = False  # Whether the run ends here because of `max_hours`.
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
