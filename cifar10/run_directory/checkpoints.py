@@ -86,7 +86,11 @@ def save(
         delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
-        _write_manifest(incomplete, {"step": step, **facts})
+        sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
+        manifest = {"step": step, **facts, "time": time.time(), "files": sums}
+        manifest["sha256"] = digest_of(manifest)
+        text = json.dumps(manifest, indent=2) + "\n"
+        (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
             files.sync(path)
         incomplete.rename(published)
@@ -100,14 +104,6 @@ def save(
             "--fresh. Leave room for one checkpoint more than --keep_checkpoints.",
         ) from error
     return published
-
-
-def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
-    sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
-    manifest = {**facts, "time": time.time(), "files": sums}
-    manifest["sha256"] = digest_of(manifest)
-    text = json.dumps(manifest, indent=2) + "\n"
-    (incomplete / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _sums(path: Path) -> dict[str, Any]:

@@ -132,10 +132,6 @@ class TowerBuilder:
             computes its towers' batches one after another.
         tower: What each tower computes.
         update: Applies the means of the towers' results to the variables.
-
-    Attributes:
-        first_tower: The index of this process's first tower among all towers.
-        tower_names: The device of each tower of all processes, for messages.
     """
 
     def __init__(
@@ -143,8 +139,8 @@ class TowerBuilder:
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
-        self.first_tower = 0
-        self.tower_names = self.devices
+        self.first_tower = 0  # The index of this process's first one among all.
+        self.tower_names = self.devices  # Of all processes, for messages.
         self.tower = tower
         self.update = update
         self._names = [variable.path for variable in state.model.trainable_variables]

@@ -284,14 +284,12 @@ def build_states(
         )
     else:
         homes = list(placement.devices)
-    states = []
-    distortion = config.images.distortions
-    for home in homes:
-        state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(distortions.prepare, distortion=distortion)
+    shape, distortion = images.shape[1:], config.images.distortions
+    states = [build_state(config, home, shape, dataset.classes) for home in homes]
+    prepare = functools.partial(distortions.prepare, distortion=distortion)
+    for state in states:
         architecture = find_architecture(config.network.model)
         architecture.initialize(state.model, images, prepare)
-        states.append(state)
     return states
 
 
