@@ -93,7 +93,7 @@ class ReplicaBuilder(TowerBuilder):
             state = self._states[replica]
             with tf.device(state.device):
                 these = state, self.devices[towers], batches[towers]
-                results = self._trace_towers(*these, self.first_tower + first)
+                results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results)
                 averages[replica] = self._all_reduce(local, replica)
 

@@ -217,7 +217,7 @@ class PrefetchQueues(contextlib.AbstractContextManager):
     """One bounded queue per tower, filled in the background on the tower's device.
 
     Each item of `batches` holds one (images, labels) per tower. Queues hold at most
-    `capacity` batches each. Use the object as a context manager, or call `close`.
+    `capacity` batches each. At the end of a `with` block the thread stops.
     """
 
     def __init__(
@@ -239,12 +239,8 @@ class PrefetchQueues(contextlib.AbstractContextManager):
         self._request()
         return batches
 
-    def close(self) -> None:
-        """Stops the filling thread and waits for its end."""
-        self._thread.shutdown(cancel_futures=True)
-
     def __exit__(self, *unused: object) -> None:
-        self.close()
+        self._thread.shutdown(cancel_futures=True)
 
     def _request(self) -> None:
         """Requests one more batch for every tower, after those requested before."""

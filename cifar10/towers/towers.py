@@ -15,6 +15,7 @@ in batches.
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +164,7 @@ class TowerBuilder:
         self._step = traced(self.trace_step, xla=compiled)
         self._steps = traced(self._trace_steps, xla=compiled)
         self._step_and_results = traced(self._trace_step_and_results)
-        self._results = traced(self._trace_results)
+        self._results = traced(functools.partial(self._trace_towers, self.state))
 
     def _is_on_one_device(self) -> bool:
         homes = {one.device for one in self.state.variables()}  # int32 is on the host.
@@ -214,13 +215,13 @@ class TowerBuilder:
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Computes each tower's result; updates no variables."""
-        return self._results(list(batches), self.devices)
+        return self._results(self.devices, list(batches))
 
     def verified_step(self, batches: Sequence[Batch], bound: float) -> StepResult:
         """Runs a step; undoes it with a `CorruptedError` if other devices differ."""
         of_each = len(self.devices) // len({*self.devices})  # Batches per device.
         elsewhere = self.devices[of_each:] + self.devices[:of_each]
-        repeated = self._results(list(batches), elsewhere)
+        repeated = self._results(elsewhere, list(batches))
         before = [(one, one.read_value()) for one in self.state.variables()]
         if of_each == 1 and not self.tower.xla:
             result, first = self._step_and_results(list(batches))
@@ -281,17 +282,12 @@ class TowerBuilder:
             ),
         )
 
-    def _trace_results(
-        self, batches: list[Batch], devices: Sequence[str]
-    ) -> list[TowerResult]:
-        return self._trace_towers(self.state, devices, batches, self.first_tower)
-
     def _trace_towers(
         self,
         state: TrainState,
         devices: Sequence[str],
         batches: list[Batch],
-        first_tower: int = 0,
+        first: int = 0,
     ) -> list[TowerResult]:
         """Builds a tower for each batch. All towers read the same variables."""
         if len({inputs.shape for inputs, _ in batches}) != 1:
@@ -300,7 +296,7 @@ class TowerBuilder:
         results = []
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
-            zip(devices, batches, strict=True), start=first_tower
+            zip(devices, batches, strict=True), self.first_tower + first
         ):
             earlier = [g for g in latest.get(device, []) if g is not None]
             with (
