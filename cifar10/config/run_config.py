@@ -53,7 +53,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
             raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            f"{directory} holds no run: it contains no {layout.CONFIG}. Name another."
+            f"{directory} holds no run: it has no {layout.CONFIG}. Give a run's folder."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(

@@ -89,7 +89,7 @@ def evaluate(
             known |= data_flag.located({"data": str(data)})
         if data is not None and split == "train":  # Scores all of the given images.
             known["val_fraction"] = 0.0
-        dataset = datasets.find_for(known, dataset)
+        dataset = datasets.find_for(known, dataset, run=settings)
     scored = ScoredSet(
         trained.model,
         settings,

@@ -61,7 +61,8 @@ def why_none(
         return f"There is no checkpoint in {directory.parent} yet."
     if wanted == BEST:
         return f"--step {BEST}: no checkpoint has a score. Score one with eval first."
-    return f"--step {wanted}: there is none, but there is {', '.join(map(str, steps))}."
+    kept = ", ".join(map(str, steps))
+    return f"--step {wanted}: no such checkpoint. Omit it, or give one of {kept}."
 
 
 def restore_newest(

@@ -97,7 +97,8 @@ def holds_run(path: Path) -> bool:
         return True
     if any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UsageError(
-            f"--train_dir {path} holds files, but no {layout.CONFIG}. Choose another."
+            f"--train_dir {path} holds files, but no run with a {layout.CONFIG}. "
+            "Choose an empty or new directory."
         )
     return False
 

@@ -265,7 +265,8 @@ def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
         on_log=lambda step, metrics: told.append(("log", step)),
         on_end=lambda step, why: told.append((why, step)),
     )
-    train(on_nan="rollback", eval_steps=1, stop_after_no_gain=20, hooks=[hook])
+    options = {"eval_steps": 1, "stop_after_no_gain": 20, "keep_best": 0}
+    train(on_nan="rollback", **options, hooks=[hook])
     steps = [*range(1, 6), *range(5, 11)]
     assert counted == [(step, max(step - 2, 0)) for step in steps]
     scored = runs.logged(tmp_path / "run" / "eval")

@@ -90,7 +90,8 @@ def array_dataset(
         unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
             raise UsageError(
-                f"y_{split} in {where} has a label that y_train lacks: {unknown[0]}."
+                f"y_{split} in {where} has a label that y_train lacks: {unknown[0]}. "
+                "Leave its images out, or add some to x_train."
             )
     classes = 1 + int(max(some.max() for some in labels.values()))
     if classes < 2 and "train" in labels:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import runs
+from cifar10 import evaluate
 from cifar10.config.config import Config
 from cifar10.config.run_config import read_run_config
 from cifar10.errors import UsageError
@@ -163,6 +164,8 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     assert more.size
     done, scores = score(run, photos)
     assert scores["num_examples"] == 6 + len(more), done.stderr
+    again = evaluate(run, data=str(photos), model=runs.SMALL)
+    assert again["cross_entropy"] == pytest.approx(scores["cross_entropy"])
     with pytest.raises(UsageError, match="images or labels have changed"):
         trained(run, photos, max_steps=3)
 
