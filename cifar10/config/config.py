@@ -111,13 +111,9 @@ class Config(fields.Sections):
     @property
     def periods(self) -> dict[str, int]:
         """The periods of logs, summaries, checkpoints and evaluations, by flag."""
-        periods = {
-            "log_frequency": self.output.log_frequency,
-            "summary_steps": self.output.summary_steps,
-            "checkpoint_steps": self.checkpoints.checkpoint_steps,
-            "eval_steps": self.checkpoints.eval_steps,
-        }
-        return {name: period for name, period in periods.items() if period}
+        names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
+        values = {**vars(self.output), **vars(self.checkpoints)}
+        return {name: values[name] for name in names if values[name]}
 
     @property
     def all_stages(self) -> list[Stage]:

@@ -163,10 +163,6 @@ def _posterize(images: tf.Tensor, strength: float) -> tf.Tensor:
     return tf.floor(images / step) * step
 
 
-def _solarize(images: tf.Tensor, strength: float) -> tf.Tensor:
-    return tf.where(images < 255.0 * (1.0 - abs(strength)), images, 255.0 - images)
-
-
 def _auto_contrast(images: tf.Tensor, strength: float) -> tf.Tensor:
     """Stretches the values of each channel to the full range, 0 to 255."""
     del strength
@@ -224,7 +220,9 @@ _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "contrast": lambda images, strength: _enhance(images, _even_grey(images), strength),
     "sharpness": lambda images, strength: _enhance(images, _smoothed(images), strength),
     "posterize": _posterize,
-    "solarize": _solarize,
+    "solarize": lambda images, strength: tf.where(
+        images < 255.0 * (1.0 - abs(strength)), images, 255.0 - images
+    ),
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
 }

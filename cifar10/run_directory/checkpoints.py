@@ -195,14 +195,14 @@ def delete(directory: Path, step: int) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
+def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
     """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
     Checkpoints after `step`, the newest step of this run, belong to another run; they
     are neither deleted nor counted. Even after a `DiskError`, all checkpoints to keep
     are intact.
     """
-    directory = run / layout.CHECKPOINTS
+    run = directory.parent
     saved = [one for one in steps(directory) if one <= step]
     kept = scores.best(run, saved, keep.keep_best) if keep.keep_best else []
     for old in saved[: -keep.keep_checkpoints]:

@@ -132,9 +132,7 @@ def is_locked(path: Path) -> bool:
 def find_run(path: Path) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is none."""
     with explaining_errors(path):
-        if not holds_run(path):
-            return None
-        return run_config.read_run_config(path)
+        return run_config.read_run_config(path) if holds_run(path) else None
 
 
 def find_differences(

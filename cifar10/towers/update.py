@@ -23,13 +23,6 @@ class TrainState:
     """All variables that a synchronous update writes.
 
     All of them live on `device`. The constructor creates the optimizer's variables.
-
-    Attributes:
-        averages: Moving averages of the trainable variables, in the same order.
-        global_step: int64 [], the number of updates applied so far, or skipped because
-            a loss or gradient was not finite.
-        halted: bool [], whether updates have ended because a loss or gradient was not
-            finite. Checkpoints do not hold this variable.
     """
 
     def __init__(
@@ -43,11 +36,15 @@ class TrainState:
         self.device = device
         with tf.device(device):
             optimizer.build(model.trainable_variables)
+            # Moving averages of the trainable variables, in the same order.
             self.averages = [
                 tf.Variable(variable.value, trainable=False)
                 for variable in model.trainable_variables
             ]
+            # The number of updates applied so far, or skipped because a loss or
+            # gradient was not finite.
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            # Whether updates have ended for that reason; not in checkpoints.
             self.halted = tf.Variable(False, trainable=False)
 
     def variables(self) -> list[tf.Variable]:
@@ -163,17 +160,13 @@ class Update:
             if value is not None:
                 variable.assign(value)
         if self.average_decay is not None:
-            _average(state, self.average_decay(state.global_step))
+            decay = self.average_decay(state.global_step)
+            trained = state.model.trainable_variables
+            for average, variable in zip(state.averages, trained, strict=True):
+                fresh = tf.cast(1.0 - decay, average.dtype)
+                old = average.read_value()
+                average.assign(old - fresh * (old - variable.value))
         state.global_step.assign_add(1)
-
-
-def _average(state: TrainState, decay: tf.Tensor) -> None:
-    for average, variable in zip(
-        state.averages, state.model.trainable_variables, strict=True
-    ):
-        fresh = tf.cast(1.0 - decay, average.dtype)
-        old = average.read_value()
-        average.assign(old - fresh * (old - variable.value))
 
 
 def _gradient_metrics(

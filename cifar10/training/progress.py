@@ -138,8 +138,9 @@ class Progress:
         """
         if not self._writes:
             return None
-        with contextlib.suppress(DiskError):
-            self._delete_old()  # Makes room if checkpoints have accumulated.
+        keep = self._config.checkpoints
+        with contextlib.suppress(DiskError):  # Makes room if many have accumulated.
+            checkpoints.delete_old(self._directory, keep, self.step)
         link = checkpoints.make_link(self._directory, self.step, self._settings)
         path = checkpoints.save(
             self._directory,
@@ -147,7 +148,7 @@ class Progress:
             step=self.step,
             facts={**self._facts(), checkpoints.LINK: link},
         )
-        self._delete_old()
+        checkpoints.delete_old(self._directory, keep, self.step)
         return path
 
     def keep(self) -> None:
@@ -156,10 +157,6 @@ class Progress:
         if self._writes:
             with contextlib.suppress(OSError):
                 files.opened(path, "ab").close()
-
-    def _delete_old(self) -> None:
-        run = self._directory.parent
-        checkpoints.delete_old(run, self._config.checkpoints, self.step)
 
     def save_for_debugging(
         self, directory: Path, facts: Mapping[str, Any]

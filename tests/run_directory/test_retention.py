@@ -32,7 +32,7 @@ def score(run_dir, precisions):
 def keep(run_dir, newest=1, best=0, step=10**9):
     """Applies rules; returns the steps that are left."""
     rules = Checkpoints(keep_checkpoints=newest, keep_best=best)
-    checkpoints.delete_old(run_dir, rules, step)
+    checkpoints.delete_old(run_dir / "checkpoints", rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
 
 
