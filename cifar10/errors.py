@@ -19,8 +19,6 @@ EXIT_BROKEN_PIPE = 141
 # Signals that end a training run after the current step: a scheduler's notice before it
 # kills the run, Ctrl-C, SLURM's `--signal=USR1`, and a closed terminal or connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# Never sent. Stands for "the time is up" where processes agree on a stop signal.
-TIME_IS_UP = signal.SIGALRM
 
 
 class UsageError(Exception):

@@ -111,13 +111,9 @@ class Config(fields.Sections):
     @property
     def periods(self) -> dict[str, int]:
         """The periods of logs, summaries, checkpoints and evaluations, by flag."""
-        periods = {
-            "log_frequency": self.output.log_frequency,
-            "summary_steps": self.output.summary_steps,
-            "checkpoint_steps": self.checkpoints.checkpoint_steps,
-            "eval_steps": self.checkpoints.eval_steps,
-        }
-        return {name: period for name, period in periods.items() if period}
+        names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
+        values = {**vars(self.output), **vars(self.checkpoints)}
+        return {name: values[name] for name in names if values[name]}
 
     @property
     def all_stages(self) -> list[Stage]:
@@ -296,11 +292,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of a run without which its weights would not fit a new run.
-
-    They decide which pictures it was not trained on and, unless a recipe is given, the
-    shapes of its layers.
-    """
+    """Returns settings of a run that decide its splits and its layers' shapes."""
     names = [] if "recipe" in given else ["distortions"]
     if given.get("data") == run.get("data") == data_flag.FOLDER:
         names += ["image_size", "validation_fraction", "val_fraction"]

@@ -46,15 +46,3 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
             f"--data {data}: give an .npz file, or a folder with one folder per class."
         )
     return {**given, "data": kind, "data_dir": str(path)}
-
-
-def check(data: str, image_size: int | None) -> None:
-    """Refuses an unknown name in `data`, and an `image_size` that `data` cannot use."""
-    if data not in FINDABLE and not data.startswith(PYTHON):
-        raise UsageError(
-            f"--data {data} is neither one of {', '.join(NAMES)} nor a path."
-        )
-    if image_size and data != FOLDER:
-        raise UsageError(
-            f"--image_size {image_size} is for folders, not --data {data}. Omit it."
-        )

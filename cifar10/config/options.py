@@ -17,17 +17,8 @@ import functools
 import inspect
 import json
 import re
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+import typing
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from cifar10.errors import UsageError, reason
 
@@ -77,29 +68,17 @@ FLAG_ONLY, RECIPE_ONLY = "by a flag", "by a recipe"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option, as declared by a field of a class.
+    """An option, as declared by a field of a class."""
 
-    Attributes:
-        name: The name of the field, the flag and the entry in `config.json`.
-        type: The type of the values, without limits.
-        choices: The valid words; empty if the type is not a `Literal`.
-        limits: The ranges or forms of valid values.
-        default: The default value; `dataclasses.MISSING` if the flag is required.
-        help: The help text of the flag.
-        scope: Whether all workers, and a resumed run, must have the same value.
-        in_recipes: Whether a recipe may set the option.
-        in_flags: Whether the option has a flag.
-    """
-
-    name: str = ""
-    type: Any = None
-    choices: tuple[str, ...] = ()
+    name: str = ""  # Of the field, the flag and the entry in `config.json`.
+    type: Any = None  # Of the values, without limits.
+    choices: tuple[str, ...] = ()  # The valid words; empty if not a `Literal`.
     limits: tuple[Range | Form, ...] = ()
-    default: Any = None
-    help: str = ""
+    default: Any = None  # `dataclasses.MISSING` if the flag is required.
+    help: str = ""  # The text for the flag.
     scope: str = SESSION
-    in_recipes: bool = True
-    in_flags: bool = True
+    in_recipes: bool = True  # Whether a recipe may set the option.
+    in_flags: bool = True  # Whether the option has a flag.
 
     def check(self, value: Any, source: str = "") -> None:
         """Refuses an invalid value; `source` is the beginning of the message."""
@@ -110,7 +89,9 @@ class Option:
 
     def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
-            kinds = [kind.__name__ for kind in get_args(self.type) or (self.type,)]
+            kinds = [
+                kind.__name__ for kind in typing.get_args(self.type) or (self.type,)
+            ]
             kind = " or ".join(kinds).replace("NoneType", "None")
             return f"it is not of type {kind}"
         if callable(value):  # A function of a Python program, which has no limits.
@@ -152,15 +133,15 @@ def options(declared: Any) -> dict[str, Option]:
     """Returns the options of a class, or of a tuple of classes, by name."""
     if isinstance(declared, tuple):
         return {name: one for each in declared for name, one in options(each).items()}
-    types = get_type_hints(declared)
-    hints = get_type_hints(declared, include_extras=True)
+    types = typing.get_type_hints(declared)
+    hints = typing.get_type_hints(declared, include_extras=True)
     texts = _attribute_texts(declared)
     found = {}
     for field in dataclasses.fields(declared):
         if not field.kw_only:
             continue
         plain = types[field.name]
-        choices = get_args(plain) if get_origin(plain) is Literal else ()
+        choices = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
         marks = _marks(hints[field.name])
         found[field.name] = Option(
             name=field.name,
@@ -178,7 +159,7 @@ def options(declared: Any) -> dict[str, Option]:
 
 def _marks(hint: Any) -> tuple[Any, ...]:
     """Returns a type's `Annotated` metadata, or that of the members of a union."""
-    of_parts = (_marks(part) for part in get_args(hint))
+    of_parts = (_marks(part) for part in typing.get_args(hint))
     return sum(of_parts, getattr(hint, "__metadata__", ()))
 
 
@@ -199,17 +180,15 @@ def defaults(declared: Any) -> dict[str, Any]:
 
 def is_a(value: Any, hint: Any) -> bool:
     """Checks the type of a JSON value; ints count as floats, and lists as tuples."""
-    if isinstance(value, int) and float in (hint, *get_args(hint)):
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, int) and float in (hint, *parts):
         return not isinstance(value, bool)
-    if get_origin(hint) is list:
-        (of_items,) = get_args(hint)
-        return isinstance(value, list) and all(is_a(item, of_items) for item in value)
-    if get_origin(hint) is tuple:
-        of_each = get_args(hint)
-        is_list = isinstance(value, list) and len(value) == len(of_each)
-        return is_list and all(map(is_a, value, of_each))
-    if get_origin(hint) is dict:
-        _, of_items = get_args(hint)
+    if kind is list:
+        return isinstance(value, list) and all(is_a(item, *parts) for item in value)
+    if kind is tuple:
+        is_list = isinstance(value, list) and len(value) == len(parts)
+        return is_list and all(map(is_a, value, parts))
+    if kind is dict:
         is_dict = isinstance(value, dict)
-        return is_dict and all(is_a(item, of_items) for item in value.values())
+        return is_dict and all(is_a(item, parts[1]) for item in value.values())
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

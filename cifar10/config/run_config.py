@@ -48,7 +48,9 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     path = directory / layout.CONFIG
     try:
         content = files.read(path)
-        values = _judged(content, json.loads(content.decode()))
+        values = json.loads(content.decode())
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"{directory} holds no run: it has no {layout.CONFIG}. Give a run's folder."
@@ -57,6 +59,12 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
         ) from error
+    try:
+        is_own = _note(content).is_file()
+    except (OSError, RuntimeError):  # The home folder is missing or not readable.
+        is_own = False
+    if not is_own:
+        values = {**_inert(values), **dict.fromkeys(_PLACES)}
     # Other entries are allowed, such as facts for readers and flags of older versions.
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
     known = [name for name in types if name in values]
@@ -68,7 +76,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path}: {wrong[0]} is missing or has the wrong type. Restore the file."
         )
-    return values
+    return {**values, IS_OWN: is_own}
 
 
 def run_of_weights(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,19 +157,6 @@ def check_model(
             f"{Path.cwd()} or an installed package, add:\n    {flag} {name}"
         )
     return False
-
-
-def _judged(content: bytes, values: Any) -> dict[str, Any]:
-    """Adds `is_own` to `config.json`'s entries; makes these harmless if it is False."""
-    if not isinstance(values, dict):
-        raise ValueError("it is not a JSON object")  # noqa: TRY004 - of the content.
-    try:
-        is_own = _note(content).is_file()
-    except (OSError, RuntimeError):  # The home folder is missing or not readable.
-        is_own = False
-    if not is_own:
-        values = {**_inert(values), **dict.fromkeys(_PLACES)}
-    return {**values, IS_OWN: is_own}
 
 
 def _note(content: bytes) -> Path:

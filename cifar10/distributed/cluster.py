@@ -107,10 +107,7 @@ def _from_tf_config(values: Any) -> Cluster | None:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Returns the cluster of a SLURM step, whose first node has the chief.
-
-    The workers of a node have consecutive numbers, and consecutive ports.
-    """
+    """Returns the cluster of a SLURM step; each node has consecutive workers."""
     # TensorFlow is imported only after the flags were checked.
     from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 

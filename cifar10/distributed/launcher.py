@@ -78,11 +78,7 @@ def _beginning_of_run(train_dir: Path) -> int:
 def _run_workers(
     environments: Sequence[Mapping[str, str]], command: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Runs a worker with each environment, and waits for the end of all workers.
-
-    Kills workers that do not end soon after another one was lost. Returns the
-    workers' exit codes (negative: killed by a signal) and the forwarded signals.
-    """
+    """Runs all workers to their end; returns exit codes and the forwarded signals."""
     processes: list[subprocess.Popen[bytes]] = []
     stops: list[int] = []
     with contextlib.ExitStack() as stack:

@@ -8,19 +8,18 @@ towers and the update are the same as on one machine.
 """
 
 from collections.abc import Sequence
-from signal import Signals
 
-import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS, TIME_IS_UP
+from cifar10.errors import STOP_SIGNALS
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 
-# The metric that carries requests to stop through a step's all-reduce.
+# The metric that carries wishes to end the run through a step's all-reduce. There is
+# one for each signal, and one for --max_hours.
 _STOP = "stop"
-_REASONS = (*STOP_SIGNALS, TIME_IS_UP)
+_WISHES = len(STOP_SIGNALS) + 1
 
 
 class ReplicaBuilder(TowerBuilder):
@@ -54,7 +53,7 @@ class ReplicaBuilder(TowerBuilder):
                 f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)
             )
-        self._stop_requests = tf.Variable(tf.zeros(len(_REASONS)), trainable=False)
+        self._wishes = tf.Variable(tf.zeros(_WISHES), trainable=False)
         self._stop_counts: list[tf.Tensor] = []
         self._share = traced(self._trace_sharing)
 
@@ -62,36 +61,26 @@ class ReplicaBuilder(TowerBuilder):
         return False  # XLA cannot compile an all-reduce of `tf.distribute`.
 
     def result(self, result: StepResult) -> StepResult:
-        """Returns the result without its requests to stop, kept for `agree_to_stop`."""
+        """Returns the result without its wishes to end the run, kept for `agree`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
-    def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal for which all processes stop now; None to go on.
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        """Returns which of the wishes to end the run all processes fulfil now.
 
-        Each step's all-reduce tells all processes which signals request a stop. This
-        method reads the second newest step's result, so as not to wait for the newest.
+        Each step's all-reduce tells all processes the wishes of each. This method reads
+        the second newest step's result, so as not to wait for the newest.
         """
-        if requested is not None:
-            self._stop_requests.assign(
-                [float(requested == signal) for signal in _REASONS]
-            )
+        if any(wishes):
+            self._wishes.assign(tf.cast(wishes, tf.float32))
         if len(self._stop_counts) < 2:
-            return None
-        counts = self._stop_counts[-2].numpy().reshape(-1, len(_REASONS))
-        stops = np.flatnonzero(counts.sum(axis=0))
-        return next((_REASONS[index] for index in stops), None)
+            return [False] * len(wishes)
+        counts = self._stop_counts[-2].numpy().reshape(-1, len(wishes))
+        return counts.any(axis=0).tolist()
 
-    def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the first replica's variables to all replicas.
-
-        Every process must call this. Returns the `numbers` that process 0 passes.
-        """
-        return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
-
-    def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the `numbers` that process 0 passes. Every process must call this."""
-        return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
+    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns process 0's `numbers`; can copy its variables to all replicas."""
+        return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
 
     def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, all-reduce and updates."""
@@ -104,7 +93,7 @@ class ReplicaBuilder(TowerBuilder):
             state = self._states[replica]
             with tf.device(state.device):
                 these = state, self.devices[towers], batches[towers]
-                results = self._trace_towers(*these, self.first_tower + first)
+                results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results)
                 averages[replica] = self._all_reduce(local, replica)
 
@@ -136,7 +125,7 @@ class ReplicaBuilder(TowerBuilder):
         before = self.first_tower + replica * self._towers_per_replica
         after = self.num_towers - before - self._towers_per_replica
         losses = tf.pad(local.tower_losses, [[before, after]])
-        stops = tf.identity(self._stop_requests)
+        stops = tf.identity(self._wishes)
         if replica > 0:
             stops = tf.zeros_like(stops)
         *sums, losses, stops = self._sum([*terms, losses, stops])

@@ -218,16 +218,12 @@ def connect_cluster(
 
 
 def _confine(port: int) -> None:
-    """Blocks other machines from the port of TensorFlow's server.
-
-    The server listens on all addresses of a machine, even if its worker was given only
-    one address. Linux (5.7 or later) can bind the open sockets to loopback.
-    """
+    """Binds TensorFlow's server, which listens on all addresses, to loopback."""
     for opened in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # The descriptor may be closed by now.
             if not opened.is_socket():
                 continue
             with socket.socket(fileno=os.dup(int(opened.name))) as one:
                 listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if listens and one.getsockname()[1:2] == (port,):
+                if listens and one.getsockname()[1:2] == (port,):  # Linux 5.7 or later.
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")

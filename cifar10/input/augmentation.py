@@ -222,10 +222,7 @@ def _rectangle(
 
 
 def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where cutmix boxes start and end (exclusive) in height or in width.
-
-    A box may be centred anywhere and is clipped at the image's edge, as in the paper.
-    """
+    """Returns start and end of cutmix boxes, clipped at the edge as in the paper."""
     half = tf.floor(tf.floor(side * size) / 2.0)
     centre = tf.floor(tf.cast(place, tf.float64) * size)
     return tf.maximum(centre - half, 0.0), tf.minimum(centre + half, float(size))

@@ -75,9 +75,11 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
                 f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
                 f"Correct --data_dir, or omit it to download {first.title}."
             )
+        # The folder in which `keras.datasets` keeps what it has downloaded.
+        home = layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras"))
         try:
-            with records.explained(_keras_folder()):
-                for version, folder in _unpacked(versions, _keras_folder()):
+            with records.explained(home):
+                for version, folder in _unpacked(versions, home / "datasets"):
                     return _checked(version, folder)
         except UsageError as error:
             say(f"Keras's copy of {first.title} is not used: {error}")
@@ -102,11 +104,6 @@ def cache() -> Path:
     return layout.absolute_path("~/.cache/cifar10")
 
 
-def _keras_folder() -> Path:
-    """Returns the folder in which `keras.datasets` keeps what it has downloaded."""
-    return layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras")) / "datasets"
-
-
 def _unpacked(
     versions: tuple[records.Format, ...], directory: Path
 ) -> Iterator[tuple[records.Format, Path]]:
@@ -123,10 +120,7 @@ def _unpacked(
 
 
 def _stand_in(reason: str, home: Path | None = None) -> Dataset:
-    """Returns the synthetic data in `home`, or by default in the cache.
-
-    Generates missing data, but only in the cache.
-    """
+    """Returns the synthetic data in `home`, or in the cache, where it is generated."""
     place = home or cache()
     # A user, or a run's `config.json`, may name the stand-in's own folder.
     directory = place if place.name == synthetic.FOLDER else place / synthetic.FOLDER

@@ -49,7 +49,7 @@ class Dataset:
         paths: The names of the images, by split; absent for a split without names.
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
-        division: The division into splits by hashes (`division.py`), if there was one.
+        division: The division into splits by hashes (`regrouping.py`), if any.
     """
 
     name: str

@@ -13,10 +13,9 @@ from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar
-from cifar10.input.corrections import corrected
 from cifar10.input.dataset_base import Dataset
-from cifar10.input.division import with_val
 from cifar10.input.records import IMAGE_SHAPE
+from cifar10.input.regrouping import corrected, with_val
 from cifar10.models.registry import IN_PYTHON
 
 # Side of the images made from pictures without `--image_size`.

@@ -164,11 +164,7 @@ def _window(place: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
-    """Returns the source index of each pixel along one axis, [batch, size].
-
-    `place`, 0 to 1, is the position in the range of shifts; 0.5 is no shift. Images are
-    reflected at their edges.
-    """
+    """Returns source indices, [batch, size]; 0.5 is no shift. Edges are reflected."""
     most = most_translation(size, distortion)
     shift = tf.cast(place * (2 * most + 1), tf.int64) - most
     pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
@@ -226,10 +222,7 @@ def _resized_crops(
     left: tf.Tensor,
     flip: tf.Tensor,
 ) -> tf.Tensor:
-    """Resizes a crop of each image to the image's size, bilinearly; returns float32.
-
-    Crops are never reduced, so no antialiasing is needed.
-    """
+    """Enlarges crops to the images' size, bilinearly, which needs no antialiasing."""
     _, height, width, _ = images.shape
     lines = tf.range(height, dtype=tf.float64)
     columns = tf.range(width, dtype=tf.float64)
@@ -250,12 +243,10 @@ def _resized_crops(
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Finds, along one axis, the two input pixels nearest to each output pixel.
+    """Finds the two input pixels nearest to each output pixel along one axis.
 
-    A crop of `taken` pixels is resized to `size` pixels. `place`, in [0, 1), selects
-    one of the crop's possible positions. `pixels` are output indices, float64. Returns
-    the indices of the two input pixels, int64 [batch, size] each, and the weight of the
-    second pixel, float32 [batch, size].
+    `place`, in [0, 1), selects the position of a crop of `taken` pixels. Returns the
+    indices of the two pixels, int64 [batch, size], and the weight of the second.
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5
@@ -270,10 +261,7 @@ def _neighbours(
 def _change_brightness_and_contrast(
     images: tf.Tensor, brightness: tf.Tensor, contrast: tf.Tensor
 ) -> tf.Tensor:
-    """Adjusts brightness, then contrast about each channel's mean, as in `tf.image`.
-
-    Does not clip values to 0 to 255, because the tutorial does not either.
-    """
+    """Adjusts both as `tf.image` does, without clipping, as in the tutorial."""
     low, high = CONTRAST_RANGE
     shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA
     factor = low + (high - low) * contrast

@@ -45,19 +45,12 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
-    """Makes batches of a training set, as a function of the step.
+    """Makes batches of a training set, as a function of the step."""
 
-    Attributes:
-        distortion: One of `config.fields.DISTORTIONS`.
-        seed: Seed of the run.
-        image_size: Side to which distorted images are resized; None keeps their size.
-        augmentation: The recipe's augmentation, if any.
-    """
-
-    distortion: str
-    seed: int
-    image_size: int | None = None
-    augmentation: Augmentation | None = None
+    distortion: str  # One of `config.fields.DISTORTIONS`.
+    seed: int  # Of the run.
+    image_size: int | None = None  # To which distorted images are resized, if given.
+    augmentation: Augmentation | None = None  # The recipe's, if any.
 
     def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
         """Chooses the images for a slice of a step's global batch.
@@ -224,7 +217,7 @@ class PrefetchQueues(contextlib.AbstractContextManager):
     """One bounded queue per tower, filled in the background on the tower's device.
 
     Each item of `batches` holds one (images, labels) per tower. Queues hold at most
-    `capacity` batches each. Use the object as a context manager, or call `close`.
+    `capacity` batches each. At the end of a `with` block the thread stops.
     """
 
     def __init__(
@@ -246,12 +239,8 @@ class PrefetchQueues(contextlib.AbstractContextManager):
         self._request()
         return batches
 
-    def close(self) -> None:
-        """Stops the filling thread and waits for its end."""
-        self._thread.shutdown(cancel_futures=True)
-
     def __exit__(self, *unused: object) -> None:
-        self.close()
+        self._thread.shutdown(cancel_futures=True)
 
     def _request(self) -> None:
         """Requests one more batch for every tower, after those requested before."""

@@ -97,12 +97,9 @@ def _count(images: tf.Tensor) -> int | tf.Tensor:
 def _move(
     images: tf.Tensor, a: float, b: float, c: float, d: float, e: float, f: float
 ) -> tf.Tensor:
-    """Fills each pixel (x, y) from the source pixel (a x + b y + c, d x + e y + f).
-
-    Source coordinates are rounded to the nearest pixel, as in Pillow's transform.
-    """
+    """Fills each pixel (x, y) from the source pixel (a x + b y + c, d x + e y + f)."""
     _, height, width, channels = images.shape
-    # In NumPy's float64, so that no device rounds to another pixel.
+    # Rounded as in Pillow, in NumPy's float64, which rounds alike for every device.
     y, x = np.ogrid[0.5:height, 0.5:width]
     column, row = np.floor(a * x + b * y + c), np.floor(d * x + e * y + f)
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
@@ -166,10 +163,6 @@ def _posterize(images: tf.Tensor, strength: float) -> tf.Tensor:
     return tf.floor(images / step) * step
 
 
-def _solarize(images: tf.Tensor, strength: float) -> tf.Tensor:
-    return tf.where(images < 255.0 * (1.0 - abs(strength)), images, 255.0 - images)
-
-
 def _auto_contrast(images: tf.Tensor, strength: float) -> tf.Tensor:
     """Stretches the values of each channel to the full range, 0 to 255."""
     del strength
@@ -227,7 +220,9 @@ _CHANGES: dict[str, Callable[[tf.Tensor, float], tf.Tensor]] = {
     "contrast": lambda images, strength: _enhance(images, _even_grey(images), strength),
     "sharpness": lambda images, strength: _enhance(images, _smoothed(images), strength),
     "posterize": _posterize,
-    "solarize": _solarize,
+    "solarize": lambda images, strength: tf.where(
+        images < 255.0 * (1.0 - abs(strength)), images, 255.0 - images
+    ),
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
 }

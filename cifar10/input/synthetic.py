@@ -94,10 +94,7 @@ def generate(directory: Path) -> None:
 
 
 def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:
-    """Generates records with equally many labels of each class, uint8 [count, 3073].
-
-    The labels of the first `mislabelled` records are shuffled.
-    """
+    """Generates records, uint8 [count, 3073], equally many of each class."""
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % len(CLASS_NAMES))
     images = _backgrounds(count, random)

@@ -16,20 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
-from cifar10 import hardware
-from cifar10.errors import (
-    EXIT_BROKEN_PIPE,
-    EXIT_INTERRUPTED,
-    EXIT_TRY_AGAIN,
-    EXIT_USAGE,
-    LostWorkerError,
-    MissingGpuError,
-    StoppedError,
-    UsageError,
-    inert,
-    reason,
-    say,
-)
+from cifar10 import errors, hardware
+from cifar10.errors import LostWorkerError, StoppedError, UsageError, say
 from cifar10.process import invocation, signals
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
@@ -61,17 +49,19 @@ def run_program(
             print(error, flush=True)
             return
         say(f"{invocation.program_name()}: {error}")
-        if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
+        if isinstance(error, errors.MissingGpuError) and (
+            why := explain_missing_gpus()
+        ):
             say(why)
         if isinstance(error, LostWorkerError):
             # Skips Python's shutdown, where TensorFlow would wait for the lost worker.
-            os._exit(EXIT_TRY_AGAIN)
+            os._exit(errors.EXIT_TRY_AGAIN)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # The reader of stdout has ended, such as `| head`.
-        sys.exit(EXIT_BROKEN_PIPE)
+        sys.exit(errors.EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         say(f"{invocation.program_name()}: interrupted.")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
         if _OF_FULL_GPU not in str(error):
             raise
@@ -79,7 +69,7 @@ def run_program(
             f"{invocation.program_name()}: {error}\nOther programs fill the GPU: see "
             "nvidia-smi. End them, or set CUDA_VISIBLE_DEVICES to another GPU, or -1."
         )
-        sys.exit(EXIT_USAGE)
+        sys.exit(errors.EXIT_USAGE)
     finally:
         LINE.erase()
 
@@ -129,11 +119,7 @@ def import_tensorflow(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Discards what libraries write directly to file descriptor 2, past `sys.stderr`.
-
-    TF_CPP_MIN_LOG_LEVEL is not enough: TensorFlow 2.21 writes lines before reading it.
-    A failed import still raises its exception.
-    """
+    """Discards what TensorFlow 2.21 writes before it reads TF_CPP_MIN_LOG_LEVEL."""
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     sys.stderr.flush()
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -168,8 +154,7 @@ def guard_streams(*, output_is_log: bool) -> None:
 class _Output:
     """A stream that reports a failed write once, as an error or, if `lossy`, a warning.
 
-    Escapes control characters, unless another program may read the output. Erases the
-    moving line before it writes.
+    Escapes control characters, unless another program may read the output.
     """
 
     def __init__(self, stream: TextIO, *, lossy: bool) -> None:
@@ -183,7 +168,7 @@ class _Output:
             LINE.erase()
             LINE.is_free = text.endswith("\n")
         with self._writing():
-            self._stream.write(inert(text) if self._is_for_people else text)
+            self._stream.write(errors.inert(text) if self._is_for_people else text)
         return len(text)
 
     def flush(self) -> None:
@@ -202,7 +187,7 @@ class _Output:
             if self._failed:
                 return
             self._failed = True
-            problem = f"the output cannot be written: {reason(error)}."
+            problem = f"the output cannot be written: {errors.reason(error)}."
             if self._lossy:
                 name = invocation.program_name()
                 say(f"{name}: {problem}\nThe program continues without these lines.")
@@ -212,4 +197,4 @@ class _Output:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if isinstance(error, BrokenPipeError):
                 raise
-            raise StoppedError(problem, EXIT_USAGE) from error
+            raise StoppedError(problem, errors.EXIT_USAGE) from error

@@ -28,15 +28,11 @@ class StopSignals:
     Python runs signal handlers only between bytecodes of the main thread, so a handler
     would wait for a long TensorFlow call to return. This class receives signals in a
     separate thread, so a second signal ends the program even during such a call.
-
-    Attributes:
-        clean_up: Called before the program ends at once.
-        requested: The signal that requested the end; None before any signal.
     """
 
     def __init__(self) -> None:
-        self.clean_up: Callable[[], None] = _ignore
-        self.requested: signal.Signals | None = None
+        self.clean_up: Callable[[], None] = _ignore  # Before the end at once.
+        self.requested: signal.Signals | None = None  # What requested the end.
         self._first_at = 0.0
         self._at_once = True
         self._before: dict[signal.Signals, Any] = {}

@@ -20,14 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout
+from cifar10.config import fields, layout
 from cifar10.config.options import is_a
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
-from cifar10.run_directory import logs
+from cifar10.run_directory import logs, scores
 
 MANIFEST = "manifest.json"
 LINK = "chain"  # The key of a link in a manifest.
+KEEP = "keep"  # An empty file that the user or a rollback creates in a checkpoint.
 _STATE = "state"
 # Only the names that `folder` returns, so that each step has a single name.
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
@@ -85,7 +86,11 @@ def save(
         delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
-        _write_manifest(incomplete, {"step": step, **facts})
+        sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
+        manifest = {"step": step, **facts, "time": time.time(), "files": sums}
+        manifest["sha256"] = digest_of(manifest)
+        text = json.dumps(manifest, indent=2) + "\n"
+        (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
             files.sync(path)
         incomplete.rename(published)
@@ -99,14 +104,6 @@ def save(
             "--fresh. Leave room for one checkpoint more than --keep_checkpoints.",
         ) from error
     return published
-
-
-def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
-    sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
-    manifest = {**facts, "time": time.time(), "files": sums}
-    manifest["sha256"] = digest_of(manifest)
-    text = json.dumps(manifest, indent=2) + "\n"
-    (incomplete / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _sums(path: Path) -> dict[str, Any]:
@@ -196,6 +193,21 @@ def delete(directory: Path, step: int) -> None:
     if path.exists():  # The user may have deleted it.
         files.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
+    """Deletes old checkpoints of a run, except the best and those with a file `keep`.
+
+    Checkpoints after `step`, the newest step of this run, belong to another run; they
+    are neither deleted nor counted. Even after a `DiskError`, all checkpoints to keep
+    are intact.
+    """
+    run = directory.parent
+    saved = [one for one in steps(directory) if one <= step]
+    kept = scores.best(run, saved, keep.keep_best) if keep.keep_best else []
+    for old in saved[: -keep.keep_checkpoints]:
+        if old not in kept and not (folder(directory, old) / KEEP).exists():
+            delete(directory, old)
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:

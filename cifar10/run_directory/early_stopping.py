@@ -6,13 +6,11 @@ ends where an uninterrupted run would, even if its logs are lost. A program that
 the run can tell from the newest manifest whether the run has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from cifar10.config import layout
 from cifar10.config.config import Config
@@ -35,7 +33,7 @@ class EarlyStopping:
     best_by: str = PRECISION  # The name of the score.
 
     @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> EarlyStopping:
+    def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> Self:
         """Returns a manifest's record, or an empty one if `best_by` has changed."""
         found = manifest.get(_ENTRY, {})
         return cls(**found) if found.get("best_by") == best_by else cls(best_by=best_by)
@@ -49,7 +47,7 @@ class EarlyStopping:
         """Maps the best step to its score; empty before the first evaluation."""
         return {self.step: self.score} if self.images else {}
 
-    def updated(self, step: int, score: float, images: int) -> EarlyStopping:
+    def updated(self, step: int, score: float, images: int) -> "EarlyStopping":
         """Returns the record after one more evaluation."""
         if scores.ranked({**self.scores, step: score}, self.best_by)[0] == step:
             return EarlyStopping(images, step, 0, score, self.best_by)

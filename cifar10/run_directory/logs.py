@@ -52,16 +52,19 @@ def read_lines(path: Path) -> list[Any]:
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """Returns the entries of a log with a possible step, ordered by step."""
-    lines = [line for line in read_lines(path) if isinstance(line, dict)]
-    numbered = [line for line in lines if type(line.get("step")) is int]
-    of_steps = [line for line in numbered if 0 <= line["step"] < 2**63]
-    return sorted(of_steps, key=operator.itemgetter("step"))
+    return sorted(filter(_has_step, read_lines(path)), key=operator.itemgetter("step"))
 
 
 def _value(line: bytes) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(line)
     return None
+
+
+def _has_step(value: Any, most: int = 2**63 - 1) -> bool:
+    """Returns whether a line's value has a possible step of at most `most`."""
+    step = value.get("step") if isinstance(value, dict) else None
+    return type(step) is int and 0 <= step <= most
 
 
 @contextlib.contextmanager
@@ -142,11 +145,5 @@ def lines_up_to(log: Path, step: int) -> bytes:
     if not log.exists():
         return b""
     lines = files.read(log, LARGEST_LOG).splitlines(keepends=True)
-    return b"".join(line for line in lines if _is_kept(line, step))
-
-
-def _is_kept(line: bytes, resumed_step: int) -> bool:
-    try:
-        return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+    complete = [line for line in lines if line.endswith(b"\n")]
+    return b"".join(line for line in complete if _has_step(_value(line), step))

@@ -72,7 +72,7 @@ def _look_at(
     """Prepares the data set that the flags select; returns what to print about it."""
     import numpy as np
 
-    from cifar10.input import corrections, datasets
+    from cifar10.input import datasets, regrouping
     from cifar10.tools.duplicates import find_duplicates
 
     # Any number of bad pictures is accepted, since they are listed.
@@ -87,7 +87,7 @@ def _look_at(
         counts = np.bincount(labels, minlength=dataset.classes)
         for one, count in zip(classes, counts.tolist(), strict=True):
             one[part] = count
-        pictures += corrections.names_of(dataset, part, len(labels))
+        pictures += regrouping.names_of(dataset, part, len(labels))
     found: dict[str, Any] = {
         "description": dataset.description,
         "classes": classes,

@@ -18,7 +18,7 @@ from cifar10.config import layout
 from cifar10.evaluation import eval_command
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import corrections, datasets
+from cifar10.input import datasets, regrouping
 from cifar10.input.dataset_base import Dataset
 from cifar10.process import files
 from cifar10.run_directory import checkpoints
@@ -53,7 +53,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
     places, instead, own = find_issues(logits, labels)
     places = places[: min(_MOST, int(_SHARE * len(labels)))]
-    pictures = corrections.names_of(dataset, "train", len(labels))
+    pictures = regrouping.names_of(dataset, "train", len(labels))
     classes = dataset.class_names
     issues = [
         {

@@ -113,8 +113,12 @@ def _take(
     """Leaves only `gpus` visible, each split into `parts`; returns device names."""
     try:
         tf.config.set_visible_devices(gpus, "GPU")
-        if parts > 1:
-            _split_gpus(gpus, parts)
+        for gpu in gpus if parts > 1 else ():
+            if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
+                continue  # Split by an earlier run of this process.
+            megabytes = int(free_memory(gpu) * _PART_FOR_TOWERS / parts / 2**20)
+            part = tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)
+            tf.config.set_logical_device_configuration(gpu, [part] * parts)
     except RuntimeError as error:
         raise _too_late(flag) from error
     for gpu in gpus:
@@ -123,16 +127,6 @@ def _take(
     if parts == 1:
         let_memory_grow(gpus)
     return tuple(f"/gpu:{number}" for number in range(len(gpus) * parts))
-
-
-def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
-    """Splits each GPU into `parts` logical devices, each with an equal memory limit."""
-    for gpu in gpus:
-        if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
-            continue  # Split by an earlier run of this process.
-        megabytes = int(free_memory(gpu) * _PART_FOR_TOWERS / parts / 2**20)
-        part = tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)
-        tf.config.set_logical_device_configuration(gpu, [part] * parts)
 
 
 def free_memory(gpu: tf.config.PhysicalDevice) -> int:

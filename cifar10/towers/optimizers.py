@@ -48,7 +48,8 @@ def check_optimizer(
     name: str | type, momentum: float, arguments: Mapping[str, Any] | None
 ) -> None:
     """Refuses an unknown optimizer, and a momentum or arguments that do not fit it."""
-    if not isinstance(name, type) and name not in NAMES:
+    is_own = isinstance(name, type)
+    if not is_own and name not in NAMES:
         raise UsageError(f"--optimizer {name}: give one of {', '.join(NAMES)}.")
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
@@ -56,21 +57,15 @@ def check_optimizer(
             "Give --momentum 0; a recipe's [optimizer_arguments] has other arguments."
         )
     for argument, value in (arguments or {}).items():
-        _check_value(name, argument, value)
-
-
-def _check_value(optimizer: str | type, argument: str, value: Any) -> None:
-    what = f"optimizer_arguments: {argument} = {value!a}"
-    is_own = isinstance(optimizer, type)
-    if argument in _SET_BY_FLAGS and not (is_own and argument == "momentum"):
-        raise UsageError(
-            f"{what}: only a flag sets this, such as --learning_rate, --momentum, "
-            "--clip_norm, --moving_average_decay or --accumulate. Remove this argument."
-        )
-    # Larger numbers are not finite in float32, or no float at all.
-    is_number = isinstance(value, int | float) and abs(value) < 1e30
-    if not is_own and not is_number:
-        raise UsageError(f"{what}: the value has to be true, false or a finite number.")
+        what = f"optimizer_arguments: {argument} = {value!a}"
+        if argument in _SET_BY_FLAGS and not (is_own and argument == "momentum"):
+            raise UsageError(
+                f"{what}: only a flag sets this, such as --learning_rate, --momentum, "
+                "--clip_norm, --moving_average_decay or --accumulate. Leave it out."
+            )
+        # Larger numbers are not finite in float32, or no float at all.
+        if not is_own and not (isinstance(value, int | float) and abs(value) < 1e30):
+            raise UsageError(f"{what}: give true, false or a finite number.")
 
 
 def build_optimizer(

@@ -6,7 +6,6 @@ the same rate at the same epoch, whatever their number of towers. The decay of m
 averages depends on the number of updates, as in the tutorial.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -24,26 +23,19 @@ _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledCurve:
-    """A learning rate schedule that follows a curve.
+def scaled(
+    highest_rate: float,
+    curve: Callable[[tf.Tensor], tf.Tensor],
+    examples: float,
+    examples_seen: tf.Tensor | int,
+) -> tf.Tensor:
+    """Returns the rate of a curve, multiplied by `highest_rate`, after some images.
 
-    Attributes:
-        highest_rate: Factor by which the curve is multiplied.
-        curve: One of `CURVES`, a function of `time`.
-        examples: Number of images, counting repeats, after which `time` is 1: the
-            images of the whole run if the schedule ends with the run, else the
-            images of one period.
+    The `curve`, one of `CURVES`, is a function of a time. The time is 1 after
+    `examples` images, counting repeats: those of the whole run if the schedule ends
+    with the run, else those of one period.
     """
-
-    highest_rate: float
-    curve: Callable[[tf.Tensor], tf.Tensor]
-    examples: float
-
-    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the learning rate after `examples_seen` images."""
-        time = tf.cast(examples_seen, tf.float64) / self.examples
-        return self.highest_rate * self.curve(time)
+    return highest_rate * curve(tf.cast(examples_seen, tf.float64) / examples)
 
 
 def staircase(time: tf.Tensor) -> tf.Tensor:
@@ -88,25 +80,20 @@ CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Warmup:
-    """Multiplies the rates of a schedule by a factor that rises evenly from 0 to 1.
+def warmed_up(
+    schedule: Schedule,
+    examples: float,
+    global_batch_size: int,
+    examples_seen: tf.Tensor | int,
+) -> tf.Tensor:
+    """Returns a schedule's rate times a factor that rises to 1 in `examples` images.
 
     The images of an update count towards its own factor. Otherwise the first factor
     would be 0, and the first update wasted. The schedule itself is not delayed: it
     begins at the first update and ends as it would without a warm-up.
     """
-
-    schedule: Schedule
-    examples: float  # The number of images in which the rate rises.
-    global_batch_size: int
-
-    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the learning rate after `examples_seen` images."""
-        seen_after = tf.cast(examples_seen + self.global_batch_size, tf.float64)
-        return self.schedule(examples_seen) * tf.minimum(
-            seen_after / self.examples, 1.0
-        )
+    seen_after = tf.cast(examples_seen + global_batch_size, tf.float64)
+    return schedule(examples_seen) * tf.minimum(seen_after / examples, 1.0)
 
 
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:

@@ -15,10 +15,10 @@ in batches.
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from signal import Signals
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -133,10 +133,6 @@ class TowerBuilder:
             computes its towers' batches one after another.
         tower: What each tower computes.
         update: Applies the means of the towers' results to the variables.
-
-    Attributes:
-        first_tower: The index of this process's first tower among all towers.
-        tower_names: The device of each tower of all processes, for messages.
     """
 
     def __init__(
@@ -144,8 +140,8 @@ class TowerBuilder:
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
-        self.first_tower = 0
-        self.tower_names = self.devices
+        self.first_tower = 0  # The index of this process's first one among all.
+        self.tower_names = self.devices  # Of all processes, for messages.
         self.tower = tower
         self.update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
@@ -168,7 +164,7 @@ class TowerBuilder:
         self._step = traced(self.trace_step, xla=compiled)
         self._steps = traced(self._trace_steps, xla=compiled)
         self._step_and_results = traced(self._trace_step_and_results)
-        self._results = traced(self._trace_results)
+        self._results = traced(functools.partial(self._trace_towers, self.state))
 
     def _is_on_one_device(self) -> bool:
         homes = {one.device for one in self.state.variables()}  # int32 is on the host.
@@ -195,19 +191,16 @@ class TowerBuilder:
         """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
-    def agree_to_stop(self, requested: Signals | None) -> Signals | None:
-        """Returns the signal for which all processes stop now; None to go on."""
-        return requested
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        """Returns which of the wishes to end the run all processes fulfil now."""
+        return [*wishes]
 
-    def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the `numbers` that process 0 passes. Every process must call this."""
-        return [*numbers]
+    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns the `numbers` that process 0 passes. Every process must call this.
 
-    def synchronize(self, numbers: Sequence[int]) -> list[int]:
-        """Copies the variables of the first replica to all replicas.
-
-        Every process must call this. Returns the `numbers` that process 0 passes.
+        With `variables`, also copies those of the first replica to all replicas.
         """
+        del variables  # Here is one replica.
         return [*numbers]
 
     @contextlib.contextmanager
@@ -216,19 +209,19 @@ class TowerBuilder:
         try:
             yield
         except StoppedError:
-            self.broadcast([0])
+            self.share([0])
             raise
-        self.broadcast([0])
+        self.share([0])
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Computes each tower's result; updates no variables."""
-        return self._results(list(batches), self.devices)
+        return self._results(self.devices, list(batches))
 
     def verified_step(self, batches: Sequence[Batch], bound: float) -> StepResult:
         """Runs a step; undoes it with a `CorruptedError` if other devices differ."""
         of_each = len(self.devices) // len({*self.devices})  # Batches per device.
         elsewhere = self.devices[of_each:] + self.devices[:of_each]
-        repeated = self._results(list(batches), elsewhere)
+        repeated = self._results(elsewhere, list(batches))
         before = [(one, one.read_value()) for one in self.state.variables()]
         if of_each == 1 and not self.tower.xla:
             result, first = self._step_and_results(list(batches))
@@ -289,17 +282,12 @@ class TowerBuilder:
             ),
         )
 
-    def _trace_results(
-        self, batches: list[Batch], devices: Sequence[str]
-    ) -> list[TowerResult]:
-        return self._trace_towers(self.state, devices, batches, self.first_tower)
-
     def _trace_towers(
         self,
         state: TrainState,
         devices: Sequence[str],
         batches: list[Batch],
-        first_tower: int = 0,
+        first: int = 0,
     ) -> list[TowerResult]:
         """Builds a tower for each batch. All towers read the same variables."""
         if len({inputs.shape for inputs, _ in batches}) != 1:
@@ -308,7 +296,7 @@ class TowerBuilder:
         results = []
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
-            zip(devices, batches, strict=True), start=first_tower
+            zip(devices, batches, strict=True), self.first_tower + first
         ):
             earlier = [g for g in latest.get(device, []) if g is not None]
             with (

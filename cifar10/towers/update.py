@@ -7,6 +7,7 @@ read, so undoing moves no bytes, whereas selecting values on the device would ta
 kernel for each variable.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,13 +23,6 @@ class TrainState:
     """All variables that a synchronous update writes.
 
     All of them live on `device`. The constructor creates the optimizer's variables.
-
-    Attributes:
-        averages: Moving averages of the trainable variables, in the same order.
-        global_step: int64 [], the number of updates applied so far, or skipped because
-            a loss or gradient was not finite.
-        halted: bool [], whether updates have ended because a loss or gradient was not
-            finite. Checkpoints do not hold this variable.
     """
 
     def __init__(
@@ -42,11 +36,15 @@ class TrainState:
         self.device = device
         with tf.device(device):
             optimizer.build(model.trainable_variables)
+            # Moving averages of the trainable variables, in the same order.
             self.averages = [
                 tf.Variable(variable.value, trainable=False)
                 for variable in model.trainable_variables
             ]
+            # The number of updates applied so far, or skipped because a loss or
+            # gradient was not finite.
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            # Whether updates have ended for that reason; not in checkpoints.
             self.halted = tf.Variable(False, trainable=False)
 
     def variables(self) -> list[tf.Variable]:
@@ -86,10 +84,11 @@ class Averages(NamedTuple):
     global_batch_size: int  # Images of all towers together.
 
 
+@dataclasses.dataclass(frozen=True)
 class Update:
     """Updates all variables with the `Averages` of a step.
 
-    Args:
+    Attributes:
         learning_rate: Maps the number of examples seen, int64 [], to the next rate.
         average_decay: Maps `global_step` to the decay of the moving averages. If None,
             the moving averages keep their initial values.
@@ -100,18 +99,10 @@ class Update:
             steps are skipped, and `global_step` advances.
     """
 
-    def __init__(
-        self,
-        learning_rate: Callable[[tf.Tensor], tf.Tensor],
-        average_decay: Callable[[tf.Tensor], tf.Tensor] | None,
-        *,
-        clip_norm: float | None = None,
-        halts: bool = True,
-    ) -> None:
-        self._learning_rate = learning_rate
-        self._average_decay = average_decay
-        self._clip_norm = clip_norm
-        self._halts = halts
+    learning_rate: Callable[[tf.Tensor], tf.Tensor]
+    average_decay: Callable[[tf.Tensor], tf.Tensor] | None
+    clip_norm: float | None = None
+    halts: bool = True
 
     def __call__(self, state: TrainState, averages: Averages) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
@@ -128,26 +119,26 @@ class Update:
             )
             if gradient is not None
         ]
-        rate = self._learning_rate(state.global_step * averages.global_batch_size)
+        rate = self.learning_rate(state.global_step * averages.global_batch_size)
         metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
-        if self._clip_norm is not None:
-            factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
+        if self.clip_norm is not None:
+            factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
             present = [
                 (tf.math.scalar_mul(factor, gradient), variable)
                 for gradient, variable in present
             ]
         writes = _all_finite(averages.tower_losses)
         writes &= _all_finite(metrics["gradient_norm"])
-        if self._halts:
+        if self.halts:
             writes &= ~state.halted.read_value()
         undone = [
             variable
             for variable in state.variables()
-            if self._halts or variable is not state.global_step
+            if self.halts or variable is not state.global_step
         ]
         before = [variable.read_value() for variable in undone]
         self._write(state, present, averages.statistics, rate)
-        if self._halts:
+        if self.halts:
             state.halted.assign(~writes)
         assign_unless(writes, undone, before)
         return {**metrics, "learning_rate": rate}
@@ -168,18 +159,14 @@ class Update:
         ):
             if value is not None:
                 variable.assign(value)
-        if self._average_decay is not None:
-            _average(state, self._average_decay(state.global_step))
+        if self.average_decay is not None:
+            decay = self.average_decay(state.global_step)
+            trained = state.model.trainable_variables
+            for average, variable in zip(state.averages, trained, strict=True):
+                fresh = tf.cast(1.0 - decay, average.dtype)
+                old = average.read_value()
+                average.assign(old - fresh * (old - variable.value))
         state.global_step.assign_add(1)
-
-
-def _average(state: TrainState, decay: tf.Tensor) -> None:
-    for average, variable in zip(
-        state.averages, state.model.trainable_variables, strict=True
-    ):
-        fresh = tf.cast(1.0 - decay, average.dtype)
-        old = average.read_value()
-        average.assign(old - fresh * (old - variable.value))
 
 
 def _gradient_metrics(

@@ -49,33 +49,19 @@ _MOST_BYTES_OF_CALL = 2**27
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The parts of a training run, ready for its first step.
+    """The parts of a training run, ready for its first step."""
 
-    Attributes:
-        config: The configuration, including the values that depend on the machine.
-        train_dir: The run's directory; `assemble` writes nothing to it.
-        workers: The processes that train together.
-        placement: The devices of this process's towers.
-        dataset: The data set.
-        images: The training images, uint8 [count, height, width, channels].
-        labels: The labels of `images`, int32 [count].
-        towers: Runs the synchronous step on all towers.
-        planner: Plans the memory of a step.
-        sections: A description of the towers' sections; None without sections.
-        settings: The content of `config.json`.
-    """
-
-    config: ResolvedConfig
-    train_dir: Path
-    workers: Workers
-    placement: devices.Placement
+    config: ResolvedConfig  # Includes the values that depend on the machine.
+    train_dir: Path  # The run's directory; `assemble` writes nothing to it.
+    workers: Workers  # The processes that train together.
+    placement: devices.Placement  # The devices of this process's towers.
     dataset: datasets.Dataset
-    images: Images
-    labels: np.ndarray
-    towers: TowerBuilder
-    planner: planning.Planner
-    sections: str | None
-    settings: dict[str, Any]
+    images: Images  # For training, uint8 [count, height, width, channels].
+    labels: np.ndarray  # Of `images`, int32 [count].
+    towers: TowerBuilder  # Runs the synchronous step on all towers.
+    planner: planning.Planner  # Plans the memory of a step.
+    sections: str | None  # Describes the towers' sections; None without sections.
+    settings: dict[str, Any]  # The content of `config.json`.
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
         """Opens the queues of training batches, beginning with batch number `batch`.
@@ -298,14 +284,12 @@ def build_states(
         )
     else:
         homes = list(placement.devices)
-    states = []
-    distortion = config.images.distortions
-    for home in homes:
-        state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(distortions.prepare, distortion=distortion)
+    shape, distortion = images.shape[1:], config.images.distortions
+    states = [build_state(config, home, shape, dataset.classes) for home in homes]
+    prepare = functools.partial(distortions.prepare, distortion=distortion)
+    for state in states:
         architecture = find_architecture(config.network.model)
         architecture.initialize(state.model, images, prepare)
-        states.append(state)
     return states
 
 
@@ -406,8 +390,9 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     examples = update.epochs_per_decay * examples_per_epoch
     if update.schedule_ends:
         examples = config.run.max_steps * images
-    learning_rate: schedule.Schedule = schedule.ScaledCurve(
-        update.learning_rate, schedule.CURVES[update.schedule], examples
+    curve = schedule.CURVES[update.schedule]
+    learning_rate: schedule.Schedule = functools.partial(
+        schedule.scaled, update.learning_rate, curve, examples
     )
     if callable(of_steps := update.keras_schedule):
 
@@ -416,7 +401,9 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(learning_rate, rising, images)
+        learning_rate = functools.partial(
+            schedule.warmed_up, learning_rate, rising, images
+        )
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, update.moving_average_decay),

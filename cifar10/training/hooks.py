@@ -5,6 +5,7 @@ Printing, TensorBoard, evaluation and checkpointing are built-in hooks, which
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ class Hook:
 EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
 
+@dataclasses.dataclass
 class Hooks:
     """Calls hooks in their order, and `on_end` in reverse order.
 
@@ -92,33 +94,26 @@ class Hooks:
     `how_to_resume()`.
     """
 
-    def __init__(
-        self,
-        hooks: Sequence[object] = (),
-        *,
-        users: Sequence[object] = (),
-        how_to_resume: Callable[[], str] = str,
-    ) -> None:
-        self._hooks = hooks
-        self._users = users
-        self._how_to_resume = how_to_resume
-        self._started = 0
+    hooks: Sequence[object] = ()
+    users: Sequence[object] = ()
+    how_to_resume: Callable[[], str] = str
+    _started: int = 0
 
     def notify(self, event: str, *arguments: Any) -> None:
         """Calls the method named `event` on each hook that has this method."""
-        for hook in self._hooks:
+        for hook in self.hooks:
             self._call(hook, event, *arguments)
 
     def start(self, run: Run) -> None:
         """Calls `on_start` on each hook."""
-        for count, hook in enumerate(self._hooks, 1):
+        for count, hook in enumerate(self.hooks, 1):
             self._call(hook, "on_start", run)
             self._started = max(self._started, count)
 
     def end(self, step: int, why: str) -> None:
         """Calls `on_end` on every hook that has started, even if another hook fails."""
         with contextlib.ExitStack() as stack:
-            for hook in self._hooks[: self._started]:
+            for hook in self.hooks[: self._started]:
                 stack.callback(self._call, hook, "on_end", step, why)
 
     def _call(self, hook: object, event: str, *arguments: Any) -> None:
@@ -128,11 +123,11 @@ class Hooks:
         try:
             method(*arguments)
         except Exception as error:
-            if hook in self._users:
+            if hook in self.users:
                 # A note keeps the exception's type, by which a caller may catch it.
                 error.add_note(
                     f"Raised by the hook {type(hook).__name__}, in {event}. "
-                    f"{self._how_to_resume()}"
+                    f"{self.how_to_resume()}"
                 )
             raise
 

@@ -5,10 +5,11 @@ the hooks in their order.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 
-from cifar10.errors import TIME_IS_UP, NotFiniteError, StoppedError
+from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
@@ -16,22 +17,12 @@ from cifar10.towers.towers import ROUNDING, Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
-from cifar10.training.results import NotFinitePolicy, Results
-from cifar10.training.step_failures import explaining_failures
+from cifar10.training.results import NotFinitePolicy, Results, explaining_failures
 from cifar10.training.timing import Timer
 
 
 class Loop:
-    """A training run in progress.
-
-    Attributes:
-        training: The parts of the run.
-        progress: The step reached, and the run's checkpoints.
-        results: Step results that have not been read from the devices yet.
-        timer: Divides the wall time of this process into parts.
-        newest_batches: The batches of the last step.
-        hooks: The hooks that the loop notifies.
-    """
+    """A training run in progress."""
 
     def __init__(self, training: Training, stop: StopSignals) -> None:
         config, towers, settings = training.config, training.towers, training.settings
@@ -45,9 +36,10 @@ class Loop:
             settings={**training.determining(), "versions": settings["versions"]},
         )
         skips = config.checkpoints.on_nan == "skip"
+        # Those of steps that have not been read from the devices yet.
         self.results = Results(self.progress, towers.tower_names, skips=skips)
         self.timer = Timer()
-        self.newest_batches: Sequence[Batch] = []
+        self.newest_batches: Sequence[Batch] = []  # Those of the last step.
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
@@ -124,13 +116,11 @@ class Loop:
         # Until a call is traced, filling the queues and waiting count to the start.
         self.timer.enter("training" if self._traced else "start")
         while self.step < self._stage.end and not self.progress.is_over:
-            time_is_up = TIME_IS_UP if self.progress.has_no_time else None
-            wanted = self._stop.requested or time_is_up
-            signal = training.towers.agree_to_stop(wanted)
-            if signal == TIME_IS_UP:
-                self.progress.is_time_up = True
-            elif signal is not None:
-                self._end_early(signal)
+            wishes = [self._stop.requested == number for number in STOP_SIGNALS]
+            wishes.append(self.progress.has_no_time)
+            *stops, self.progress.is_time_up = training.towers.agree(wishes)
+            for number in itertools.compress(STOP_SIGNALS, stops):
+                self._end_early(number)
             count = training.config.steps_of_call(self.step)
             with self.timer.during("input" if self._traced else "start"):
                 batches = [queues.get() for _ in range(count)]

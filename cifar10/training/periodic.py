@@ -1,6 +1,5 @@
 """The built-in hooks of a training run, and the order in which hooks are called."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -98,10 +97,7 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            best = loop.progress.early_stopping
-            (count,) = loop.training.towers.broadcast([best.without_gain])
-            best = dataclasses.replace(best, without_gain=count)
-            loop.progress.early_stopping = best
+            loop.progress.share(loop.training.towers, variables=False)
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:
@@ -184,9 +180,7 @@ class Saving:
                 loop.hooks.notify("on_checkpoint", step, path)
 
 
-def hooks_in_order(
-    loop: Loop, validation: Validation, users: Sequence[object]
-) -> Hooks:
+def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:
     """Returns the hooks of a training run in the order in which they are called.
 
     The user's hooks, `users`, are called before a step is logged, evaluated and saved.
@@ -200,5 +194,5 @@ def hooks_in_order(
             *users,
             Summaries(loop),
         ]
-    hooks = [Watchdog(loop), *of_chief, Log(loop), validation, Saving(loop)]
+    hooks = [Watchdog(loop), *of_chief, Log(loop), Validation(loop), Saving(loop)]
     return Hooks(hooks, users=users, how_to_resume=loop.progress.how_to_resume)

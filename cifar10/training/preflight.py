@@ -18,7 +18,7 @@ from cifar10.process import files, invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.run_directory.lock import RunLock
+from cifar10.run_directory.starting import RunLock
 from cifar10.training import initial_weights
 
 _DATA = "data_fingerprint"
@@ -98,10 +98,7 @@ def _explained(
     recorded: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> str:
-    """Returns a message on how wanted settings differ from the run's, and what to do.
-
-    Each command and flag in it works when followed.
-    """
+    """Returns how wanted settings differ, with commands that work when followed."""
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
         f"    {name}: {there} there, {now} now"

@@ -11,7 +11,7 @@ from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
-from cifar10.run_directory import checkpoints, restoring, retention
+from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
@@ -22,14 +22,6 @@ class Progress:
 
     With several workers, only the chief `writes` and reads checkpoints; `share` copies
     the chief's state to the other workers.
-
-    Attributes:
-        step: The number of steps done so far.
-        left_out: The number of input batches skipped so far because of rollbacks.
-        skipped_steps: The number of steps whose update was skipped (--on_nan skip).
-        early_stopping: The best evaluation during training so far.
-        metric_averages: Moving averages of metrics, by name.
-        is_time_up: Whether the run ends at this step because of `max_hours`.
     """
 
     def __init__(
@@ -44,12 +36,12 @@ class Progress:
     ) -> None:
         self._writes = writes
         self._settings = settings or {}
-        self.step = 0
-        self.left_out = 0
-        self.skipped_steps = 0
+        self.step = 0  # The number of steps done so far.
+        self.left_out = 0  # Input batches skipped because of rollbacks.
+        self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
-        self.metric_averages: dict[str, float] = {}
-        self.is_time_up = False
+        self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
+        self.is_time_up = False  # Whether the run ends here because of `max_hours`.
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
@@ -128,10 +120,11 @@ class Progress:
             return f"Resuming from step {self.step} {where}"
         return f"New run in {run}"
 
-    def share(self, towers: TowerBuilder) -> None:
+    def share(self, towers: TowerBuilder, *, variables: bool = True) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
         numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
-        numbers = towers.synchronize([*numbers, self.early_stopping.without_gain])
+        numbers += [self.early_stopping.without_gain]
+        numbers = towers.share(numbers, variables=variables)
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
         self.early_stopping = dataclasses.replace(
@@ -145,8 +138,9 @@ class Progress:
         """
         if not self._writes:
             return None
-        with contextlib.suppress(DiskError):
-            self._delete_old()  # Makes room if checkpoints have accumulated.
+        keep = self._config.checkpoints
+        with contextlib.suppress(DiskError):  # Makes room if many have accumulated.
+            checkpoints.delete_old(self._directory, keep, self.step)
         link = checkpoints.make_link(self._directory, self.step, self._settings)
         path = checkpoints.save(
             self._directory,
@@ -154,19 +148,15 @@ class Progress:
             step=self.step,
             facts={**self._facts(), checkpoints.LINK: link},
         )
-        self._delete_old()
+        checkpoints.delete_old(self._directory, keep, self.step)
         return path
 
     def keep(self) -> None:
         """Never deletes the checkpoint of this step, from which replays begin."""
-        path = checkpoints.folder(self._directory, self.step) / retention.KEEP
+        path = checkpoints.folder(self._directory, self.step) / checkpoints.KEEP
         if self._writes:
             with contextlib.suppress(OSError):
                 files.opened(path, "ab").close()
-
-    def _delete_old(self) -> None:
-        run = self._directory.parent
-        retention.delete_old(run, self._config.checkpoints, self.step)
 
     def save_for_debugging(
         self, directory: Path, facts: Mapping[str, Any]

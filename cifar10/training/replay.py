@@ -15,8 +15,8 @@ import tensorflow as tf
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input.corrections import names_of
 from cifar10.input.pipeline import shuffled_indices
+from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.towers.towers import ROUNDING, Batch, relative_difference
 from cifar10.training.assembly import assemble

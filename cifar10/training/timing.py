@@ -17,15 +17,11 @@ class Timer:
     The part "start" includes tracing; "input" is the time in which steps wait for
     images, and "training" is the other time of steps. Each line of `metrics.jsonl` has
     the seconds of every part so far.
-
-    Attributes:
-        part: The part towards which time is being counted.
-        steps: The number of steps in the parts "training" and "input" so far.
     """
 
     def __init__(self) -> None:
-        self.part = "start"
-        self.steps = 0
+        self.part = "start"  # Towards which time is being counted.
+        self.steps = 0  # In the parts "training" and "input" so far.
         self._since = time.perf_counter()
         self._seconds = dict.fromkeys(_PARTS, 0.0)
         self._earlier = 0, 0.0  # Steps, and their seconds, when `rate` was called.

@@ -11,13 +11,13 @@ from cifar10.input import datasets
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
-from cifar10.run_directory.lock import RunLock
+from cifar10.run_directory.starting import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
 from cifar10.training.console import first_lines, last_lines, wrap
 from cifar10.training.hooks import check_hooks
 from cifar10.training.loop import Loop
-from cifar10.training.periodic import Validation, hooks_in_order
+from cifar10.training.periodic import hooks_in_order
 
 
 def train(
@@ -59,7 +59,8 @@ def train(
     loop = Loop(training, stop)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workers.reporting_losses())
-        validation = Validation(loop)
+        # Before the run begins, because they refuse links in place of folders.
+        in_order = hooks_in_order(loop, hooks)
         if lock is None:
             lock = RunLock(training.train_dir)
             if workers.is_chief:
@@ -76,7 +77,7 @@ def train(
         stop.defer()
         _print(messages)
         stack.enter_context(training.towers.barrier_at_end())
-        loop.run(hooks_in_order(loop, validation, hooks))
+        loop.run(in_order)
         if workers.is_chief:
             _print(last_lines(loop))
     return loop.step

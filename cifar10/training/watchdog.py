@@ -58,7 +58,9 @@ class Watchdog:
         self._ended: float | None = None  # When the last step ended.
         self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
 
     def on_step(self, step: int) -> None:
         """Records that a step, or a call of several steps, has ended."""
@@ -69,17 +71,13 @@ class Watchdog:
 
     def on_start(self, run: object) -> None:  # noqa: ARG002
         """Starts the thread that watches, unless it runs already."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._watch, name="watchdog", daemon=True
-            )
+        if self._thread.ident is None:
             self._thread.start()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
         """Stops watching."""
         self._over.set()
-        if self._thread:
-            self._thread.join(_SECONDS_TO_WRITE)
+        self._thread.join(_SECONDS_TO_WRITE)
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)

@@ -7,6 +7,7 @@ It needs matplotlib, which the extra `report` brings.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -21,19 +22,32 @@ EXAMPLES = 1000  # Of the whole training; the curves are the same for any number
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 CURVES = {
     "staircase": (
-        schedule.ScaledCurve(1.0, schedule.staircase, 0.4 * EXAMPLES),
+        partial(schedule.scaled, 1.0, schedule.staircase, 0.4 * EXAMPLES),
         "#000000",
         "-",
     ),
-    "linear": (schedule.ScaledCurve(1.0, schedule.linear, EXAMPLES), "#0072B2", "-"),
-    "cosine": (schedule.ScaledCurve(1.0, schedule.cosine, EXAMPLES), "#D55E00", "-"),
+    "linear": (
+        partial(schedule.scaled, 1.0, schedule.linear, EXAMPLES),
+        "#0072B2",
+        "-",
+    ),
+    "cosine": (
+        partial(schedule.scaled, 1.0, schedule.cosine, EXAMPLES),
+        "#D55E00",
+        "-",
+    ),
     "one_cycle": (
-        schedule.ScaledCurve(1.0, schedule.one_cycle, EXAMPLES),
+        partial(schedule.scaled, 1.0, schedule.one_cycle, EXAMPLES),
         "#009E73",
         "-",
     ),
     "cosine with a warm-up": (
-        schedule.Warmup(schedule.ScaledCurve(1.0, schedule.cosine, EXAMPLES), 100.0, 1),
+        partial(
+            schedule.warmed_up,
+            partial(schedule.scaled, 1.0, schedule.cosine, EXAMPLES),
+            100.0,
+            1,
+        ),
         "#D55E00",
         ":",
     ),

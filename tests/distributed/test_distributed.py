@@ -82,7 +82,7 @@ def towers(traced_once):
     for state in (shared.state, states[0]):
         for variable, value in zip(variables(state), initial, strict=True):
             variable.assign(value)
-    assert mirrored.synchronize([5, -7]) == [5, -7]
+    assert mirrored.share([5, -7], variables=True) == [5, -7]
     return shared, mirrored, states
 
 
@@ -143,7 +143,7 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
     others[-1].halted.assign(True)
     before = values(first)
     assert values(others[-1])[0].tobytes() != before[0].tobytes()
-    mirrored.synchronize([])
+    mirrored.share([], variables=True)
     assert_all_hold([first, *others], before)
     assert not any(state.halted for state in others)
 
@@ -151,7 +151,7 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
 def test_all_learn_the_numbers_of_the_first_replica(towers):
     _, mirrored, states = towers
     before = values(states[0])
-    assert mirrored.broadcast([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
+    assert mirrored.share([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
     assert_all_hold(states, before)
 
 
@@ -164,13 +164,14 @@ def test_all_learn_of_a_signal_two_steps_later(towers, monkeypatch):
         return take(found)
 
     monkeypatch.setattr(mirrored, "result", result)
-    assert mirrored.agree_to_stop(None) is None
+    none, wishes = [False] * 5, [False, False, True, False, False]
+    assert mirrored.agree(none) == none
     mirrored.step(batches(0))
-    assert mirrored.agree_to_stop(signal.SIGUSR1) is None
+    assert mirrored.agree(wishes) == none
     mirrored.step(batches(1))
-    assert mirrored.agree_to_stop(None) is None, "that step has not ended for all"
+    assert mirrored.agree(none) == none, "that step has not ended for all"
     mirrored.step(batches(2))
-    assert mirrored.agree_to_stop(None) == signal.SIGUSR1
+    assert mirrored.agree(none) == wishes
     assert counts == [0, 1, 1], "a process asks once, however many replicas it has"
 
 

@@ -10,9 +10,8 @@ import small_sets
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
-from cifar10.input.corrections import corrected, names_of
-from cifar10.input.division import with_val
 from cifar10.input.pictures import shards
+from cifar10.input.regrouping import corrected, names_of, with_val
 from cifar10.interface.data import as_dataset
 from small_folders import everything, find, numbered, packed, pixels, write
 

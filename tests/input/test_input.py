@@ -178,11 +178,10 @@ def test_two_batches_wait_in_each_queue_and_no_more_are_prepared(four_cpus):
 def test_the_thread_ends_with_the_training(four_cpus):
     made = []
     before = threading.active_count()
-    queues = pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2])
-    while len(made) < 3:  # The queues are full.
-        time.sleep(0.01)
-    assert threading.active_count() == before + 1
-    queues.close()
+    with pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2]):
+        while len(made) < 3:  # The queues are full.
+            time.sleep(0.01)
+        assert threading.active_count() == before + 1
     assert threading.active_count() == before
 
 

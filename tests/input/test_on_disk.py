@@ -7,8 +7,8 @@ import pytest
 
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
-from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import shards
+from cifar10.input.pictures.shards import ImagesOnDisk
 from small_folders import find, numbered, write
 
 COUNT, PER_FILE = 23, 7

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cifar10.input import datasets
-from cifar10.input.division import with_val
 from cifar10.input.pictures.arrays import find_npz
+from cifar10.input.regrouping import with_val
 from cifar10.interface.data import as_dataset
 from small_folders import find, numbered, write
 

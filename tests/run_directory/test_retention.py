@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from cifar10.config.fields import Checkpoints
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, restoring, retention, scores
+from cifar10.run_directory import checkpoints, restoring, scores
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def score(run_dir, precisions):
 def keep(run_dir, newest=1, best=0, step=10**9):
     """Applies rules; returns the steps that are left."""
     rules = Checkpoints(keep_checkpoints=newest, keep_best=best)
-    retention.delete_old(run_dir, rules, step)
+    checkpoints.delete_old(run_dir / "checkpoints", rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
 
 
@@ -103,7 +103,7 @@ def test_scores_that_cannot_be_read_delete_nothing(run_dir):
 
 def test_what_a_user_has_marked_stays_and_is_intact(run_dir):
     save(run_dir, 1, 2, 3)
-    (folder_of(run_dir, 2) / retention.KEEP).touch()
+    (folder_of(run_dir, 2) / checkpoints.KEEP).touch()
     assert keep(run_dir) == [2, 3]
     assert checkpoints.verify(run_dir / "checkpoints", 2).step == 2
 

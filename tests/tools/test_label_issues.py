@@ -161,9 +161,9 @@ def test_other_data_than_the_runs_and_no_checkpoints_are_refused(shades):
 
 def test_text_on_the_page_is_escaped(shades, monkeypatch):
     folder, _ = shades
-    from cifar10.input import corrections
+    from cifar10.input import regrouping
 
-    monkeypatch.setattr(corrections, "names_of", lambda *_: ["<script>&"] * 40)
+    monkeypatch.setattr(regrouping, "names_of", lambda *_: ["<script>&"] * 40)
     assert call(folder).returncode == 0
     page = (folder / "run" / "corrections.html").read_text()
     (folder / "run" / "corrections.csv").unlink()

@@ -1,6 +1,7 @@
 """The learning rate and the averages' decay by hand."""
 
 import math
+from functools import partial
 
 import keras
 import numpy as np
@@ -12,19 +13,19 @@ from cifar10.config.options import options
 from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
     CURVES,
-    ScaledCurve,
-    Warmup,
     average_decay,
     cosine,
     linear,
     one_cycle,
+    scaled,
     staircase,
+    warmed_up,
 )
 from cifar10.training import assembly
 from small_towers import resolved
 
 # Falls after 100, 200, ... examples.
-STAIRCASE = ScaledCurve(0.5, staircase, 100)
+STAIRCASE = partial(scaled, 0.5, staircase, 100)
 
 
 def rates(schedule, examples_seen):
@@ -42,7 +43,7 @@ def test_rate_falls_by_a_tenth_at_each_period():
     period = 17_500_000  # 350 epochs of 50,000 images, as in the tutorial.
     seen = [period - 1, period, 3 * period - 1, 200 * period - 1]
     expected = pytest.approx([0.1, 0.01, 0.001, 0.1**200], rel=1e-9, abs=0.0)
-    assert rates(ScaledCurve(0.1, staircase, period), seen) == expected
+    assert rates(partial(scaled, 0.1, staircase, period), seen) == expected
 
 
 def test_the_flag_takes_the_name_of_each_curve():
@@ -65,20 +66,20 @@ def test_a_schedule_that_ends_before_the_warmup_is_refused():
 def test_warmup_rises_by_the_same_each_step_and_then_leaves_the_rate():
     """In batches of 10 images; the staircase falls after 100."""
     seen = [0, 10, 20, 30, 40, 90, 100]
-    warm = Warmup(STAIRCASE, examples=40.0, global_batch_size=10)
+    warm = partial(warmed_up, STAIRCASE, 40.0, 10)
     expected = [0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.05]
     assert rates(warm, seen) == pytest.approx(expected, rel=1e-12)
-    falling = ScaledCurve(0.5, linear, 100)
-    warm = Warmup(falling, examples=40.0, global_batch_size=10)
+    falling = partial(scaled, 0.5, linear, 100)
+    warm = partial(warmed_up, falling, 40.0, 10)
     assert rates(warm, seen[:4]) == pytest.approx([0.125, 0.225, 0.3, 0.35])
     assert rates(warm, seen[4:]) == rates(falling, seen[4:])
     # A warmup of less than a batch changes nothing.
-    warm = Warmup(STAIRCASE, examples=7.5, global_batch_size=10)
+    warm = partial(warmed_up, STAIRCASE, 7.5, 10)
     assert rates(warm, [0]) == [0.5]
 
 
 def test_a_linear_fall_stays_at_zero():
-    found = rates(ScaledCurve(0.5, linear, 100), [0, 50, 100, 110])
+    found = rates(partial(scaled, 0.5, linear, 100), [0, 50, 100, 110])
     assert found == [0.5, 0.25, 0.0, 0.0]
 
 
@@ -87,7 +88,7 @@ def test_a_cosine_is_that_of_keras():
     seen = [0, 1, 10, 333, 500, 750, 999, 1000, 1200]
     of_keras = keras.optimizers.schedules.CosineDecay(0.3, decay_steps=1000)
     expected = [float(of_keras(step)) for step in seen]
-    assert rates(ScaledCurve(0.3, cosine, 1000), seen) == pytest.approx(
+    assert rates(partial(scaled, 0.3, cosine, 1000), seen) == pytest.approx(
         expected, abs=1e-7
     )
 
@@ -104,9 +105,9 @@ def test_one_cycle_rises_for_three_tenths_and_then_falls():
         1000: 0.04 / 1e4,
         1010: 0.04 / 1e4,
     }
-    found = rates(ScaledCurve(1.0, one_cycle, 1000), expected)
+    found = rates(partial(scaled, 1.0, one_cycle, 1000), expected)
     assert found == pytest.approx([*expected.values()], rel=1e-4)
-    doubled = rates(ScaledCurve(2.0, one_cycle, 1000), expected)
+    doubled = rates(partial(scaled, 2.0, one_cycle, 1000), expected)
     np.testing.assert_allclose(doubled, np.multiply(2, found), rtol=1e-12)
 
 

@@ -45,24 +45,19 @@ def opened(home: Path) -> Iterator[None]:
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)
         for folder in (home.parent, home):
-            _make_own(folder)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(0o700)
+            about = folder.lstat()
+            is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+            if not is_own or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                said = "it is a link or a file, or others own it or may write to it"
+                raise PermissionError(errno.EPERM, said, str(folder))
         yield
     except OSError as error:
         raise UsageError(
             f"The prepared pictures cannot be used: {error.filename or home}: "
             f"{reason(error)}. Fix this, or set XDG_CACHE_HOME to another folder."
         ) from error
-
-
-def _make_own(path: Path) -> None:
-    """Creates a missing folder; refuses links, and folders that others may change."""
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(0o700)
-    about = path.lstat()
-    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-    if not is_own or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        said = "it is a link or a file, or others own it or may write to it"
-        raise PermissionError(errno.EPERM, said, str(path))
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from cifar10.config.data_flag import FOLDER
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
-from cifar10.input.division import divided
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
+from cifar10.input.regrouping import divided
 
 _SHOWN = 5  # Pictures in a message.
 

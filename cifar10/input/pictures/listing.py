@@ -96,10 +96,7 @@ def list_pictures(path: Path) -> list[Path]:
 
 
 def _folders_of_splits(folders: Sequence[str]) -> dict[Split, str]:
-    """Maps each split to its folder, with a slash at the end.
-
-    Without folders for splits, all classes are training classes, in the folder "".
-    """
+    """Maps each split to its folder, with a slash at the end, or training to ""."""
     named = {name.removesuffix("/").casefold(): name for name in folders}
     tests = [named[part] for part in TESTS if part in named]
     if not tests or (TRAIN not in named and len(tests) < len(folders)):

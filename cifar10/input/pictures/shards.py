@@ -17,14 +17,15 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from cifar10.input.on_disk import ImagesOnDisk
+from cifar10.errors import UsageError
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
@@ -55,6 +56,69 @@ _MANIFEST = "manifest.json"
 _Manifest: TypeAlias = dict[str, tuple[str, dict[str, str]]]
 
 
+class ImagesOnDisk:
+    """The images of one split, in files that contain only pixels.
+
+    Each batch reads only its own images. That takes a third of the time of mapping
+    files into memory. Mapped pages are loaded one page fault at a time, and count as
+    the process's memory until they are unmapped (`docs/archive/lab-notes.md`).
+
+    Index this object like a NumPy array of all images, by a slice or by an array.
+    Several threads may read at once. The files must not change.
+
+    Args:
+        paths: The files, in order.
+        image_shape: Height, width and channels of every image.
+        per_file: Number of images in each file; the last file may have fewer.
+        places: int64 [count], the index of each image among all images in the files.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        image_shape: tuple[int, int, int],
+        per_file: int,
+        places: np.ndarray,
+    ) -> None:
+        self.shape = (len(places), *image_shape)
+        self._image_bytes = math.prod(image_shape)
+        self.nbytes = len(places) * self._image_bytes
+        self._per_file = per_file
+        self._places = places
+        opened = contextlib.ExitStack()
+        weakref.finalize(self, opened.close)
+        self._files = [
+            opened.enter_context(files.opened(path, buffering=0)) for path in paths
+        ]
+        for file in self._files:
+            # Batches are random, so reading ahead would not help.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Reads the chosen images, uint8 [count, height, width, channels]."""
+        numbers, places = np.divmod(self._places[chosen], self._per_file)
+        size = self._image_bytes
+        images = np.empty((len(numbers), *self.shape[1:]), np.uint8)
+        wanted = [
+            (self._files[number], start)
+            for number, start in zip(numbers, (places * size).tolist(), strict=True)
+        ]
+        # Request all images from the disk before waiting for the first.
+        for file, start in wanted:
+            os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+        for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
+            if os.preadv(file.fileno(), [row.data], start) != size:
+                raise UsageError(
+                    f"{file.name} is damaged at byte {start:,}. Run again to renew it."
+                )
+        return images
+
+
 class Shards:
     """The pictures of a list, decoded into shards in a cache folder.
 
@@ -64,11 +128,6 @@ class Shards:
         listed: The pictures.
         parts: str [count], the split of each picture.
         side: Height and width of the decoded pictures.
-
-    Attributes:
-        left_out: Maps the path of each bad picture to the reason for leaving it out.
-        places: Maps each split to its pictures' indices in the list, int64 [count].
-        hashes: Maps each split to the SHA-256 of each block of its pixels.
     """
 
     def __init__(
@@ -93,11 +152,13 @@ class Shards:
                 with files.locked(home / ".lock", waiting):
                     shards = self._prepare()
             bad = (shards[file][1] for file in self._listed)
+            # The reason for leaving out each bad picture, by path.
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
             self.places: dict[Split, np.ndarray] = {
                 split: np.flatnonzero(is_good & (parts == split)) for split in splits
             }
+            # The SHA-256 of each block of the pixels.
             self.hashes = {split: _hashes_of(self._on_disk(split)) for split in splits}
 
     def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
@@ -139,12 +200,7 @@ class Shards:
     def _write_shard(
         self, file: str, done: int, advance: Callable[[int], None]
     ) -> tuple[str, dict[str, str]]:
-        """Decodes the pictures of a shard and writes its file.
-
-        `done` pictures were decoded before; `advance` is told of each further one.
-
-        Returns the shard's entry in the manifest.
-        """
+        """Decodes a shard's pictures into its file; returns its manifest's entry."""
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
 

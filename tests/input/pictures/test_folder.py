@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input.division import divided
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder
+from cifar10.input.regrouping import divided
 from cifar10.process import files
 from small_folders import (
     SIZE,

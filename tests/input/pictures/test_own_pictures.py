@@ -15,7 +15,7 @@ from cifar10.config.config import Config
 from cifar10.config.run_config import read_run_config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
-from cifar10.input.division import divided
+from cifar10.input.regrouping import divided
 from cifar10.training import train as training
 from small_folders import numbered, packed, write
 

@@ -1,0 +1,186 @@
+"""Regroups the images of a data set: divides them into splits, and corrects labels.
+
+Images are divided into training, test and `val` splits by hashes of their names, each
+class separately. Images with hashes below a limit are the test split, those below a
+second limit the `val` split, and all others the training split. The division is the
+same on every machine, and adding images moves few of the others.
+
+Corrections leave training pictures out, or move them to other classes. They are in a
+CSV file, which `python -m cifar10 data --train_dir` writes. The column `picture` names
+a training picture. The column `class` names its new class, or is empty to leave the
+picture out. An optional column `label` must equal the present class of the picture.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cifar10.config import layout
+from cifar10.errors import UsageError, reason
+from cifar10.input.dataset_base import Dataset, Images, selected
+from cifar10.input.records import Split
+from cifar10.process import files
+
+# The settings that hold the fractions of the splits.
+_FRACTIONS = {"test": "validation_fraction", "val": "val_fraction"}
+
+
+def divided(
+    names: Iterable[str],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    shares: Mapping[Split, float],
+    run: Mapping[str, Any] | None = None,
+) -> tuple[np.ndarray, str]:
+    """Divides images into splits, by hashes of their names.
+
+    A run records the hash limits of its splits in `config.json`, and uses them again
+    after images are added. So no training image of the run is ever scored, nor does a
+    run that begins with its weights train on an image that it held out.
+
+    Args:
+        names: The names of the images, such as paths.
+        labels: The labels of the images.
+        classes: The names of the classes.
+        shares: The fraction of images for each split except the training split. New
+            limits give each class a training image, and if possible one in each split.
+        run: The `config.json` of a run whose limits are used again, for classes that it
+            has, and splits with an equal fraction.
+
+    Returns:
+        The split of each image, str [count], and the division to record: for each split
+        the limits of all classes, 16 hexadecimal digits each.
+    """
+    hashes = np.array([*map(_hash_of, names)], np.uint64)
+    ordered = hashes[np.lexsort((hashes, labels))]
+    ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
+    of_classes = np.split(ordered, ends[:-1])
+    wanted = [*shares.values()]
+    limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
+    division, there = (run or {}).get("data_division"), (run or {}).get("class_names")
+    if run and division and there and len(division) % (16 * len(there)) == 0:
+        earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
+        places = {name: place for place, name in enumerate(there)}
+        both = [place for place, name in enumerate(classes) if name in places]
+        others = [places[classes[place]] for place in both]
+        for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
+            if run.get(_FRACTIONS[split], share) == share:
+                limits[row, both] = earlier[row, others]
+    parts = np.full(len(hashes), "train")
+    for split, of_part in [*zip(shares, limits, strict=True)][::-1]:
+        parts[hashes < of_part[labels]] = split
+    return parts, limits.astype(">u8").tobytes().hex()
+
+
+def with_val(dataset: Dataset, fraction: float) -> Dataset:
+    """Holds out a fraction of the training split as `val`, unless there is a `val`."""
+    if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
+        return dataset
+    _, labels = dataset.read("train")
+    numbers = map(str, range(len(labels)))  # Instead of names.
+    of_images, _ = divided(numbers, labels, dataset.class_names, {"val": fraction})
+    parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
+    places = {part: np.flatnonzero(of_images == part) for part in parts[:2]}
+    return dataclasses.replace(regrouped(dataset, places, labels), parts=parts)
+
+
+def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
+    """Returns the upper hash limit of each split, from the sorted hashes of a class."""
+    found, taken = [], 0
+    for share in shares:
+        # One image at least, unless none would remain to train on.
+        count = min(max(1, int(share * len(hashes) + 0.5)), len(hashes) - 1 - taken)
+        taken += max(count, 0) if share else 0
+        found.append(int(hashes[taken - 1]) + 1 if taken else 0)
+    return found
+
+
+def _hash_of(name: str) -> int:
+    """Returns a 64-bit hash of a name."""
+    # File systems store accents in one of two Unicode forms.
+    name = name if name.isascii() else unicodedata.normalize("NFC", name)
+    content = name.encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.sha256(content).digest()[:8])
+
+
+def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
+    """Returns the images' names; without names, numbers such as `train picture 0`."""
+    return dataset.paths.get(split, [f"{split} picture {n}" for n in range(count)])
+
+
+def regrouped(
+    dataset: Dataset, places: Mapping[Split, np.ndarray], labels: np.ndarray
+) -> Dataset:
+    """Makes the splits in `places` of training images; the other splits stay.
+
+    `places` holds the indices of each split's images; `labels` are those of all images.
+    """
+    names = names_of(dataset, "train", len(labels))
+    paths = {part: [names[n] for n in of.tolist()] for part, of in places.items()}
+
+    def read(split: Split) -> tuple[Images, np.ndarray]:
+        if split not in places:
+            return dataset.read(split)
+        images, _ = dataset.read("train")
+        return selected(images, places[split]), labels[places[split]]
+
+    return dataclasses.replace(dataset, read=read, paths={**dataset.paths, **paths})
+
+
+def corrected(dataset: Dataset, name: str) -> Dataset:
+    """Returns a data set whose training split is corrected by the CSV file `name`.
+
+    The fingerprint and the description change too. Refuses an unknown picture or class,
+    and corrections that leave no picture of a class.
+    """
+    _, before = dataset.read("train")
+    names = names_of(dataset, "train", len(before))
+    places = {path: place for place, path in enumerate(names)}
+    classes = {name: label for label, name in enumerate(dataset.class_names)}
+    labels = before.copy()
+    for path, to, label in read(name):
+        if path not in places:
+            why = "is not in the training split. Remove its line."
+        elif label and classes.get(label) != before[places[path]]:
+            why = f"is not of class {label}. The file is for other data or splits."
+        elif to and to not in classes:
+            why = f"is moved to an unknown class, {to}. Correct its line."
+        else:
+            labels[places[path]] = classes[to] if to else -1
+            continue
+        raise UsageError(f"--corrections {name}: {path} {why}")
+    if emptied := {*before.tolist()} - {*labels.tolist()}:
+        last = dataset.class_names[min(emptied)]
+        raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
+    kept = np.flatnonzero(labels >= 0)
+    moved = np.count_nonzero(labels[kept] != before[kept])
+    counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
+    digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
+    return dataclasses.replace(
+        regrouped(dataset, {"train": kept}, labels),
+        fingerprint=digest.hexdigest(),
+        description=f"{dataset.description}; --corrections {name} {counts}",
+    )
+
+
+def read(name: str) -> list[tuple[str, str, str]]:
+    """Reads a CSV file's corrections: (picture, new class, class before correction)."""
+    try:
+        content = files.read(layout.absolute_path(name), 2**30, follow=True)
+        # Paths need not be UTF-8. Spreadsheets add a byte order mark.
+        text = content.decode("utf-8-sig", "surrogateescape")
+        rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
+        if not {"picture", "class"} <= {*(rows.fieldnames or ())}:
+            raise ValueError("it lacks a column picture or class")  # noqa: TRY301
+        return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(
+            f"--corrections {name} cannot be read: {reason(error)}.\nThe file must be "
+            "CSV, with the first line picture,class or picture,class,label."
+        ) from error
