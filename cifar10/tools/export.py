@@ -97,7 +97,9 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    description = export_formats.describe(trained, step, options)
+    description = export_formats.describe(
+        trained, step, options.quantize, with_preprocessing=options.with_preprocessing
+    )
     dataset = datasets.find_again(trained.settings, options.data_dir)
     samples = None
     if options.quantize != "none":
