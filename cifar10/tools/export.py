@@ -101,10 +101,7 @@ def export_run(options: Options) -> int:
         trained, step, options.quantize, with_preprocessing=options.with_preprocessing
     )
     dataset = datasets.find_again(trained.settings, options.data_dir)
-    samples = None
-    if options.quantize != "none":
-        distortions = trained.settings["distortions"]
-        samples = export_formats.calibration_images(dataset, distortions)
+    samples = export_formats.calibration_images(dataset, description)
     model = export_formats.in_float32(trained)
     images, expected, labels = export_formats.examples(model, dataset, description)
     prefix = f".incomplete-{output.name}-"

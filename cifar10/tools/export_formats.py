@@ -214,10 +214,14 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 }
 
 
-def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
-    """Returns prepared training images for calibrating the ranges of int8 values."""
+def calibration_images(
+    dataset: datasets.Dataset, description: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Returns prepared training images for the ranges of int8; None for float32."""
+    if description["precision"] == "float32":
+        return None
     images, _ = _sample(dataset, "train", _SAMPLES)
-    return prepare(tf.constant(images), distortions).numpy()
+    return prepare(tf.constant(images), description["distortions"]).numpy()
 
 
 def examples(
