@@ -162,15 +162,7 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring(Checked):
-    """Which images of a data set to score, and how.
-
-    Attributes:
-        split: The split of the data set.
-        num_examples: The number of images, from the first on; None for all.
-        batch_size: Images scored at a time.
-        use_averages: Whether the variables' values are their moving averages.
-        test_time_augmentation: Whether to average over six views of each image.
-    """
+    """Which images of a data set to score and how, as `eval_options` documents."""
 
     split: Split = "test"
     num_examples: Count | None = None
