@@ -17,9 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-import h5py
-import numpy as np
-
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, FineTuning
@@ -31,7 +28,9 @@ from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
 if TYPE_CHECKING:
+    import h5py
     import keras
+    import numpy as np
 
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.towers.update import TrainState
@@ -47,7 +46,7 @@ _DEEPEST = 100  # The time for an entry grows with its depth.
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
 # The values of a layer's variables, by the layer's name.
-Layers: TypeAlias = dict[str, list[np.ndarray]]
+Layers: TypeAlias = "dict[str, list[np.ndarray]]"
 
 
 def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
@@ -186,6 +185,8 @@ def _of_run(
     path: Path, wanted_step: int | None, name: str
 ) -> "tuple[int, TrainedModel, Layers]":
     """Returns the step, the model and the averaged weights of a run's checkpoint."""
+    import numpy as np
+
     from cifar10.follower.trained_model import TrainedModel
 
     run_config.check_model(run_config.read_run_config(path), name, "--model")
@@ -211,6 +212,8 @@ def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Laye
     `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
     its floating-point variables. Leaves out a layer with other shapes.
     """
+    import h5py
+
     try:
         with _opened(path) as content, h5py.File(content, "r") as file:
             return {
@@ -240,11 +243,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield io.BytesIO(archive.read(entry))
 
 
-def _arrays_of_layers(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
+def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
     """Maps each layer's name to its floating-point arrays, in order of its variables.
 
     Reads each object in the file once, and follows no links to other paths or files.
     """
+    import h5py
+
     numbered: dict[str, dict[int, h5py.Dataset]] = {}
     visited: set[str] = set()
 
@@ -271,13 +276,15 @@ def _arrays_of_layers(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
     }
 
 
-def _layer_name(file: h5py.File, variables: str) -> str:
+def _layer_name(file: "h5py.File", variables: str) -> str:
     """Returns the name of the layer whose variables are at the path `variables`.
 
     The names of the enclosing layers come first, separated by slashes. Keras's default
     names end in a counter, which differs between processes. Such a name is replaced by
     that of the HDF5 group, which numbers the layers of a class in the enclosing layer.
     """
+    import h5py
+
     names = []
     *groups, _ = variables.split("/")
     for depth, key in enumerate(groups, 1):
@@ -289,7 +296,9 @@ def _layer_name(file: h5py.File, variables: str) -> str:
     return "/".join(names)
 
 
-def _values(arrays: list[h5py.Dataset]) -> list[np.ndarray]:
+def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
+    import numpy as np
+
     for array in arrays:
         if array.chunks:  # A chunk may decompress to more than the array's size.
             raise ValueError(f"{array.name} is stored in chunks or compressed")
