@@ -14,14 +14,6 @@ GELU_SLOPE = 1.702
 _FEW = 256  # With fewer inputs, `WideConv2D` joins columns.
 
 
-def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Returns base ** -exponent; uses square roots for the tutorial's exponent 0.75."""
-    if exponent == 0.75:
-        inverse_root = tf.math.rsqrt(base)
-        return inverse_root * tf.sqrt(inverse_root)
-    return tf.pow(base, -exponent)
-
-
 class LocalResponseNormalization(keras.layers.Layer):
     """Divides each activation by a power of the energy of neighbouring channels.
 
@@ -76,7 +68,11 @@ class LocalResponseNormalization(keras.layers.Layer):
         @tf.custom_gradient
         def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
             energy = tf.nn.bias_add(tf.matmul(tf.square(x), energies), bias)
-            power = _negative_power(energy, beta)
+            if beta == 0.75:  # The tutorial's: roots are faster than a power.
+                root = tf.math.rsqrt(energy)
+                power = root * tf.sqrt(root)
+            else:
+                power = tf.pow(energy, -beta)
             y = x * power
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:

@@ -3,24 +3,19 @@
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cifar10.config import layout
 from cifar10.errors import say
 from cifar10.evaluation import metrics
-from cifar10.evaluation.scored_set import ScoredSet
+from cifar10.evaluation.eval_options import Options
+from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import temperature
 from cifar10.towers import devices
-
-if TYPE_CHECKING:
-    from cifar10.evaluation.eval_command import Options
 
 
 def score_checkpoints(options: Options) -> None:
@@ -56,17 +51,22 @@ class _Evaluator(FollowedRun):
             folder += f"_on_{dataset.directory and dataset.directory.name}"
             what = f"{dataset.description} is not the run's data"
             say(f"Note: {what}. Its scores are apart, in {folder}.")
-        events = self.directory / folder
+        self._events = self.directory / folder
         if options.eval_dir:
-            events = layout.absolute_path(options.eval_dir)
+            self._events = layout.absolute_path(options.eval_dir)
         else:
-            layout.refuse_link(events)
-        scored = model.model, model.settings, dataset, events
-        self._scored = ScoredSet(*scored, options)
+            layout.refuse_link(self._events)
+        scoring = Scoring(
+            split=options.split,
+            num_examples=options.num_examples,
+            batch_size=options.batch_size,
+            use_averages=options.use_averages,
+            test_time_augmentation=options.test_time_augmentation,
+        )
+        self._scored = ScoredSet(model.model, model.settings, dataset, scoring)
         if options.calibrate:
-            plain: Any = {"num_examples": None, "test_time_augmentation": False}
-            on_val = dataclasses.replace(options, eval_data="val", **plain)
-            self._val = ScoredSet(*scored, on_val)
+            on_val = Scoring(split="val", batch_size=options.batch_size)
+            self._val = ScoredSet(model.model, model.settings, dataset, on_val)
         if not (options.once or options.json):
             print(f"Scoring {self._scored.subject}", flush=True)
 
@@ -78,7 +78,7 @@ class _Evaluator(FollowedRun):
             found = self._val.score(trained.trainable, device).outcomes
             trained.calibrate(temperature.fit(found.logits, found.labels))
         result = self._scored.score(trained.trainable, device, trained.temperature)
-        self._scored.record(step, result)
+        self._scored.record(self._events, step, result)
         sums, scalars = result[:2]
         text = self._scored.line(step, result)
         if options.json:

@@ -1,18 +1,21 @@
 """Scores a model on every image of a split exactly once, and logs the scores."""
 
 import contextvars
+import dataclasses
 import functools
 import operator
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
+from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
@@ -20,14 +23,12 @@ from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning
+from cifar10.input.records import Split
 from cifar10.layers import fuses_activations
 from cifar10.process import moving_line
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 from cifar10.towers.graphs import traced
-
-if TYPE_CHECKING:
-    from cifar10.evaluation.eval_command import Options
 
 _FIX = "Free space or make the folder writable, or name another one with --eval_dir."
 
@@ -159,14 +160,23 @@ class Result(NamedTuple):
     calibrated: metrics.Sums | None  # At the temperature; None if it is 1.
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring(Checked):
+    """Which images of a data set to score and how, as `eval_options` documents."""
+
+    split: Split = "test"
+    num_examples: Count | None = None
+    batch_size: Count = SCORED_BATCH_SIZE
+    use_averages: bool = True
+    test_time_augmentation: bool = False
+
+
 class ScoredSet:
     """A set of images on which a model is scored at several steps of training.
 
-    Scores are recorded in the folder `events`. The `settings` are the content of the
-    run's `config.json`; the `options` of `eval.py` say which images to score, and how.
+    The `settings` are the content of the run's `config.json`.
 
     Attributes:
-        count: Number of images.
         part: The split of the data set that the images belong to.
         subject: Says which images are scored, and whether with averaged variables.
     """
@@ -176,36 +186,33 @@ class ScoredSet:
         model: keras.Model,
         settings: Mapping[str, Any],
         dataset: Dataset,
-        events: Path,
-        options: "Options",
+        scoring: Scoring,
         own_metrics: OwnMetrics | None = None,
     ) -> None:
-        self.events = events
         self._own_metrics = own_metrics
         self.dataset = dataset
         self._scorer = Scorer(
-            model, test_time_augmentation=options.test_time_augmentation
+            model, test_time_augmentation=scoring.test_time_augmentation
         )
-        if options.split == "val" and "val" not in dataset.parts:
+        if scoring.split == "val" and "val" not in dataset.parts:
             raise UsageError(
                 f"{dataset.description} has no val split. Train with --val_fraction."
             )
-        self.part = options.split
-        images, labels = dataset.read(options.split)
-        self.count = options.num_examples or len(images)
-        if self.count > len(images):
+        self.part = scoring.split
+        images, labels = dataset.read(scoring.split)
+        count = scoring.num_examples or len(images)
+        if count > len(images):
             raise UsageError(
-                f"--num_examples {self.count}: there are only {len(images):,} images."
+                f"--num_examples {count}: there are only {len(images):,} images."
             )
-        size, distortion = min(options.batch_size, self.count), settings["distortions"]
-        self._batches = evaluation_batches(images, labels, size, distortion, self.count)
-        is_averaged = options.use_averages and settings.get("moving_average_decay") != 0
+        size, distortion = min(scoring.batch_size, count), settings["distortions"]
+        self._batches = evaluation_batches(images, labels, size, distortion, count)
+        is_averaged = scoring.use_averages and settings.get("moving_average_decay") != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
-        kind = "training" if options.split == "train" else options.split
-        views = ", six views each" if options.test_time_augmentation else ""
+        kind = "training" if scoring.split == "train" else scoring.split
+        views = ", six views each" if scoring.test_time_augmentation else ""
         self.subject = (
-            f"{self.count:,} {kind} images of {dataset.description}; "
-            f"{variables}{views}."
+            f"{count:,} {kind} images of {dataset.description}; {variables}{views}."
         )
         # Only the user's program can compute it.
         self._has_own_loss = settings.get("loss") is not None
@@ -238,21 +245,19 @@ class ScoredSet:
         """Closes the event file; the next result goes to a new one."""
         self._writer = None
 
-    def _open(self) -> tf.summary.SummaryWriter:
-        with writing(self.events, _FIX):
-            self.events.mkdir(parents=True, exist_ok=True)
-            return tf.summary.create_file_writer(str(self.events))
-
-    def record(self, step: int, result: Result) -> None:
-        """Writes a result to files. After a `DiskError`, the next gets a new one."""
-        writer, self._writer = self._writer or self._open(), None
-        with writing(self.events, _FIX):
+    def record(self, events: Path, step: int, result: Result) -> None:
+        """Writes a result to files in a folder. A `DiskError` ends the event file."""
+        writer, self._writer = self._writer, None
+        with writing(events, _FIX):
+            if writer is None:
+                events.mkdir(parents=True, exist_ok=True)
+                writer = tf.summary.create_file_writer(str(events))
             with writer.as_default(step=step):
                 for name, value in result.scalars.items():
                     tf.summary.scalar(name, value)
                 writer.flush()
             entry = {**result.scalars, "part": self.part}
-            scores.append(self.events, step, entry, result.sums.count)
+            scores.append(events, step, entry, result.sums.count)
         self._writer = writer
 
     def line(self, step: int, result: Result) -> str:

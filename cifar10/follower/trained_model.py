@@ -28,6 +28,7 @@ class TrainedModel:
         settings: The content of the run's `config.json`.
         model: The Keras model. With `use_averages`, the model's trainable variables
             keep their initial values.
+        use_averages: Whether `trainable` has the variables' moving averages.
         trainable: Values for the model's trainable variables, in the same order: moving
             averages or last values.
         temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
@@ -74,7 +75,7 @@ class TrainedModel:
             )
         last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
-        self._use_averages = use_averages
+        self.use_averages = use_averages
         self.temperature = 1.0
         with tf.device(device):
             self._averages = [tf.Variable(v, trainable=False) for v in last_values]
@@ -96,10 +97,10 @@ class TrainedModel:
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Loads an intact checkpoint; raises the errors of `checkpoints.restore`."""
         # Skipping the model's last values saves two thirds of the time.
-        last_values = {} if self._use_averages else {"model": self.model}
+        last_values = {} if self.use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
         checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
-        kind = "" if self._use_averages else "_raw"
+        kind = "" if self.use_averages else "_raw"
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:

@@ -6,7 +6,6 @@ from typing import Any
 from cifar10.config import data_flag, layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.train import Record, know_model
 from cifar10.process import entry_point
@@ -48,20 +47,19 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UsageError(f"evaluate: split={split!r}: give {' or '.join(SPLITS)}.")
-    options = Options(
-        step=None if step is None else str(step),
-        eval_data="train_eval" if split == "train" else split,
-        num_examples=num_examples,
-        use_averages=use_averages,
-        test_time_augmentation=test_time_augmentation,
-    )
     entry_point.import_tensorflow(stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.
-    from cifar10.evaluation.scored_set import ScoredSet
+    from cifar10.evaluation.scored_set import ScoredSet, Scoring
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
 
+    scoring = Scoring(
+        split=split,
+        num_examples=num_examples,
+        use_averages=use_averages,
+        test_time_augmentation=test_time_augmentation,
+    )
     dataset, trusted, own_metrics = as_dataset(data, split), None, None
     if isinstance(run, Record):
         directory, trusted = run.train_dir, run.config.network.model
@@ -79,7 +77,7 @@ def evaluate(
     trained = TrainedModel(
         directory, device, use_averages=use_averages, trust_model=trusted
     )
-    found_step = trained.restore(options.step)
+    found_step = trained.restore(step)
     settings = trained.settings
     if dataset is None and data is None:
         dataset = datasets.find_again(settings)
@@ -94,8 +92,7 @@ def evaluate(
         trained.model,
         settings,
         fitting(dataset, settings),
-        directory / layout.EVALUATION_EVENTS,
-        options,
+        scoring,
         own_metrics=own_metrics,
     )
     result = scored.score(trained.trainable, device, trained.temperature)

@@ -164,17 +164,12 @@ class Planner:
         The batch has at most `most` images and is rounded down, from 16 images on to
         four binary digits. It is 0 if no batch fits.
         """
-        # The bytes grow linearly, or faster once another section is the largest. So the
-        # line through two of them ends at the batch or beyond it.
-        images, needed = self.images.shape[0], self.into(count).total_bytes
-        of_an_image = (self._doubled.into(count).total_bytes - needed) / images
-        batch = int(min(most, images + (limit - needed) / of_an_image))
-        while batch > 0:
-            batch -= batch % 2 ** max(batch.bit_length() - 4, batch > 1)
-            if self._resized(batch).into(count).total_bytes <= limit:
-                return batch
-            batch -= 1
-        return 0
+        batch = bisect.bisect_right(
+            range(1, most + 1),
+            limit,
+            key=lambda size: self._resized(size).into(count).total_bytes,
+        )
+        return batch - batch % 2 ** max(batch.bit_length() - 4, batch > 1)
 
     def _with_batch(self, size: int) -> "Planner":
         images = tf.TensorSpec([size, *self.images.shape[1:]], self.images.dtype)
@@ -227,10 +222,7 @@ class Planner:
 
     @functools.cached_property
     def _graph(self) -> keras.Model:
-        """The model as a graph of layers with one output, as required for cutting.
-
-        A model that is no such graph becomes the only layer of a new graph.
-        """
+        """The model, or a graph of this one layer if it cannot be cut."""
         model = self.state.model
         if is_graph(model) and len(model.outputs) == 1:
             return model

@@ -55,10 +55,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _check_chain(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Compares a run's manifests with each other, its log and its `config.json`.
-
-    Returns the number of linked checkpoints, and a message on each contradiction.
-    """
+    """Returns the number of linked checkpoints, and a message on each contradiction."""
     directory, linked, breaks = run / layout.CHECKPOINTS, 0, []
     saved = checkpoints.steps(directory)
     for step in saved:

@@ -198,10 +198,7 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
 
 
 def _explain(text: str, has_cuda: bool, messages: str) -> Finding:
-    """Adds the reason to `text`, which says that TensorFlow lacks GPUs, and a fix.
-
-    `messages` are those of TensorFlow.
-    """
+    """Adds a reason, which TensorFlow's `messages` tell, and a fix to `text`."""
     if not has_cuda:
         text += ", because it was built without CUDA"
         fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."

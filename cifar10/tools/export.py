@@ -30,9 +30,8 @@ images. With --quantize int8, weights and activations are integers, whose ranges
 are estimated from 500 training images; the export may misclassify 1 % more of
 up to 10,000 test images than the run's model. cifar10.json, in the folder, the
 metadata of ONNX or the file (unzip finds it), describes the model and how to
-prepare images. With --model_card the folder can be pushed to Hugging Face's
-hub. Exit code 0: written and checked; 1: the export computes something else; 2:
-a mistake that you can fix.
+prepare images. Exit code 0: written and checked; 1: the export computes
+something else; 2: a mistake that you can fix.
 """
 
 # Packages that a format needs besides TensorFlow.
@@ -50,8 +49,6 @@ class Options(run_options.RunOptions):
         quantize: type of integers to compute in, for a .tflite file
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
-        model_card: write README.md, a model card for Hugging Face's hub, in the folder
-            or beside the file; the checkpoint must have been scored
     """
 
     output: str
@@ -59,7 +56,6 @@ class Options(run_options.RunOptions):
     quantize: Literal["none", "int8"] = "none"
     use_averages: bool = True
     data_dir: str | None = None
-    model_card: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,31 +84,24 @@ def export_run(options: Options) -> int:
     """Exports a model; returns the exit code, 1 if the export computes wrong values."""
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
-    from cifar10.tools import export_formats, exported, model_card
+    from cifar10.tools import export_formats, exported
     from cifar10.towers import devices
 
     file_format = options.file_format
-    of_card = ("jinja2",) if options.model_card else ()
-    invocation.require_packages("export", *_PACKAGES.get(file_format, ()), *of_card)
+    invocation.require_packages("export", *_PACKAGES.get(file_format, ()))
     output = layout.absolute_path(options.output)
     _check_free(output)
-    card = (output if file_format == "savedmodel" else output.parent) / model_card.NAME
     devices.place_evaluation("cpu")
     directory = layout.absolute_path(options.train_dir)
     trained = TrainedModel(
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    description = export_formats.describe(trained, step, options)
-    text = ""
-    if options.model_card:
-        _check_free(card)
-        text = model_card.build(directory, output.name, file_format, description)
+    description = export_formats.describe(
+        trained, step, options.quantize, with_preprocessing=options.with_preprocessing
+    )
     dataset = datasets.find_again(trained.settings, options.data_dir)
-    samples = None
-    if options.quantize != "none":
-        distortions = trained.settings["distortions"]
-        samples = export_formats.calibration_images(dataset, distortions)
+    samples = export_formats.calibration_images(dataset, description)
     model = export_formats.in_float32(trained)
     images, expected, labels = export_formats.examples(model, dataset, description)
     prefix = f".incomplete-{output.name}-"
@@ -134,8 +123,6 @@ def export_run(options: Options) -> int:
                 return 1
             _check_free(output)  # Another process may have created it meanwhile.
             path.rename(output)
-        if text:
-            files.write_atomically(card, text.encode())
         files.sync(output.parent)
     except OSError as error:
         raise files.unwritable(output, "--output", error) from error

@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,9 +26,6 @@ from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import exporting
-
-if TYPE_CHECKING:
-    from cifar10.tools.export import Options
 
 _DESCRIPTION = "cifar10.json"
 # Keras's names of the formats.
@@ -49,16 +46,18 @@ _FASTER = {
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
-def describe(trained: TrainedModel, step: int, options: "Options") -> dict[str, Any]:
+def describe(
+    trained: TrainedModel, step: int, quantize: str, *, with_preprocessing: bool
+) -> dict[str, Any]:
     """Describes an export, its run, and how to prepare images, as JSON values."""
     settings = trained.settings
     how = preparation.describe(settings["distortions"], trained.picture_shape)
     return {
         "model": settings["model"],
         "step": step,
-        "use_averages": options.use_averages,
+        "use_averages": trained.use_averages,
         "temperature": trained.temperature,
-        "precision": "float32" if options.quantize == "none" else options.quantize,
+        "precision": "float32" if quantize == "none" else quantize,
         "data": settings["data"],
         "data_is_real": settings.get("data_is_real", True),
         "class_names": list(trained.class_names),
@@ -66,7 +65,7 @@ def describe(trained: TrainedModel, step: int, options: "Options") -> dict[str, 
         "picture_shape": list(trained.picture_shape),
         "distortions": settings["distortions"],
         "preparation": how,
-        "with_preprocessing": options.with_preprocessing,
+        "with_preprocessing": with_preprocessing,
     }
 
 
@@ -215,10 +214,14 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 }
 
 
-def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
-    """Returns prepared training images for calibrating the ranges of int8 values."""
+def calibration_images(
+    dataset: datasets.Dataset, description: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Returns prepared training images for the ranges of int8; None for float32."""
+    if description["precision"] == "float32":
+        return None
     images, _ = _sample(dataset, "train", _SAMPLES)
-    return prepare(tf.constant(images), distortions).numpy()
+    return prepare(tf.constant(images), description["distortions"]).numpy()
 
 
 def examples(

@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.evaluation import eval_command
-from cifar10.evaluation.scored_set import ScoredSet
+from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, regrouping
 from cifar10.input.dataset_base import Dataset
@@ -43,8 +42,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.check_same_kind(dataset, trained.settings, "The data")
     device = devices.place_evaluation("auto")
-    part = eval_command.Options(eval_data="train_eval")
-    scored = ScoredSet(trained.model, trained.settings, dataset, run, part)
+    of_train = Scoring(split="train")
+    scored = ScoredSet(trained.model, trained.settings, dataset, of_train)
     images, labels = dataset.read("train")
     logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)

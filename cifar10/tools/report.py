@@ -124,7 +124,7 @@ def write_report(options: Options) -> None:
     for run in runs:
         if run.saved:
             try:
-                run.score(options, device)
+                run.score(device, options.step, options.trust_model, options.data_dir)
             except UsageError as error:
                 run.notes.append(f"No checkpoint was scored. {error}")
     # The name of a folder need not be UTF-8.

@@ -9,24 +9,20 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
-from cifar10.evaluation import eval_command
 from cifar10.evaluation.metrics import Outcomes, Sums
-from cifar10.evaluation.scored_set import ScoredSet
+from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, logs, scores
+from cifar10.run_directory import checkpoints, logs, restoring, scores
 from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.training.results import divergence
-
-if TYPE_CHECKING:
-    from cifar10.tools.report import Options
 
 _LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.
 _HARDEST = 24
@@ -88,17 +84,22 @@ class Run:
         lines = [*self.logged, *self.saved]
         return max((int(line["step"]) for line in lines), default=0)
 
-    def score(self, options: "Options", device: str) -> None:
-        """Scores the checkpoint of `options.step`, or the newest intact one.
+    def score(
+        self,
+        device: str,
+        wanted: restoring.Wanted,
+        trust_model: str | None,
+        data_dir: str | None,
+    ) -> None:
+        """Scores the wanted checkpoint, or the newest intact one.
 
         Raises:
             UsageError: The checkpoint, the model or the data cannot be used.
         """
-        trained = TrainedModel(self.path, trust_model=options.trust_model)
-        step = trained.restore(options.step)
-        dataset = datasets.find_again(self.settings, options.data_dir)
-        events, how = self.path / layout.EVALUATION_EVENTS, eval_command.Options()
-        scored = ScoredSet(trained.model, self.settings, dataset, events, how)
+        trained = TrainedModel(self.path, trust_model=trust_model)
+        step = trained.restore(wanted)
+        dataset = datasets.find_again(self.settings, data_dir)
+        scored = ScoredSet(trained.model, self.settings, dataset, Scoring())
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
         hardest = _hardest(dataset, outcomes, trained)

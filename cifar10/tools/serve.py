@@ -93,7 +93,9 @@ def serve_model(options: Options) -> None:
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"Serving {options.train_dir} at http://{address}", flush=True)
-        with contextlib.closing(Service(follower, options)) as service:
+        limits = int(options.max_request_mb * 1_000_000), options.timeout_secs
+        service = Service(follower, options.host, *limits)
+        with contextlib.closing(service):
             service.create_server().run([listener])
 
 

@@ -12,7 +12,7 @@ import re
 import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -25,9 +25,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cifar10.follower import Follower
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.tools.classification import Decoder, likeliest_classes
-
-if TYPE_CHECKING:
-    from cifar10.tools.serve import Options
 
 # A phone camera's resolution. A thread needs 12 bytes per pixel to decode an image.
 _MAX_PIXELS = 12_500_000
@@ -49,17 +46,19 @@ _NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 class Service:
     """Answers HTTP requests with a model, whose weights may change at any time.
 
-    After connecting, and after each answer, a client has `options.timeout_secs` to send
-    a request's headers, and then as long again to send the body.
+    After connecting, and after each answer, a client has `timeout` seconds to send a
+    request's headers, and then as long again to send the body of at most `max_bytes`.
     """
 
-    def __init__(self, model: Follower, options: "Options") -> None:
+    def __init__(
+        self, model: Follower, host: str, max_bytes: int, timeout: float
+    ) -> None:
         self._model = model
-        self._max_bytes = int(options.max_request_mb * 1_000_000)
-        self._timeout = options.timeout_secs
+        self._max_bytes = max_bytes
+        self._timeout = timeout
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="predict")
         self._decoder = Decoder(_DECODING_SECONDS, _MAX_PIXELS)
-        self._own_host = _own_host(options.host)
+        self._own_host = _own_host(host)
 
     def create_server(self) -> uvicorn.Server:
         """Returns the HTTP server, ready to run on a listening socket."""

@@ -1,13 +1,13 @@
 """The built-in hooks of a training run, and the order in which hooks are called."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import format_duration
-from cifar10.evaluation.eval_command import Options
-from cifar10.evaluation.scored_set import ScoredSet
+from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.training.assembly import Training
 from cifar10.training.console import Console
@@ -77,7 +77,7 @@ class Validation:
         """Drops the scores of steps after `run.step`, because those steps run again."""
         if self._scored:
             self._logs = LogWriter(self._directory)
-            events = self._scored.events
+            events = self._events(self._scored)
             log = events / layout.METRICS
             self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
@@ -110,7 +110,8 @@ class Validation:
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
-        self._logs.attempt(lambda: scored.record(step, result))
+        events = self._events(scored)
+        self._logs.attempt(lambda: scored.record(events, step, result))
         if scored is self._scored:
             best = progress.early_stopping
             progress.early_stopping = best.updated(
@@ -119,23 +120,21 @@ class Validation:
         self._loop.say(scored.line(step, result))
         return result.scalars
 
+    def _events(self, scored: ScoredSet) -> Path:
+        return self._directory / layout.evaluation_events(scored.part)
+
 
 def scored_set(
     training: Training, part: Literal["val", "test"], count: int | None = None
 ) -> ScoredSet:
     """Returns the `ScoredSet` of a split, or of its first `count` images."""
-    events = training.train_dir / layout.evaluation_events(part)
-    layout.refuse_link(events)
+    layout.refuse_link(training.train_dir / layout.evaluation_events(part))
+    size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
     return ScoredSet(
         training.towers.state.model,
         training.settings,
         training.dataset,
-        events,
-        Options(
-            batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
-            eval_data=part,
-            num_examples=count,
-        ),
+        Scoring(split=part, num_examples=count, batch_size=size),
         own_metrics=training.config.loss.metrics,
     )
 

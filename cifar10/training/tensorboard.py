@@ -55,7 +55,9 @@ class TensorBoard:
         """Opens the files, and writes the configuration of a new run."""
         self.on_end(run.step, "")
         self._writer, self._resumed_step = None, run.step
-        self._write(run.step, lambda: _describe_new_run(run))
+        rows = [f"| {name} | {value} |" for name, value in run.settings.items()]
+        table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
+        self._write(run.step, lambda: run.step or tf.summary.text("config", table))
 
     def on_graph(self, graph: tf.Graph) -> None:
         """Writes the TensorFlow graph of a step."""
@@ -130,15 +132,6 @@ class TensorBoard:
                     path.unlink()
             self._writer = tf.summary.create_file_writer(str(self._events))
         return self._writer
-
-
-def _describe_new_run(run: Run) -> None:
-    """Writes the configuration of a run as a table, unless the run is resumed."""
-    if run.step:
-        return
-    rows = [f"| {name} | {value} |" for name, value in run.settings.items()]
-    table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
-    tf.summary.text("config", table)
 
 
 def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:

@@ -282,12 +282,8 @@ def test_bad_arguments_are_refused(tmp_path):
         train({"max_steps": 4})
     with pytest.raises(UsageError, match="hooks"):
         train(Config(data=(X, Y)), types.SimpleNamespace())
-    for given in (
-        {"split": "x", "data": (X, Y)},
-        {"step": 1.5},
-    ):
-        with pytest.raises(UsageError, match=next(iter(given))):
-            evaluate(tmp_path, **given)
+    with pytest.raises(UsageError, match="split"):
+        evaluate(tmp_path, split="x", data=(X, Y))
 
 
 def test_scoring_needs_data_that_fits(trained, tmp_path):
@@ -296,8 +292,11 @@ def test_scoring_needs_data_that_fits(trained, tmp_path):
     alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))
     with pytest.raises(UsageError, match="test"):
         evaluate(alone)
-    with pytest.raises(UsageError, match="step 5"):
-        evaluate(trained[0], step=5)
+    for step in (5, 1.5):
+        with pytest.raises(UsageError, match=f"step {step}"):
+            evaluate(trained[0], step=step)
+    with pytest.raises(UsageError, match="--num_examples 0"):
+        evaluate(trained[0], num_examples=0)
 
 
 def test_functions_are_named_by_what_imports_them(monkeypatch):

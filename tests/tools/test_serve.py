@@ -36,8 +36,7 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG
 @contextlib.contextmanager
 def served(model, *, last_seconds=7, timeout=PATIENCE):
     """A service in a thread; gives a client of it."""
-    options = serve.Options(max_request_mb=1.0, timeout_secs=timeout)
-    served = service.Service(model, options)
+    served = service.Service(model, "127.0.0.1", 1_000_000, timeout)
     with serve.listen("127.0.0.1", 0) as listener:
         server = served.create_server()
         server.config.timeout_graceful_shutdown = last_seconds
@@ -401,7 +400,7 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
 def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
     steps = []
 
-    def note(model, _):
+    def note(model, *_):
         steps.append(model.weights_step)
         server = SimpleNamespace(run=lambda _: None)
         return SimpleNamespace(create_server=lambda: server, close=lambda: None)
