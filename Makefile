@@ -60,17 +60,19 @@ train: $(REPORT)
 	@$(if $(IS_DONE),echo "$(TRAIN_DIR) was trained before; its page is $(REPORT)")
 	@$(if $(IS_DONE),echo "To train again: make train TRAIN_DIR=$(TRAIN_DIR).1")
 	@echo
+	@! grep -q '"data_is_real": false' $(TRAIN_DIR)/config.json 2>/dev/null || \
+	  echo "$(TRAIN_DIR) was trained on the SYNTHETIC stand-in; CIFAR10_DATA_DIR names CIFAR-10's folder."
 	@echo "750 steps of 128 images: 57 % on CIFAR-10 is normal (docs/accuracy.md)."
 	@echo "Next, and how long it takes on two cores with bfloat16:"
 	@echo "  source $(BIN)/activate"
 	@echo "70 %, a minute:"
-	@echo "  $(HIDE)python $(TRAIN) --max_steps 2000"
+	@echo "  $(HIDE)python $(TRAIN) --max_steps 2000 --train_dir runs/one"
 	@echo "86 %, 84 minutes: the same command with --max_steps 100000 goes on from there."
 	@echo "93 %, 5 minutes, and 94 % as the mean of six views:"
 	@echo "  $(HIDE)python train.py --recipe fast --train_dir runs/fast"
 	@echo "  $(HIDE)python eval.py --run_once --test_time_augmentation --train_dir runs/fast"
 	@echo "Score and watch a training, in other terminals:"
-	@echo "  $(HIDE)python eval.py"
+	@echo "  $(HIDE)python eval.py --train_dir runs/one"
 	@echo "  tensorboard --logdir runs"
 
 # Interrupted, it goes on from its last checkpoint.
@@ -107,12 +109,12 @@ golden-write: .venv/installed
 	$(BIN)/python tests/golden/run.py --write
 
 # Lines of cifar10/. The number only falls; raising it takes a decision record.
-MOST_LINES := 18800
+MOST_LINES := 19000
 LINES = $(shell find cifar10 -name '*.py' -exec cat {} + | wc -l)
 
 lint: .venv/installed
 	@test $(LINES) -le $(MOST_LINES) || \
-	  { echo "cifar10/ has $(LINES) lines, $(MOST_LINES) are allowed: make it shorter (docs/decisions/0015)"; exit 1; }
+	  { echo "cifar10/ has $(LINES) lines, $(MOST_LINES) are allowed: make it shorter (docs/decisions/0018)"; exit 1; }
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

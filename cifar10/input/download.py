@@ -75,6 +75,10 @@ class _SourceError(Exception):
         self.is_away, self.is_stale = is_away, is_stale
 
 
+class _StalledError(_SourceError):
+    """A source sends next to nothing, and would do so again."""
+
+
 def fetch(
     formats: Sequence[Format], directory: Path, url: str | None = None
 ) -> tuple[Format, Path]:
@@ -227,7 +231,8 @@ class _Download:
             try:
                 slow = self._go_on(part, source, enough)
             except _SourceError as error:
-                if error.is_away and (more := _size(part) - before) > 0:
+                more = _size(part) - before
+                if more > 0 and error.is_away and not isinstance(error, _StalledError):
                     time.sleep(_PAUSE if more < _LITTLE else 0.0)
                     continue
                 failures[source] = error
@@ -308,7 +313,7 @@ class _Download:
                 self._hint(left)
             if now - checked >= STALLED:
                 if position - checked_position < LEAST * STALLED:
-                    raise _SourceError("has stalled", is_away=True)
+                    raise _StalledError("has stalled", is_away=True)
                 checked, checked_position = now, position
             self._tick(functools.partial(_progress, position, archive.size, rate))
         return None
@@ -329,7 +334,7 @@ class _Download:
 def _write(
     file: io.BufferedRandom, position: int, chunk: bytes, archive: Archive
 ) -> None:
-    """Writes a chunk of a response, if it may be the archive's and fits what is kept."""
+    """Writes a chunk of a response, if it may be right and fits what is kept."""
     if position == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
         raise _SourceError(f"does not send {archive.name}, but other data")
     if position + len(chunk) > archive.size:

@@ -49,7 +49,9 @@ class MovingLine:
             return
         try:
             columns = os.get_terminal_size(self.stream.fileno()).columns or 80
-            text = text[: max(0, columns - 3)]  # A terminal may add ^C.
+            room = max(0, columns - 3)  # A terminal may add ^C.
+            if len(text) > room:  # Rather without its last part than with half of it.
+                text = text[:room].rpartition(", ")[0] or text[:room]
             # A window that has become narrower has broken the line into several.
             above = max(0, self._shown - 1) // columns
             up = f"\x1b[{above}A" if above else ""

@@ -109,7 +109,11 @@ def _print_largest_batch(training: "Training", limit: float, sections: int) -> N
             found[size] = f"--batch_size {size}{cut}"
     _, *lines = found.values()
     if lines:
-        print("The largest batch that fits, by this estimate:", *lines, sep="\n  ")
+        print(
+            "The largest batch that fits beside the program itself, by this estimate:",
+            *lines,
+            sep="\n  ",
+        )
     else:
         print("No batch fits, not even of one image.")
 

@@ -105,7 +105,7 @@ def _explained(
         for name, (there, now) in differences.items()
         if name != _DATA
     ]
-    if "global_batch_size" in differences:
+    if {*differences} <= {"batch_size", "global_batch_size"}:
         batch = invocation.as_flags(global_batch_size=recorded["global_batch_size"])
         lines.append(f"    {batch} in place of --batch_size keeps that of the run")
     others = [name for name in _OF_DATA if recorded.get(name) != settings.get(name)]
@@ -125,14 +125,15 @@ def _explained(
         lines.append(f"Give {resume} alone to resume that run as it is.")
     if not any(word.startswith("--resume") for word in sys.argv):
         lines.append("Give --fresh to move that run aside and start over.")
-    begin, source = "Begin a new run", dict[str, Any]()
-    flags = {"train_dir": files.unused(path.with_name(f"{path.name}."))}
-    if checkpoints.steps(path / layout.CHECKPOINTS):
-        begin += " from its weights (without --initial_weights, from random values)"
-        flags, source = {"initial_weights": path, **flags}, {**recorded}
-    how = invocation.as_flags(**flags)
-    if settings:
-        with contextlib.suppress(UsageError):  # The recipe's file is gone.
-            flags = flags_of(settings, source) | flags
-            how = invocation.to_train(settings, **flags) or how
-    return "\n".join([*lines, f"{begin} with:\n    {how}"])
+    unused = files.unused(path.with_name(f"{path.name}."))
+    other = invocation.as_flags(train_dir=unused)
+    lines.append(f"Give {other}, or another name, to train beside it.")
+    if checkpoints.steps(path / layout.CHECKPOINTS) and "model" not in differences:
+        flags: dict[str, Any] = {"initial_weights": path, "train_dir": unused}
+        how = invocation.as_flags(**flags)
+        if settings:
+            with contextlib.suppress(UsageError):  # The recipe's file is gone.
+                flags = flags_of(settings, recorded) | flags
+                how = invocation.to_train(settings, **flags) or how
+        lines.append(f"Begin a new run from its weights with:\n    {how}")
+    return "\n".join(lines)

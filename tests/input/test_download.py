@@ -213,7 +213,7 @@ ENDLESS = CHUNKED + (b"186a0\r\n" + CONTENT[:100_000] + b"\r\n") * 9
         ({"status": 429}, 75),
         ({"raw": OK, "delay": 0.6}, 75),
         ({"raw": CHUNKED + b"-5\r\n" + bytes(500)}, 2),
-        ({"raw": CHUNKED + b"\xff\r\n" + bytes(500)}, 2),
+        ({"raw": CHUNKED + b"\xff\r\n" + bytes(500)}, 75),
     ],
     ids=["missing", "down", "busy", "silent", "negative", "no number"],
 )
