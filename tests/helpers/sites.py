@@ -64,7 +64,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if site.raw:
             self.wfile.write(site.raw)
-            time.sleep(site.delay)
+            time.sleep(site.delay or 0.1)
+            self.wfile.write(site.rest)
             return
         start = 0
         if site.takes_ranges and "Range" in self.headers:
@@ -104,7 +105,8 @@ class Site(http.server.ThreadingHTTPServer):
         self.cut = None  # Bytes after which a connection ends.
         self.delay = 0.0  # Seconds after each piece of so many bytes.
         self.piece = 16384
-        self.raw = b""  # The whole answer, status and headers included.
+        self.raw = b""  # The whole answer, status and headers included,
+        self.rest = b""  # but for what follows a moment later.
         self.asked = 0  # Requests.
         self.sent = 0  # Bytes, but for the last piece of an answer.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"

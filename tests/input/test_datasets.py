@@ -248,6 +248,14 @@ def test_auto_ends_where_a_download_was_cut_and_goes_on_later(cache):
 
 
 @pytest.mark.usefixtures("quick_stand_in")
+def test_auto_ends_where_all_has_arrived_and_is_wrong():
+    content = PACKED["cifar10"][:-1] + b"x"
+    with sites.serving(content=content) as site, pytest.raises(UsageError) as caught:
+        datasets.find("auto", None, site.url)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.usefixtures("quick_stand_in")
 def test_auto_takes_a_login_page_for_no_network(capsys):
     with sites.serving(content=b"<html>", kind="text/html") as site:
         assert not datasets.find("auto", None, site.url).is_real

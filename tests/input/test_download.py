@@ -171,6 +171,23 @@ def test_download_and_unpacking_that_were_killed_go_on(tmp_path):
     assert_good(tmp_path)
 
 
+def test_first_byte_may_come_alone(tmp_path):
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+    with serving(raw=head + CONTENT[:1], rest=CONTENT[1:]) as site:
+        fetch(tmp_path, site.url)
+    assert_good(tmp_path)
+
+
+def test_answer_with_another_part_is_refused_and_costs_nothing(tmp_path):
+    (tmp_path / PART).write_bytes(CONTENT[:150_000])
+    answer = (
+        f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 7-{len(CONTENT) - 1}/"
+        f"{len(CONTENT)}\r\nContent-Length: {len(CONTENT) - 7}\r\n\r\n"
+    )
+    with serving(raw=answer.encode() + CONTENT[7:]) as site:
+        fails(tmp_path, site.url, kept=150_000)
+
+
 # ---- Wrong content
 
 
@@ -294,6 +311,21 @@ def slow(monkeypatch):
     monkeypatch.setattr(download, "TRIAL", 0.2)
     monkeypatch.setattr(download, "FAST", 5e6)
     return {"piece": 4_000, "delay": 0.05}
+
+
+def test_source_that_lies_costs_nothing_of_what_was_kept(tmp_path):
+    lie = CONTENT[:1000] + bytes(len(CONTENT) - 1000)
+    for takes_ranges in (True, False):
+        folder = tmp_path / str(takes_ranges)
+        folder.mkdir()
+        (folder / PART).write_bytes(CONTENT[:390_000])
+        with (
+            serving(content=lie, takes_ranges=takes_ranges) as liar,
+            serving() as good,
+        ):
+            fetch(folder, archive=with_urls(liar.url, good.url))
+        assert good.starts == [389_000]
+        assert_good(folder)
 
 
 def test_next_source_is_asked_where_one_is_away_or_wrong(tmp_path):
