@@ -203,13 +203,16 @@ class _Download:
     def receive(self, sources: Sequence[_Source]) -> Format:
         """Receives the archive of one of the sources, and returns its format.
 
-        If all fail, and one sends other bytes than were kept, begins anew once.
+        If none has it, and one sends other bytes than were kept, begins anew once.
         """
         found = self._try(sources)
-        if isinstance(found, dict) and any(each.is_stale for each in found.values()):
-            for part in self._parts:
-                part.unlink(missing_ok=True)
-            found = self._try(sources)
+        if isinstance(found, dict):
+            errors = found.values()
+            is_stale = any(each.is_stale for each in errors)
+            if is_stale and not any(each.is_away for each in errors):
+                for part in self._parts:
+                    part.unlink(missing_ok=True)
+                found = self._try(sources)
         if isinstance(found, dict):
             raise self._explained(found)
         return found
