@@ -61,7 +61,7 @@ train: $(REPORT)
 	@$(if $(IS_DONE),echo "To train again: make train TRAIN_DIR=$(TRAIN_DIR).1")
 	@echo
 	@! grep -q '"data_is_real": false' $(TRAIN_DIR)/config.json 2>/dev/null || \
-	  echo "$(TRAIN_DIR) was trained on the SYNTHETIC stand-in; CIFAR10_DATA_DIR names CIFAR-10's folder."
+	  echo "$(TRAIN_DIR) was trained on the stand-in, not on CIFAR-10, whose folder CIFAR10_DATA_DIR may name."
 	@echo "750 steps of 128 images: 57 % on CIFAR-10 is normal (docs/accuracy.md)."
 	@echo "Next, and how long it takes on two cores with bfloat16:"
 	@echo "  source $(BIN)/activate"

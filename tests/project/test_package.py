@@ -104,6 +104,6 @@ def test_the_installed_command_trains_restarts_and_scores(installed, tmp_path):
     flags = {"max_restarts": 1, "recipe": "resnet", "depth": 3, "width": 4}
     flags |= {"train_dir": "a", "data": "synthetic", "max_steps": 2, "batch_size": 8}
     said = call("train", *(f"--{name}={value}" for name, value in flags.items()))
-    score = "cifar10 eval --run_once --train_dir a"
+    score = f"cifar10 eval --run_once --train_dir {tmp_path}/a"
     assert f"  score it:  {score}\n" in said
     assert "precision @ 1 = " in call(*score.split()[1:], "--num_examples", 100)

@@ -228,9 +228,9 @@ def test_another_configuration_is_refused_with_three_ways_on(tmp_path, finished)
         "a refused command changed the run"
     )
     offered = re.search(
-        r"Give (.*) alone to .*\n(.*) to train .*\nor (.*) to move", done.stderr
+        r"Give (.*) alone .*\nGive (.*) to move .*\nGive (.*), or another", done.stderr
     )
-    alone, elsewhere, afresh = (way.split(" ", 1) for way in offered.groups())
+    alone, afresh, elsewhere = (way.split(" ", 1) for way in offered.groups())
     assert alone == ["--resume", str(train_dir)]
     for words in (alone, [*flags, *elsewhere], [*flags, *afresh]):
         pasted = runs.call("train.py", *words)
