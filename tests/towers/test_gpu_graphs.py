@@ -264,7 +264,7 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     towers, batches = build(2, variable_update="mirrored", **options)
     assert_kernels(towers.trace(batches).graph)
     towers, batches = build(1, **options)
-    results = towers._results.get_concrete_function(batches, towers.devices)
+    results = towers._results.get_concrete_function(towers.devices, batches)
     assert_kernels(results.graph)
     verified = towers._step_and_results.get_concrete_function(batches)
     assert_kernels(verified.graph)
