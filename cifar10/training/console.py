@@ -17,7 +17,7 @@ from cifar10.training.loop import Loop
 from cifar10.training.results import divergence
 
 # Lines of steps that are printed at once, and the seconds between later ones.
-_LINES_AT_ONCE = 2
+_LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
 
