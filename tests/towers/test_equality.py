@@ -85,13 +85,16 @@ def test_towers_equal_a_single_one_for_50_steps(tmp_path, real_data_dir):
 
 @pytest.mark.slow
 def test_towers_equal_a_single_one_in_float32(tmp_path, real_data_dir):
-    least = np.full(3, np.inf)
+    least, beyond = np.full(3, np.inf), []
     for seed in range(5):
         options = {"steps": 10, "precision": "float32", "seed": seed, **TUTORIAL}
         measured = differences(tmp_path / str(seed), real_data_dir, TOWERS, **options)
         print("float32, 10 steps, 2 to 4 towers, seed", seed, measured)
-        # Rounding that moves a maximum: 1.04e-4 by seed 3 on an Emerald Rapids Xeon.
-        assert max(measured) <= 3e-4, measured
+        if max(measured) > 1e-4:
+            beyond.append(max(measured))
+        # Rounding may move a maximum: 1.04e-4 by seed 3 on an Emerald Rapids Xeon.
+        assert len(beyond) <= 1, beyond
+        assert max(measured) <= 1.1e-4, measured
         least = np.minimum(least, measured)
         if max(least) <= 1e-6:
             return
