@@ -89,9 +89,8 @@ class Option:
 
     def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
-            kinds = [
-                kind.__name__ for kind in typing.get_args(self.type) or (self.type,)
-            ]
+            types = typing.get_args(self.type) or (self.type,)
+            kinds = [kind.__name__ for kind in types]
             kind = " or ".join(kinds).replace("NoneType", "None")
             return f"it is not of type {kind}"
         if callable(value):  # A function of a Python program, which has no limits.

@@ -86,11 +86,9 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
         try:
             return _checked(*download.fetch(versions, directory, data_url))
         except UsageError as error:
-            wanted = f"{first.archive.name} or its folder {first.folder}"
-            problem = (
-                f"No {first.title} in {directory}: {error}\nPut {wanted} there, set "
-                "CIFAR10_DATA_DIR to its folder"
-            )
+            wanted = f"Put {first.archive.name} or its folder {first.folder} there"
+            problem = f"No {first.title} in {directory}: {error}\n{wanted}"
+            problem += ", set CIFAR10_DATA_DIR to its folder"
             # Whoever has waited for a part of it does not want the stand-in.
             if data == "auto" and isinstance(error, download.NothingReceivedError):
                 say(f"{problem}, or give --data_dir.\nUsing the SYNTHETIC stand-in.")

@@ -376,25 +376,22 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     # Redirections lead to servers only, not to files.
     request = url_request.Request(url, headers=headers)  # noqa: S310
     response = url_request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
+    is_part = response.getcode() == http.client.PARTIAL_CONTENT
+    part = response.headers.get("Content-Range", "")
+    start, asked = (start if is_part else 0), f"bytes {start}-"
+    is_page = response.headers.get_content_type() == "text/html"
+    size = start + int(response.headers["Content-Length"] or archive.size - start)
+    problem = ""
     if response.url.startswith("ftp:"):
+        problem = "is not on a web server"
+    elif is_part and not part.startswith(asked):
+        problem = "sends another part than was asked for"
+    elif is_page or size != archive.size:
+        what = "a page (text/html)" if is_page else f"a file of {size:,} bytes"
+        problem = f"sends {what}, not {archive.name} of {archive.size:,} bytes"
+    if problem:
         response.close()
-        raise _SourceError("is not on a web server")
-    if response.getcode() == http.client.PARTIAL_CONTENT:
-        if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            response.close()
-            raise _SourceError("sends another part than was asked for")
-    else:
-        start = 0
-    kind = response.headers.get_content_type()
-    length = response.headers["Content-Length"]
-    size = archive.size if length is None else start + int(length)
-    if kind == "text/html" or size != archive.size:
-        response.close()
-        what = (
-            f"a page ({kind})" if kind == "text/html" else f"a file of {size:,} bytes"
-        )
-        wanted = f"{archive.name} of {archive.size:,} bytes"
-        raise _SourceError(f"sends {what}, not {wanted}")
+        raise _SourceError(problem)
     return response, start
 
 

@@ -76,9 +76,8 @@ def _checked(data: Dataset) -> Dataset:
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     """Checks a data set for scoring a run, and adds missing names of classes."""
     (_, names), count = describe(settings), dataset.classes
-    if dataset.class_names == arrays.numbered_class_names(count) and count <= len(
-        names
-    ):
+    is_numbered = dataset.class_names == arrays.numbered_class_names(count)
+    if is_numbered and count <= len(names):
         # Arrays only number their classes, and may lack images of the last classes.
         dataset = dataclasses.replace(dataset, class_names=names)
     check_same_kind(dataset, settings, "data")

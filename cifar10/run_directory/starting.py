@@ -1,132 +1,21 @@
 """Starts a new run in a directory, or resumes the run that the directory holds.
 
-Only one training run may hold the lock of a directory. With --fresh, the earlier run is
-moved aside, not deleted. A run can be resumed if all settings that determine the result
-are unchanged; `find_differences` compares them.
+With --fresh, the earlier run is moved aside, not deleted. A run can be resumed if all
+settings that determine the result are unchanged; `find_differences` compares them.
 """
 
-import contextlib
-import errno
-import fcntl
 import json
-import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cifar10.config import fields, layout, options, run_config
-from cifar10.errors import UsageError, reason
 from cifar10.process import files
+from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
-_LOCK = ".lock"
 # Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 _ABSENT = "not recorded"
-
-
-class RunLock:
-    """Locks a run directory against other training runs, and creates it if absent.
-
-    The lock is on the file `.lock`, not on the directory, which NFS would lock on one
-    machine only. Every path to the directory leads to the same lock. The system
-    releases the lock whenever the process ends; a leftover file locks nothing.
-
-    Entering this context manager raises a `UsageError` if another training run holds
-    the lock, or if the directory cannot hold a run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._acquire()
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Releases the lock. If no run began, deletes what `_acquire` made."""
-        with contextlib.suppress(OSError):
-            if not (self._path / layout.CONFIG).exists():
-                (self._path / _LOCK).unlink()
-                if self._is_new:
-                    self._path.rmdir()
-        self._held.close()
-
-    def move_aside(self, target: Path) -> None:
-        """Renames the directory, then creates and locks a new one at the old path."""
-        self._path.rename(target)
-        with self._held.pop_all():
-            self._acquire()
-
-    def _acquire(self) -> None:
-        path = self._path
-        with contextlib.ExitStack() as held, explaining_errors(path):
-            holds_run(path)  # Refuses other content before writing anything.
-            self._is_new = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            lock = files.opened(path / _LOCK, "a+b", buffering=0)
-            held.enter_context(lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(lock.fileno(), 300, 0).decode(errors="replace")
-                raise UsageError(
-                    f"--train_dir {path} is in use by another training run: {holder}. "
-                    "Wait until that run ends, or choose another --train_dir."
-                ) from error
-            if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
-                raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
-            with contextlib.suppress(PermissionError):  # Another user owns it.
-                os.fchmod(lock.fileno(), 0o666)  # Who may write here may lock it.
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-            self._held = held.pop_all()
-
-
-def holds_run(path: Path) -> bool:
-    """Returns whether a directory holds a run; refuses files and other content."""
-    if not path.exists():
-        return False
-    if not path.is_dir():
-        raise UsageError(f"--train_dir {path} is a file; it has to be a directory.")
-    if (path / layout.CONFIG).exists():
-        return True
-    if any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise UsageError(
-            f"--train_dir {path} holds files, but no run with a {layout.CONFIG}. "
-            "Choose an empty or new directory."
-        )
-    return False
-
-
-@contextlib.contextmanager
-def explaining_errors(path: Path) -> Iterator[None]:
-    """Turns an `OSError` into a `UsageError` that names the run's directory."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"--train_dir {path} cannot be used: {reason(error)}. Choose another one."
-        ) from error
-
-
-def is_locked(path: Path) -> bool:
-    """Returns whether a training run holds a directory's lock; True if unknown.
-
-    The check itself locks the file for a moment, in which no training run can start.
-    """
-    try:
-        with files.opened(path / _LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # For example, this user may not read the file.
-        return True
-    return False
 
 
 def find_run(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from cifar10.config import flags, layout
 from cifar10.errors import UsageError
 from cifar10.process import entry_point, files
 from cifar10.run_directory import restoring
-from cifar10.run_directory.starting import is_locked
+from cifar10.run_directory.lock import is_locked
 
 if TYPE_CHECKING:
     from cifar10.training.replay import Difference, Replay

@@ -74,18 +74,14 @@ class Options(run_options.RunOptions):
     data_dir: str | None = None
 
 
-_FLAGS = {"step", "trust_model", "output", "data_dir"}
-
-
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     several: Any = {"metavar": "S", "action": "append", "default": []}
-    what = "directory of a run, like RUN_DIR"
-    parser.add_argument(
-        "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
-    )
+    what = "directory of a run"
+    parser.add_argument("run_dirs", nargs="*", metavar="RUN_DIR", help=what)
     parser.add_argument("--train_dir", "--checkpoint_dir", help=what, **several)
-    flags.add_flags(parser, Options, only=_FLAGS)
+    others = {"step", "trust_model", "output", "data_dir"}
+    flags.add_flags(parser, Options, only=others)
     given = flags.parse(parser, words)
     invocation.require_packages("report", "jinja2", "matplotlib")
     names = [*given.pop("run_dirs"), *given.pop("train_dir")] or [fields.TRAIN_DIR]

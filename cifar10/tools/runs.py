@@ -16,7 +16,7 @@ from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.early_stopping import why_ended
-from cifar10.run_directory.starting import RunLock, is_locked
+from cifar10.run_directory.lock import RunLock, is_locked
 
 HELP = "list runs with their state, step, score, size and age; remove some"
 DESCRIPTION = """Lists the runs in and below a directory.

@@ -17,7 +17,8 @@ from cifar10.towers.towers import ROUNDING, Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
-from cifar10.training.results import NotFinitePolicy, Results, explaining_failures
+from cifar10.training.results import NotFinitePolicy, Results
+from cifar10.training.step_failures import explaining_failures
 from cifar10.training.timing import Timer
 
 

@@ -18,7 +18,7 @@ from cifar10.process import files, invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights
 
 _DATA = "data_fingerprint"

@@ -1,4 +1,4 @@
-"""Reads the results of steps, averages them, and explains steps that fail.
+"""Reads the results of steps, checks that they are finite, and averages them.
 
 Reading a result waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
@@ -8,18 +8,15 @@ to be finite, the state before that step can still be saved. The step's gradient
 computed again, to name the variables whose gradients are not finite.
 """
 
-import contextlib
 import math
-import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import data_flag, fields, layout
-from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config import data_flag, layout
 from cifar10.errors import (
     CorruptedError,
     NotFiniteError,
@@ -238,10 +235,8 @@ class NotFinitePolicy:
         """Returns advice on steps `first` to `last`, whose results are not finite."""
         rate = self._training.config.update.learning_rate
         how = f"{_how_to_prevent(rate)} {self._progress.how_to_resume()}"
-        if self._training.dataset.name.startswith(
-            data_flag.PYTHON
-        ):  # A command cannot load it.
-            return how
+        if self._training.dataset.name.startswith(data_flag.PYTHON):
+            return how  # A command cannot load the data.
         run = shlex.quote(str(self._training.train_dir))
         find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
         return f"{how}\nFind the images that caused it with:\n    {find}"
@@ -272,48 +267,3 @@ def _how_to_prevent(rate: float) -> str:
         f"In a new run (another --train_dir), a --learning_rate below {rate}, "
         "--clip_norm or --warmup_epochs usually helps."
     )
-
-
-@contextlib.contextmanager
-def explaining_failures(
-    config: ResolvedConfig, how_to_resume: Callable[[], str]
-) -> Iterator[None]:
-    """Raises a `UsageError` if memory runs out or XLA cannot compile a step."""
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
-            raise
-        raise UsageError(
-            f"--batch_size {config.batch.batch_size}: a step does not fit into the "
-            f"memory of its device. {_advise(config)}\n{how_to_resume()}"
-        ) from error
-    except tf.errors.OpError as error:
-        if not re.search(_OF_XLA, error.message):
-            raise
-        raise UsageError(
-            f"--xla: XLA cannot compile this step: {error.message}\nLeave --xla out, "
-            "and give --fresh or another --train_dir."
-        ) from error
-
-
-def _advise(config: ResolvedConfig) -> str:
-    """Returns what to try, with the command that estimates the largest batch."""
-    advice, values = "Try half this batch size.", config.values
-    names, optimizer = (values["model"], values["data"]), values["optimizer"]
-    if invocation.in_memory(*names) or not isinstance(optimizer, str):
-        return advice  # Commands have no objects of a program.
-    values["global_batch_size"] = None  # `batch_size` agrees with it.
-    if values["data"] in data_flag.KINDS:
-        values["data"] = values["data_dir"]
-    usual: dict[str, Any] = {"recipe": values["recipe"]}
-    with contextlib.suppress(UsageError):  # The recipe's file may be gone.
-        usual = {**Config(recipe=values["recipe"]).values, "recipe": None}
-    usual["batch_size"] = None  # Always given.
-    flags = {
-        name: values[name]
-        for name in fields.PLANNED
-        if values[name] not in (None, usual.get(name))
-    }
-    plan = f"{invocation.command('plan')} {invocation.as_flags(**flags)}"
-    return f"{advice} An estimate of what fits:\n    {plan}"

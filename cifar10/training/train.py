@@ -11,7 +11,7 @@ from cifar10.input import datasets
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
 from cifar10.training.console import first_lines, last_lines, wrap

@@ -19,7 +19,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.process import entry_point, files
 from cifar10.run_directory import checkpoints, logs, scores, starting
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
 from cifar10.training.hooks import Run

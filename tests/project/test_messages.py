@@ -16,7 +16,7 @@ from pathlib import Path
 
 import runs
 from cifar10.input import cifar
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 
 LINES = re.MULTILINE | re.DOTALL
 MESSAGES = Path(__file__).with_name("messages.txt")

@@ -9,7 +9,7 @@ import pytest
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import starting
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 
 SETTINGS = {

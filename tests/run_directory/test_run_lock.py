@@ -12,7 +12,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import starting
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 
 # Trains beyond a checkpoint, and waits there.

@@ -18,7 +18,8 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.input import datasets
 from cifar10.input.pipeline import shuffled_indices
-from cifar10.run_directory import checkpoints, starting
+from cifar10.run_directory import checkpoints
+from cifar10.run_directory.lock import RunLock
 from cifar10.tools import audit, replay
 from cifar10.towers import towers
 from cifar10.training import replay as replays, train
@@ -423,7 +424,7 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
 
 
 def test_a_run_in_progress_is_refused(run_dir, capsys):
-    with starting.RunLock(run_dir), pytest.raises(UsageError, match="still"):
+    with RunLock(run_dir), pytest.raises(UsageError, match="still"):
         called(audit, capsys, run_dir)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from cifar10.run_directory import scores
-from cifar10.run_directory.starting import RunLock
+from cifar10.run_directory.lock import RunLock
 from small_runs import describe, save
 
 pytestmark = pytest.mark.usefixtures("registered")

@@ -8,7 +8,7 @@ import tensorflow as tf
 import runs
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import UsageError
-from cifar10.training.results import explaining_failures
+from cifar10.training.step_failures import explaining_failures
 from small_folders import numbered, write
 
 PLAN = ["python", "-m", "cifar10", "plan"]

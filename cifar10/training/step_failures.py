@@ -1,0 +1,62 @@
+"""Turns TensorFlow's errors in a step into advice for the user."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from cifar10.config import data_flag, fields
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.errors import UsageError
+from cifar10.process import invocation
+
+# These occur in TensorFlow's error if XLA cannot compile a step; the last one if cuDNN
+# has no convolution that XLA can use.
+_OF_XLA = "tf2xla|libdevice|could not find any supported configs"
+
+
+@contextlib.contextmanager
+def explaining_failures(
+    config: ResolvedConfig, how_to_resume: Callable[[], str]
+) -> Iterator[None]:
+    """Raises a `UsageError` if memory runs out or XLA cannot compile a step."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
+            raise
+        raise UsageError(
+            f"--batch_size {config.batch.batch_size}: a step does not fit into the "
+            f"memory of its device. {_advise(config)}\n{how_to_resume()}"
+        ) from error
+    except tf.errors.OpError as error:
+        if not re.search(_OF_XLA, error.message):
+            raise
+        raise UsageError(
+            f"--xla: XLA cannot compile this step: {error.message}\nLeave --xla out, "
+            "and give --fresh or another --train_dir."
+        ) from error
+
+
+def _advise(config: ResolvedConfig) -> str:
+    """Returns what to try, with the command that estimates the largest batch."""
+    advice, values = "Try half this batch size.", config.values
+    names, optimizer = (values["model"], values["data"]), values["optimizer"]
+    if invocation.in_memory(*names) or not isinstance(optimizer, str):
+        return advice  # Commands have no objects of a program.
+    values["global_batch_size"] = None  # `batch_size` agrees with it.
+    if values["data"] in data_flag.KINDS:
+        values["data"] = values["data_dir"]
+    usual: dict[str, Any] = {"recipe": values["recipe"]}
+    with contextlib.suppress(UsageError):  # The recipe's file may be gone.
+        usual = {**Config(recipe=values["recipe"]).values, "recipe": None}
+    usual["batch_size"] = None  # Always given.
+    flags = {
+        name: values[name]
+        for name in fields.PLANNED
+        if values[name] not in (None, usual.get(name))
+    }
+    plan = f"{invocation.command('plan')} {invocation.as_flags(**flags)}"
+    return f"{advice} An estimate of what fits:\n    {plan}"
