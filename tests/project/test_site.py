@@ -153,7 +153,7 @@ def docstring_blocks():
 
 # Appended to a pasted command, so that it takes seconds.
 SHORT = {
-    "train.py": "--max_steps 8 --eval_steps 4 --batch_size 8 --image_size 32",
+    "train.py": "--max_steps 12 --eval_steps 6 --batch_size 8 --image_size 32",
     "train_multi_gpu.py": "--max_steps 4 --batch_size 8 --data synthetic",
     "examples/one_page.py": "--max_steps 2",
     "eval.py": "--num_examples 4",
