@@ -5,7 +5,6 @@ Flags, recipes, the arguments of `Config` and `config.json` all set the fields t
 """
 
 import dataclasses
-import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -109,9 +108,9 @@ class Config(fields.Sections):
         return config
 
     @property
-    def periods(self) -> dict[str, int]:
-        """The periods of logs, summaries, checkpoints and evaluations, by flag."""
-        names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
+    def stops(self) -> dict[str, int]:
+        """The periods, by flag, of what needs the variables between two steps."""
+        names = ("summary_steps", "checkpoint_steps", "eval_steps")
         values = {**vars(self.output), **vars(self.checkpoints)}
         return {name: values[name] for name in names if values[name]}
 
@@ -132,21 +131,16 @@ class Config(fields.Sections):
         return self.speed.steps_per_call or 1
 
     def steps_of_call(self, step: int) -> int:
-        """Returns the number of steps in the next call: `steps_per_call` or 1.
+        """Returns the number of steps in the next call, at most `steps_per_call`.
 
-        A call runs a single step if `steps_per_call` steps would pass a log, a
-        checkpoint or the end of a stage, or include a verified step.
+        A call ends where a summary, an evaluation, a checkpoint or the end of a stage
+        is due, and before a verified step, which is a call of its own. Lines are logged
+        of steps within a call, too.
         """
-        count = self.steps_per_call
-        last = step + count
-        if (
-            count == 1
-            or any(step // p != (last - 1) // p for p in self.periods.values())
-            or last > self.stage(step).end
-            or last % (self.checkpoints.verify_steps or math.inf) < count
-        ):
-            return 1
-        return count
+        left = [period - step % period for period in self.stops.values()]
+        if verify := self.checkpoints.verify_steps:
+            left.append(verify - 1 - step % verify or 1)
+        return min(self.steps_per_call, self.stage(step).end - step, *left)
 
     def _assign(self, values: Mapping[str, Any]) -> None:
         for section in dataclasses.fields(self):
@@ -159,12 +153,6 @@ class Config(fields.Sections):
         """Refuses values that contradict the values of another section."""
         if not self.batch.global_batch_size:
             augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
-        for name, period in self.periods.items():
-            if self.steps_per_call > period:
-                raise UsageError(
-                    f"--steps_per_call {self.steps_per_call} is more than --{name} "
-                    f"{period}. Give at most {period}, or raise --{name}."
-                )
         keep = self.checkpoints
         if keep.stop_after_no_gain and not keep.eval_steps:
             raise UsageError(

@@ -397,8 +397,8 @@ class Speed(Checked):
     """Devices, compilation and determinism.
 
     Attributes:
-        steps_per_call: number of steps to run without returning to Python, with nothing
-            logged or saved between them (default: 1, or up to 10 on GPUs)
+        steps_per_call: maximum number of steps to run without returning to Python
+            (default: 1; on GPUs up to 10, or 50 with --xla on one)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
         xla: compile each tower with XLA, or with a single GPU whole steps; meant for

@@ -82,7 +82,9 @@ class ReplicaBuilder(TowerBuilder):
         """Returns process 0's `numbers`; can copy its variables to all replicas."""
         return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
 
-    def trace_step(self, batches: list[Batch]) -> StepResult:
+    def trace_step(
+        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+    ) -> StepResult:
         """Builds the operations of a step: towers, all-reduce and updates."""
         averages: dict[int, Averages] = {}
 
@@ -101,7 +103,7 @@ class ReplicaBuilder(TowerBuilder):
         # Outside of the strategy, because within it a Keras optimizer would sum the
         # gradients over all replicas once more.
         results = [
-            self._trace_update(state, averages[replica])
+            self._trace_update(state, averages[replica], is_wanted)
             for replica, state in enumerate(self._states)
         ]
         return results[0]

@@ -19,14 +19,14 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import CorruptedError, StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
+from cifar10.towers.rounding import relative_difference
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -36,8 +36,6 @@ Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
 
 # Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
 _TOWER_SEED_STRIDE = 0x9E3779B1
-# How far rounding moves gradients and scores: ten times what docs/auditing.md measured.
-ROUNDING = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
 
 logger = logging.getLogger(__name__)
 
@@ -160,9 +158,9 @@ class TowerBuilder:
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         # On an H100 a small CNN's step took 0.5 ms, with the tower alone compiled 3.0.
-        compiled = self.tower.xla and self._is_on_one_device()
-        self._step = traced(self.trace_step, xla=compiled)
-        self._steps = traced(self._trace_steps, xla=compiled)
+        self._compiles = self.tower.xla and self._is_on_one_device()
+        self._step = traced(self.trace_step, xla=self._compiles)
+        self._steps = traced(self._trace_steps, xla=self._compiles)
         self._step_and_results = traced(self._trace_step_and_results)
         self._results = traced(functools.partial(self._trace_towers, self.state))
 
@@ -174,18 +172,28 @@ class TowerBuilder:
         """Runs one tower per batch, then an update. All batches have the same shape."""
         return self.result(self._step(list(batches)))
 
-    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+    def steps(
+        self, batches: Sequence[Sequence[Batch]], most: int | None = None
+    ) -> StepResult:
         """Runs several steps without returning to Python in between.
 
-        All batches, `batches[step][tower]`, have the same shape.
+        All batches, `batches[step][tower]`, have the same shape. One program runs any
+        number of steps up to `most` (by default, as many as there are batches), so the
+        result does not depend on how steps are divided into calls.
         """
+        count, most = len(batches), most or len(batches)
+        batches = [*batches, *[batches[-1]] * (most - count)]
         stacked = []
         of_towers = zip(*batches, strict=True)
         for device, of_tower in zip(self.devices, of_towers, strict=True):
             with tf.device(device):
                 inputs, labels = zip(*of_tower, strict=True)
                 stacked.append((tf.stack(inputs), tf.stack(labels)))
-        return self.result(self._steps(stacked))
+        with tf.device("/cpu:0"):
+            result = self._steps(stacked, tf.constant(count))
+        if count < most:
+            result = tf.nest.map_structure(lambda of_steps: of_steps[:count], result)
+        return self.result(result)
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result. A subclass may first remove metrics it has added."""
@@ -253,17 +261,27 @@ class TowerBuilder:
         """Returns the traced step, whose graph TensorBoard shows."""
         return self._step.get_concrete_function(list(batches))
 
-    def trace_step(self, batches: list[Batch]) -> StepResult:
+    def trace_step(
+        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+    ) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
-        return self._trace_step_and_results(batches)[0]
+        return self._trace_step_and_results(batches, is_wanted)[0]
 
-    def _trace_step_and_results(self, batches: list[Batch]) -> tuple:
+    def _trace_step_and_results(
+        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+    ) -> tuple:
         results = self._trace_towers(self.state, self.devices, batches)
         averages = self._trace_averages(self.state, self.devices, batches, results)
-        return self._trace_update(self.state, averages), results
+        return self._trace_update(self.state, averages, is_wanted), results
 
-    def _trace_steps(self, stacked: list[Batch]) -> StepResult:
-        """Builds a loop over steps; `stacked` has the batches of all steps by tower."""
+    def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
+        """Builds a loop over `count` steps, int32 [].
+
+        `stacked` has the batches of all steps by tower. XLA knows how often a loop runs
+        only if that is a constant; otherwise the host would wait for each step. So a
+        compiled loop runs for all batches, and from `count` on writes nothing.
+        """
+        most = stacked[0][0].shape[0]
 
         def batches_of(step: tf.Tensor | int) -> list[Batch]:
             batches = []
@@ -272,15 +290,23 @@ class TowerBuilder:
                     batches.append((inputs[step], labels[step]))
             return batches
 
+        def run(step: tf.Tensor, rows: list[tf.TensorArray]) -> tuple:
+            is_wanted = step < count if self._compiles else None
+            result = tf.nest.flatten(self.trace_step(batches_of(step), is_wanted))
+            pairs = zip(rows, result, strict=True)
+            return step + 1, [row.write(step, value) for row, value in pairs]
+
         outputs = self.trace(batches_of(0)).structured_outputs
-        return tf.map_fn(
-            lambda step: self.trace_step(batches_of(step)),
-            tf.range(stacked[0][0].shape[0]),
-            parallel_iterations=1,  # Each step reads what the step before has written.
-            fn_output_signature=tf.nest.map_structure(
-                lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
-            ),
+        rows = [
+            tf.TensorArray(one.dtype, most, element_shape=one.shape)
+            for one in tf.nest.flatten(outputs)
+        ]
+        last = most if self._compiles else count
+        # Each step reads what the step before has written.
+        _, rows = tf.while_loop(
+            lambda step, _: step < last, run, (0, rows), parallel_iterations=1
         )
+        return tf.nest.pack_sequence_as(outputs, [row.stack() for row in rows])
 
     def _trace_towers(
         self,
@@ -333,9 +359,13 @@ class TowerBuilder:
                 batches[0][0].shape[0] * self.num_towers,
             )
 
-    def _trace_update(self, state: TrainState, averages: Averages) -> StepResult:
+    def _trace_update(
+        self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None = None
+    ) -> StepResult:
         with tf.device(state.device), tf.name_scope("update"):
-            metrics = averages.metrics | self.update(state, averages)
+            metrics = averages.metrics | self.update(
+                state, averages, is_wanted=is_wanted, xla=self._compiles
+            )
             numbers = join_numbers(metrics, averages.tower_losses)
         return StepResult(metrics, averages.tower_losses, numbers)
 
@@ -350,16 +380,6 @@ class TowerBuilder:
         if new := [name for name in missing if name not in self._warned]:
             self._warned.update(new)
             logger.warning("Not trained, as they have no gradient: %s.", ", ".join(new))
-
-
-def relative_difference(ours: Any, theirs: Any) -> float:
-    """Returns the norm of a difference by the larger norm, 0 to 2; 2 if not finite."""
-    if np.array_equal(ours, theirs) or np.array_equal(ours, theirs, equal_nan=True):
-        return 0.0
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    with np.errstate(all="ignore"):
-        size = max(np.linalg.norm(ours), np.linalg.norm(theirs))
-        return float(np.nan_to_num(np.linalg.norm(ours - theirs) / size, nan=2.0))
 
 
 def sum_on_devices(

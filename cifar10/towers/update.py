@@ -48,7 +48,10 @@ class TrainState:
             self.halted = tf.Variable(False, trainable=False)
 
     def variables(self) -> list[tf.Variable]:
-        """Returns all variables that a step writes, except `halted`, in fixed order."""
+        """Returns all variables that a step writes, except `halted`, in fixed order.
+
+        The last one is `global_step`.
+        """
         keras_variables = [
             *self.model.trainable_variables,
             *self.model.non_trainable_variables,
@@ -104,8 +107,21 @@ class Update:
     clip_norm: float | None = None
     halts: bool = True
 
-    def __call__(self, state: TrainState, averages: Averages) -> dict[str, tf.Tensor]:
+    def __call__(
+        self,
+        state: TrainState,
+        averages: Averages,
+        *,
+        is_wanted: tf.Tensor | None = None,
+        xla: bool = False,
+    ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
+
+        Args:
+            state: What is updated.
+            averages: The means of the towers' results.
+            is_wanted: bool []; if false, nothing is written. None means true.
+            xla: Whether XLA compiles the function that calls this.
 
         Returns:
             Metrics by name: `learning_rate`, `gradient_norm` (the global norm of the
@@ -129,18 +145,19 @@ class Update:
             ]
         writes = _all_finite(averages.tower_losses)
         writes &= _all_finite(metrics["gradient_norm"])
+        fails = ~writes
+        if is_wanted is not None:
+            writes, fails = writes & is_wanted, fails & is_wanted
         if self.halts:
             writes &= ~state.halted.read_value()
-        undone = [
-            variable
-            for variable in state.variables()
-            if self.halts or variable is not state.global_step
-        ]
+        undone = state.variables()
         before = [variable.read_value() for variable in undone]
         self._write(state, present, averages.statistics, rate)
         if self.halts:
-            state.halted.assign(~writes)
-        assign_unless(writes, undone, before)
+            state.halted.assign(state.halted.read_value() | fails)
+        else:  # A skipped step counts: `global_step` is the last variable.
+            before[-1] += tf.cast(fails, tf.int64)
+        assign_unless(writes, undone, before, xla=xla)
         return {**metrics, "learning_rate": rate}
 
     def _write(

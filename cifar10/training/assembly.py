@@ -42,8 +42,9 @@ from cifar10.towers.update import TrainState, Update
 from cifar10.training import own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
-# Steps of a call on GPUs, unless the batches of a call take more memory than this.
-_STEPS_OF_CALL = 10
+# Steps of a call on GPUs, and of a program that XLA compiles; fewer if the batches of a
+# call would take more memory than this.
+_STEPS_OF_CALL, _STEPS_OF_PROGRAM = 10, 50
 _MOST_BYTES_OF_CALL = 2**27
 
 
@@ -246,19 +247,19 @@ def default_steps_per_call(
 
     Between two calls a GPU waits for Python; several steps per call make this rarer.
     """
-    height, width, channels = distortions.image_shape(config.images.distortions, shape)
-    images = config.batch.batch_size * config.batch.accumulate * _STEPS_OF_CALL
     if (
         not placement.on_gpus
         or (config.speed.xla and len(placement.devices) > 1)
         or config.memory.sections
         or config.batch.variable_update == "mirrored"
         or config.machine.workers > 1
-        or images * height * width * channels * 4 > _MOST_BYTES_OF_CALL
-        or any(period % _STEPS_OF_CALL for period in config.periods.values())
     ):
         return 1
-    return _STEPS_OF_CALL
+    images = config.batch.batch_size * config.batch.accumulate
+    size = math.prod(distortions.image_shape(config.images.distortions, shape))
+    fitting = _MOST_BYTES_OF_CALL // (images * size * tf.float32.size)
+    most = _STEPS_OF_PROGRAM if config.speed.xla else _STEPS_OF_CALL
+    return max(1, min(fitting, most))
 
 
 def build_states(

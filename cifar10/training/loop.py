@@ -6,14 +6,15 @@ the hooks in their order.
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from signal import Signals
 
 from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
+from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
-from cifar10.towers.towers import ROUNDING, Batch, StepResult
+from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
@@ -85,10 +86,23 @@ class Loop:
         with self.timer.during(part):
             yield
 
-    def read_results(self) -> Mapping[str, float]:
-        """Returns the newest step's metrics; raises if a new result is not finite."""
+    def read_results(self, *, but: int = 0) -> None:
+        """Reads new results and logs steps; raises if a result is not finite.
+
+        Leaves out the results of the newest calls, as many as `but` says.
+        """
+        period, rate = self.training.config.output.log_frequency, None
         with self.timer.during("training"):
-            return self.results.read()
+            for step, metrics in self.results.read(but=but):
+                if step % period:
+                    continue
+                if rate is None:
+                    rate = self.timer.rate() * self.training.config.global_batch_size
+                metrics["examples_per_sec"] = rate
+                if self.training.config.checkpoints.on_nan == "skip":
+                    metrics["skipped_steps"] = self.progress.skipped_steps
+                with self.timer.during("summaries"):
+                    self.hooks.notify("on_log", step, metrics)
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -150,13 +164,13 @@ class Loop:
 
     def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
         config, towers = self.training.config, self.training.towers
-        if len(batches) > 1:
-            return towers.steps(batches)
         period = config.checkpoints.verify_steps
         if period and (self.step + 1) % period == 0:
             rounding = ROUNDING[config.network.precision]
             bound = 0.0 if config.speed.deterministic else rounding
             return towers.verified_step(batches[0], bound)
+        if config.steps_per_call > 1:
+            return towers.steps(batches, config.steps_per_call)
         return towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:

@@ -30,17 +30,15 @@ class Log:
         self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
-        """Reports metrics every `--log_frequency` steps; reports the time left once."""
+        """Reports metrics every `--log_frequency` steps; reports the time left once.
+
+        With several steps per call, reads a call's results while the next call runs.
+        """
         loop = self._loop
-        if step % self._config.output.log_frequency == 0:
-            metrics = {
-                **loop.read_results(),
-                "examples_per_sec": loop.timer.rate() * self._config.global_batch_size,
-            }
-            if self._config.checkpoints.on_nan == "skip":
-                metrics["skipped_steps"] = loop.progress.skipped_steps
-            with loop.timer.during("summaries"):
-                loop.hooks.notify("on_log", step, metrics)
+        if self._config.steps_per_call > 1:
+            loop.read_results(but=1)
+        elif step % self._config.output.log_frequency == 0:
+            loop.read_results()
         steps = loop.timer.steps
         left = self._config.run.max_steps - step
         is_due = not self._forecast and loop.timer.stepping() >= FORECAST_AFTER

@@ -18,7 +18,8 @@ from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting
-from cifar10.towers.towers import ROUNDING, Batch, relative_difference
+from cifar10.towers.rounding import ROUNDING, relative_difference
+from cifar10.towers.towers import Batch
 from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
 

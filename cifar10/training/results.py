@@ -10,7 +10,7 @@ computed again, to name the variables whose gradients are not finite.
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,25 +88,25 @@ class Results:
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
-    def read(self) -> dict[str, float]:
-        """Reads and checks the new results, and updates the metrics' moving averages.
+    def read(self, *, but: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
+        """Reads and checks the new results, `but` those of so many newest calls.
 
-        Returns the newest step's metrics and these averages; {} if no result is new.
+        Yields each step, its metrics, and the metrics' moving averages at that step.
         """
-        newest: dict[str, float] = {}
+        count = max(len(self._pending) - but, 0)
         # Cleared first: if a step is not finite, no later result counts.
-        pending, self._pending = self._pending, []
+        pending, later = self._pending[:count], self._pending[count:]
+        self._pending = []
         for last_step, result in pending:
             of_steps, losses = split_numbers(result.numbers.numpy(), result.metrics)
             first_step = last_step - (len(losses) - 1)
-            for step, newest in enumerate(of_steps, first_step):
-                self._count(step, newest, losses[step - first_step])
-        if pending:
-            averages = self._progress.metric_averages
-            # A damaged checkpoint may hold names that event files cannot store.
-            known = [name for name in _AVERAGED if name in averages]
-            newest |= {f"{name}/average": averages[name] for name in known}
-        return newest
+            for step, metrics in enumerate(of_steps, first_step):
+                self._count(step, metrics, losses[step - first_step])
+                averages = self._progress.metric_averages
+                # A damaged checkpoint may hold names that event files cannot store.
+                known = [name for name in _AVERAGED if name in averages]
+                yield step, metrics | {f"{n}/average": averages[n] for n in known}
+        self._pending = later
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):

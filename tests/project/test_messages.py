@@ -39,7 +39,6 @@ train_multi_gpu.py --num_gpus 4 --global_batch_size 130 --data synthetic
 train_multi_gpu.py --num_gpus 2 --variable_device gpu {flags}/new
 train.py {flags}/new --batch_size 10001
 train.py {flags}/new --memory_limit 1
-train.py {flags}/new --steps_per_call 20
 train.py {flags}/new --model small_model:three_layers
 train.py {flags}/new --model no_such_module:function
 train.py {flags}/new --data cifar01

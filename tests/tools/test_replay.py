@@ -21,7 +21,7 @@ from cifar10.input.pipeline import shuffled_indices
 from cifar10.run_directory import checkpoints
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import audit, replay
-from cifar10.towers import towers
+from cifar10.towers import rounding
 from cifar10.training import replay as replays, train
 from cifar10.training.replay import Replay
 from small_folders import numbered, write
@@ -130,7 +130,8 @@ def precision_bounds():
 
 def test_bounds_are_documented():
     bounds = {
-        name: (replays._BOUNDS[name], bound) for name, bound in towers.ROUNDING.items()
+        name: (replays._BOUNDS[name], bound)
+        for name, bound in rounding.ROUNDING.items()
     }
     assert precision_bounds() == bounds
     assert {*bounds} == {*PRECISIONS}

@@ -29,9 +29,11 @@ def losses(train_dir):
     return [{name: line[name] for name in line.keys() - times} for line in lines]
 
 
-def test_a_run_in_calls_of_several_steps_resumes_in_single_ones(tmp_path, stand_in_dir):
+def test_a_run_in_calls_of_several_steps_logs_and_resumes_like_single_ones(
+    tmp_path, stand_in_dir
+):
     straight = train(tmp_path / "straight", stand_in_dir)
-    train(tmp_path / "resumed", stand_in_dir, max_steps=4, steps_per_call=2)
+    train(tmp_path / "resumed", stand_in_dir, max_steps=5, steps_per_call=3)
     resumed = train(tmp_path / "resumed", stand_in_dir)
     runs.assert_equal(resumed, straight)
     # The losses' averages go on.
@@ -41,19 +43,27 @@ def test_a_run_in_calls_of_several_steps_resumes_in_single_ones(tmp_path, stand_
 def test_a_default_number_of_steps_a_call_is_none_of_the_resumed_run(
     tmp_path, stand_in_dir, monkeypatch
 ):
-    """Which may log more often, without a flag to take back that was never given."""
-
     def count(config, *_):
         found.append(config.speed.steps_per_call)
-        return config.output.log_frequency
+        return 2
 
     found = []
     monkeypatch.setattr(assembly, "default_steps_per_call", count)
-    train(tmp_path / "run", stand_in_dir, max_steps=2, log_frequency=2)
-    config = Config(resume=tmp_path / "run", max_steps=3, log_frequency=1)
-    training.train(config)
+    train(tmp_path / "run", stand_in_dir, max_steps=2)
+    training.train(Config(resume=tmp_path / "run", max_steps=3))
     assert found == [None, None]
-    assert runs.logged(tmp_path / "run")[-1]["step"] == 3
+
+
+@pytest.mark.slow
+def test_a_compiled_run_resumes_bit_for_bit_after_any_step(tmp_path, stand_in_dir):
+    """With batch statistics and dropout; where a run stopped divides its calls."""
+    options = {"model": "small_runs:small", "momentum": 0.9, "precision": "float32"}
+    options |= {"xla": True, "steps_per_call": 4, "checkpoint_steps": 9}
+    straight = train(tmp_path / "straight", stand_in_dir, max_steps=9, **options)
+    for end in (1, 6, 9):
+        resumed = train(tmp_path / "resumed", stand_in_dir, max_steps=end, **options)
+    runs.assert_equal(resumed, straight)
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "straight")
 
 
 @pytest.mark.slow

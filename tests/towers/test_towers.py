@@ -306,6 +306,54 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     assert_equal(values(builder), end)
 
 
+def compiled_towers(device, **of_update):
+    """Returns towers whose steps XLA compiles into one program."""
+    extra = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)
+    sgd = keras.optimizers.SGD(0.1, 0.9)
+    model = small_model(*extra)
+    builder = make_towers(model, [device], optimizer=sgd, device=device, **of_update)
+    builder.tower.xla = True
+    builder.freeze(())
+    return builder
+
+
+@pytest.mark.parametrize("halts", [True, False])
+@pytest.mark.parametrize("bad", [None, 5])
+def test_a_compiled_program_computes_the_same_however_steps_are_divided(
+    four_cpus, halts, bad
+):
+    """Bit for bit; also if step `bad` is not finite, and later ones write or not."""
+    batches = [split(*random_batch(seed=seed), 1) for seed in range(9)]
+    if bad:
+        inputs, labels = batches[bad][0]
+        batches[bad] = [(inputs * np.nan, labels)]
+    ends = []
+    for division in ([3, 3, 3], [1, 3, 2, 2, 1]):
+        builder, losses = compiled_towers(four_cpus[0], halts=halts), []
+        for count in division:
+            first = len(losses)
+            result = builder.steps(batches[first : first + count], 3)
+            losses += result.tower_losses[:, 0].numpy().tolist()
+        ends.append([*values(builder), losses])
+    assert_equal(*ends)
+    *_, steps, losses = ends[0]
+    assert steps == (bad if bad and halts else 9)
+    assert [*np.flatnonzero(np.isnan(losses))] == ([bad] if bad else [])
+
+
+def test_a_compiled_program_never_waits_for_the_host(four_cpus):
+    """XLA knows how many steps it has, and it has no branch."""
+    builder = compiled_towers(four_cpus[0])
+    [(inputs, labels)] = split(*random_batch(), 1)
+    stacked = [(tf.stack([inputs] * 4), tf.stack([labels] * 4))]
+    compiler = builder._steps.experimental_get_compiler_ir(stacked, tf.constant(3))
+    program = compiler(stage="optimized_hlo", platform_name="CPU")
+    loops = [line for line in program.splitlines() if " while(" in line]
+    assert loops
+    assert all("known_trip_count" in line for line in loops)
+    assert " conditional(" not in program
+
+
 @pytest.mark.parametrize("halts", [True, False])
 def test_an_infinite_loss_of_one_tower_writes_nothing(four_cpus, halts):
     """Even if all gradients are finite; and with `halts` no later step writes."""

@@ -158,10 +158,27 @@ def test_a_call_of_several_steps_ends_with_its_stage():
     periods = dict.fromkeys(("log_frequency", "summary_steps", "checkpoint_steps"), 10)
     options = {"stages": stages, "schedule": "linear", "max_steps": 10, **periods}
     config = resolved(steps_per_call=2, **options)
-    assert [config.steps_of_call(step) for step in (2, 4, 5, 7)] == [2, 1, 2, 2]
+    assert calls(config) == [2, 2, 1, 2, 2, 1]
 
 
-def test_gpus_take_several_steps_a_call_where_periods_and_memory_allow_it():
+def test_calls_end_where_the_variables_are_needed_between_two_steps():
+    """Steps within a call can be logged; a verified step is a call of its own."""
+    periods = {"summary_steps": 7, "checkpoint_steps": 10, "max_steps": 12}
+    config = resolved(steps_per_call=5, log_frequency=1, **periods)
+    assert calls(config) == [5, 2, 3, 2]
+    config = resolved(steps_per_call=5, verify_steps=4, **periods)
+    assert calls(config) == [3, 1, 3, 1, 2, 1, 1]
+
+
+def calls(config):
+    """Returns the number of steps of each call of a training."""
+    counts = []
+    while (step := sum(counts)) < config.run.max_steps:
+        counts.append(config.steps_of_call(step))
+    return counts
+
+
+def test_gpus_take_several_steps_a_call_where_memory_allows_it():
     one = Placement(("/gpu:0",), simulated=False, description="a GPU")
     two = Placement(("/gpu:0", "/gpu:1"), simulated=False, description="two GPUs")
 
@@ -171,11 +188,12 @@ def test_gpus_take_several_steps_a_call_where_periods_and_memory_allow_it():
         return assembly.default_steps_per_call(config, gpus, shape)
 
     assert count() == 10
-    assert count(log_frequency=20, eval_steps=30) == 10
-    assert count(log_frequency=15) == 1
-    assert count((224, 224, 3), distortions="flip_translate", batch_size=512) == 1
+    assert count(log_frequency=15, eval_steps=35) == 10
+    large = {"shape": (128, 128, 3), "distortions": "flip_translate"}
+    assert count(**large) == 5  # Of 24 MiB each.
+    assert count(**large, batch_size=1024) == 1
     assert count(sections="2") == count(xla=True) == 1
-    assert count(xla=True, gpus=one) == 10
+    assert count(xla=True, gpus=one) == 50
     assert assembly.default_steps_per_call(resolved(), TWO_TOWERS, (32, 32, 3)) == 1
 
 

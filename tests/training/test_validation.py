@@ -349,7 +349,6 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
 def test_flags_that_make_no_sense_are_refused():
     for options, flag in (
         ({"eval_steps": 11, "max_steps": 10}, "--eval_steps 11"),
-        ({"eval_steps": 3, "steps_per_call": 4}, "--steps_per_call 4"),
         ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5 .* --eval_steps"),
         ({"best_by": "accuracy"}, "--best_by accuracy: .*precision @ 1, .*macro F1"),
     ):
