@@ -1,5 +1,7 @@
-"""Detects this machine's available memory and its native bfloat16 support."""
+"""Detects this machine's memory, its GPUs and its native bfloat16 support."""
 
+import contextlib
+import ctypes
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -35,6 +37,20 @@ def available_memory() -> int | None:
     if not found:
         return None
     return min([int(found[1]) * 1024, *_left_by_control_groups()])
+
+
+def count_gpus() -> int:
+    """Returns how many NVIDIA GPUs CUDA shows to this process; 0 without a driver.
+
+    CUDA numbers them from 0, also in a container that has only /dev/nvidia3, and on
+    WSL, which has no such file.
+    """
+    count = ctypes.c_int()
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+    return count.value
 
 
 def _left_by_control_groups() -> Iterator[int]:

@@ -360,7 +360,8 @@ class Checkpoints(Checked):
         verify_steps: steps between two verified steps, whose gradients two devices
             compute; if they differ, --on_nan decides (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
-            so that a scheduler or --max_restarts restarts the run (default: never)
+            so that a scheduler or --max_restarts restarts the run (default: 600 with
+            NCCL, which may wait for ever; else never)
     """
 
     checkpoint_steps: Count = 1000

@@ -15,10 +15,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cifar10 import errors
+from cifar10 import errors, hardware
 from cifar10.config import flags
 from cifar10.distributed import cluster
-from cifar10.errors import STOP_SIGNALS, LostWorkerError, StoppedError, UsageError, say
+from cifar10.errors import (
+    STOP_SIGNALS,
+    LostWorkerError,
+    StoppedError,
+    UsageError,
+    counted,
+    say,
+)
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 
@@ -125,14 +132,17 @@ def _environments(workers: int) -> list[dict[str, str]]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    installed = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
-    visible = os.environ.get(_GPUS, ",".join(sorted(installed, key=int)))
+    visible = os.environ.get(_GPUS)
+    if visible is None:
+        visible = ",".join(map(str, range(hardware.count_gpus())))
     gpus = [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
-    share = len(gpus) // workers
-    if gpus and not share:
+    share, rest = divmod(len(gpus), workers)
+    if rest:
+        used = ",".join(gpus[: share * workers]) or "-1"
         raise UsageError(
-            f"--local_workers {workers}: this machine has only {len(gpus)} GPUs.\nGive "
-            f"at most {len(gpus)}, or put {_GPUS}=-1 before the command to use the CPU."
+            f"--local_workers {workers}: {counted(len(gpus), 'GPU')} cannot be divided "
+            f"equally. Give --local_workers {len(gpus)}, or put {_GPUS}={used} before "
+            "the command" + (", to use the CPU." if used == "-1" else ".")
         )
     # By default NCCL would listen on the network, not only on loopback.
     shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")}

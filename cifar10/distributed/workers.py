@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _LOST = (
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
+# More than one training traces; as in TensorFlow's strategy_combinations.py.
+_KEYS_OF_A_STRATEGY = 100_000
 
 
 class Workers:
@@ -75,8 +77,13 @@ class Workers:
         Returns the strategy, and the number of sets of variables in this process. The
         strategy is None for a single process with a single set.
         """
-        # NCCL does not take two towers on one GPU.
-        gpus = placement.on_gpus and not placement.simulated
+        gpus = placement.suits_nccl
+        if variable_update == "mirrored" and len(placement.gpu_names) > 1:
+            raise UsageError(
+                f"--variable_update mirrored: {' and '.join(placement.gpu_names)} "
+                "would round differently. Give --variable_update towers, or choose "
+                "GPUs of one kind with CUDA_VISIBLE_DEVICES."
+            )
         mirrored = variable_update == "mirrored" or (
             variable_update == "auto" and self.count > 1 and gpus
         )
@@ -84,12 +91,9 @@ class Workers:
         if self.count == 1:
             if not mirrored:
                 return None, 1
-            return tf.distribute.MirroredStrategy(
-                placement.devices,
-                # On GPUs TensorFlow chooses NCCL. Elsewhere it would choose
-                # collectives, whose keys two runs in one process would share.
-                None if gpus else tf.distribute.ReductionToOneDevice(),
-            ), towers
+            # On GPUs TensorFlow chooses NCCL.
+            reduction = None if gpus else tf.distribute.ReductionToOneDevice()
+            return mirrored_strategy(placement.devices, reduction), towers
         if mirrored and not gpus and towers > 1:
             raise UsageError(
                 f"--variable_update mirrored: with several machines, {towers} towers "
@@ -168,6 +172,18 @@ class Workers:
                 f"({cause[1] if cause else reason(error)}). Its output may say why. "
                 "Start all workers again to resume from the last checkpoint."
             ) from error
+
+
+def mirrored_strategy(
+    devices: Sequence[str], reduction: tf.distribute.CrossDeviceOps | None
+) -> tf.distribute.MirroredStrategy:
+    """Returns a strategy whose collectives share no keys with an earlier one's.
+
+    Otherwise the second training of a process would fail with "Shape mismatch in the
+    collective instance". TensorFlow's own tests count the keys up like this.
+    """
+    tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001
+    return tf.distribute.MirroredStrategy(devices, reduction)
 
 
 def connect_cluster(

@@ -95,6 +95,8 @@ def import_tensorflow(
     normalization. These kernels may overflow on activations far from 1, but other
     kernels need two transpositions.
 
+    CUDA numbers GPUs as nvidia-smi does, unless the user has set CUDA_DEVICE_ORDER.
+
     During the import, `stop` handles signals. Without `stop`, they end the program.
     """
     if deterministic:
@@ -103,6 +105,7 @@ def import_tensorflow(
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     if "tensorflow" in sys.modules:
         return
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "avx2" in hardware.processor_features():
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     say("Starting TensorFlow ...")

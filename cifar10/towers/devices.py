@@ -31,6 +31,7 @@ class Placement:
     devices: tuple[str, ...]  # One device name per tower.
     simulated: bool  # Whether several towers share the CPU or a GPU.
     description: str  # One line for the user.
+    gpu_names: tuple[str, ...] = ()  # The kinds of GPUs.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
         """Returns each batch's device in a step of `accumulate` batches per tower."""
@@ -40,6 +41,17 @@ class Placement:
     def on_gpus(self) -> bool:
         """Whether the towers run on GPUs."""
         return self.devices[0].startswith("/gpu")
+
+    @property
+    def suits_nccl(self) -> bool:
+        """Whether NCCL can reduce over the towers, so that all compute alike.
+
+        NCCL takes no two towers on one GPU, nor parts of a GPU (MIG). Unlike GPUs
+        would round differently, so that their copies of the variables drifted apart.
+        """
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        is_divided = self.simulated or "MIG" in " ".join([visible, *self.gpu_names])
+        return self.on_gpus and not is_divided and len(self.gpu_names) < 2
 
 
 def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
@@ -62,15 +74,21 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
             "and put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     describe = tf.config.experimental.get_device_details
-    names = {describe(gpu).get("device_name", gpu.name) for gpu in gpus[:used]}
+    names = sorted({describe(gpu).get("device_name", gpu.name) for gpu in gpus[:used]})
     kind = "SIMULATED " if split_gpu > 1 else ""
-    description = f"{counted(count, f'{kind}tower')} on {', '.join(sorted(names))}"
+    description = f"{counted(count, f'{kind}tower')} on {', '.join(names)}"
+    if len(names) > 1:
+        description += (
+            " (unlike GPUs: each step waits for the slowest; CUDA_VISIBLE_DEVICES "
+            "chooses)"
+        )
     if split_gpu > 1:
         description += f", {split_gpu} on each GPU ({_FOR_TRYING})"
     return Placement(
         _take(f"--num_gpus {count}", gpus[:used], split_gpu),
         simulated=split_gpu > 1,
         description=description,
+        gpu_names=tuple(names),
     )
 
 

@@ -20,6 +20,8 @@ _SLOW = ("start", "evaluation")  # Parts that take longer.
 _STEPS_OF_MEDIAN = 101
 # Writing the report may hang as well, for example on the same disk as the step.
 _SECONDS_TO_WRITE = 10.0
+# The default of --hang_timeout where NCCL could wait for ever.
+_SECONDS_OF_NCCL = 600.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 # What a step waits for in these parts of the run's time.
@@ -47,10 +49,12 @@ class Watchdog:
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
         config = loop.training.config
         # `on_step` is called once per call of several steps.
-        hang_timeout = config.checkpoints.hang_timeout or math.inf
+        training = loop.training
+        mirrors = training.planner.replicas > 1 or training.workers.count > 1
+        uses_nccl = mirrors and training.placement.suits_nccl
+        default = _SECONDS_OF_NCCL if uses_nccl else math.inf
+        hang_timeout = config.checkpoints.hang_timeout or default
         self._hang_timeout = config.steps_per_call * hang_timeout
-        place, copies = loop.training.placement, loop.training.planner.replicas
-        uses_nccl = place.on_gpus and not place.simulated and copies > 1
         self._elsewhere = _IN_NCCL if uses_nccl else _ELSEWHERE
         self._loop = loop
         self._end = end

@@ -521,3 +521,20 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
     assert re.search(f"exit code 75, {restarting.format(2)}", said)
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)
+
+
+def test_mirrored_trainings_of_one_process_reduce_apart(four_cpus):
+    """By collectives, as on GPUs, with other variables and other numbers of devices."""
+    for count, size in ((2, 4), (2, 9), (3, 9)):
+        strategy = workers.mirrored_strategy(four_cpus[:count], None)
+
+        @tf.function
+        def step(strategy=strategy, size=size):
+            def reduce():
+                context = tf.distribute.get_replica_context()
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([size]))
+
+            return strategy.run(reduce)
+
+        for total in strategy.experimental_local_results(step()):
+            np.testing.assert_array_equal(total, [count] * size)

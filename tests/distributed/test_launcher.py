@@ -10,6 +10,7 @@ import time
 import pytest
 
 import runs
+from cifar10 import hardware
 from cifar10.distributed import launcher
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
 
@@ -149,14 +150,28 @@ def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
 
 
 def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):
-    for visible in ("4,5,6,7,9", "-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        launch([[0, 0]] * 2, workers=2)
+    monkeypatch.setattr(hardware, "count_gpus", lambda: 2)
+    for visible in ("4,MIG-5,6,7", "-1", None):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        launch([[0, 0]] * 3, workers=2)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     shares = zip(starts(tmp_path), starts(tmp_path, 1), strict=True)
     assert [[gpus for _, gpus in pair] for pair in shares] == [
-        ["4,5", "6,7"],
+        ["4,MIG-5", "6,7"],
         ["-1", "-1"],
+        ["0", "1"],
     ]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
-    with pytest.raises(UsageError, match="1 GPUs"):
+
+
+@pytest.mark.parametrize(
+    ("visible", "advice"),
+    [("4", "CUDA_VISIBLE_DEVICES=-1"), ("4,5,6,7,9", "CUDA_VISIBLE_DEVICES=4,5,6,7")],
+)
+def test_gpus_that_workers_cannot_share_equally_are_refused(
+    launch, monkeypatch, visible, advice
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UsageError, match=f"{advice} before"):
         launch([[0, 0]], workers=2)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from cifar10.distributed import workers
 from cifar10.distributed.workers import Workers
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
 from cifar10.process import entry_point
@@ -19,7 +20,7 @@ def pretend_gpus(monkeypatch):
     tensorflow = context.context()
     monkeypatch.setattr(tensorflow, "_intra_op_parallelism_threads", 0)
 
-    def pretend(count, *, started=False):
+    def pretend(count, *, started=False, kinds=("NVIDIA H200",)):
         gpus = [tf.config.PhysicalDevice(f"GPU:{n}", "GPU") for n in range(count)]
         split = {}
         for name, value in {
@@ -38,7 +39,7 @@ def pretend_gpus(monkeypatch):
         monkeypatch.setattr(
             tf.config.experimental,
             "get_device_details",
-            lambda gpu: {"device_name": "NVIDIA H200"},
+            lambda gpu: {"device_name": kinds[int(gpu.name[-1]) % len(kinds)]},
         )
 
     def start():
@@ -172,13 +173,34 @@ def test_towers_that_do_not_divide_or_fit_are_refused(
     assert growing() == []
 
 
+def test_unlike_gpus_are_told_and_share_variables(pretend_gpus):
+    """Copies of the variables would be rounded differently, and drift apart."""
+    pretend_gpus(2, kinds=("NVIDIA H200", "NVIDIA T400"))
+    placement = devices.place_towers(2)
+    assert "NVIDIA H200, NVIDIA T400 (unlike GPUs" in placement.description
+    assert Workers().connect("auto", placement, StopSignals()) == (None, 1)
+    with pytest.raises(UsageError, match="H200 and NVIDIA T400"):
+        Workers().connect("mirrored", placement, StopSignals())
+    # One of them is like itself.
+    assert devices.place_towers(1).suits_nccl
+
+
+@pytest.mark.parametrize(
+    ("visible", "kind"), [("0,1", "NVIDIA A100 MIG 1g.5gb"), ("MIG-1,MIG-2", "A100")]
+)
+def test_parts_of_a_gpu_by_mig_do_not_suit_nccl(
+    pretend_gpus, monkeypatch, visible, kind
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    pretend_gpus(2, kinds=(kind,))
+    assert not devices.place_towers(2).suits_nccl
+
+
 def test_parts_of_one_gpu_are_mirrored_without_nccl(pretend_gpus, monkeypatch):
     """NCCL refuses two of its ranks on one GPU."""
     pretend_gpus(1)
     asked = []
-    monkeypatch.setattr(
-        tf.distribute, "MirroredStrategy", lambda *how: asked.append(how)
-    )
+    monkeypatch.setattr(workers, "mirrored_strategy", lambda *how: asked.append(how))
     Workers().connect("mirrored", devices.place_towers(2, 2), StopSignals())
     [(names, reduction)] = asked
     assert names == ("/gpu:0", "/gpu:1")

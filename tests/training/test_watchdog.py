@@ -69,7 +69,8 @@ def loop_of(
     )
     training = types.SimpleNamespace(
         config=config,
-        placement=types.SimpleNamespace(on_gpus=gpus > 0, simulated=False),
+        placement=types.SimpleNamespace(suits_nccl=gpus > 0),
+        workers=types.SimpleNamespace(count=1),
         planner=types.SimpleNamespace(replicas=max(1, gpus)),
     )
     timer = Timer()
@@ -143,6 +144,12 @@ def test_a_step_that_hangs_in_nccl_gets_advice(gpus):
     assert ("NCCL_P2P_DISABLE=1" in told) is (gpus > 1)
     (told,) = Watched([*QUICK, (0.0, "input"), (70.0, "step")], gpus=gpus).told
     assert "NCCL" not in told
+
+
+@pytest.mark.parametrize(("gpus", "codes"), [(1, []), (2, [75])])
+def test_a_step_that_hangs_in_nccl_ends_the_run(gpus, codes):
+    """NCCL may wait for ever; whoever started the run is not asked to know that."""
+    assert {*Watched([*QUICK, (620.0, "step")], gpus=gpus).codes} == {*codes}
 
 
 def test_on_request_a_step_that_hangs_ends_the_run():
