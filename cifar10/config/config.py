@@ -7,7 +7,7 @@ Flags, recipes, the arguments of `Config` and `config.json` all set the fields t
 import dataclasses
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -141,6 +141,14 @@ class Config(fields.Sections):
         if verify := self.checkpoints.verify_steps:
             left.append(verify - 1 - step % verify or 1)
         return min(self.steps_per_call, self.stage(step).end - step, *left)
+
+    def calls(self, step: int) -> Iterator[int]:
+        """Yields the numbers of steps of the calls from `step` to its stage's end."""
+        end = self.stage(step).end
+        while step < end:
+            count = self.steps_of_call(step)
+            yield count
+            step += count
 
     def _assign(self, values: Mapping[str, Any]) -> None:
         for section in dataclasses.fields(self):

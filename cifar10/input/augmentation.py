@@ -56,7 +56,7 @@ class Augmentation:
     def before_distortion(
         self, images: tf.Tensor, seed: tf.Tensor, batch_slice: BatchSlice
     ) -> tf.Tensor:
-        """Applies RandAugment to a batch; `seed`, int64 [2], is that of the step."""
+        """Applies RandAugment to a batch, with the seed of its step as in `distort`."""
         if given := self._parts.get("rand_augment"):
             count = 2 * given["operations"]
             drawn = draw(count, _stream(seed, _RAND_AUGMENT), batch_slice)
@@ -72,7 +72,11 @@ class Augmentation:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
         if given := self._parts.get("random_erasing"):
-            noise = uniform(images.shape[1:], _stream(seed, _ERASING_NOISE))
+            with tf.device("/cpu:0"):
+                seeds = tf.unstack(tf.reshape(_stream(seed, _ERASING_NOISE), [-1, 2]))
+                noise = tf.stack([uniform(images.shape[1:], one) for one in seeds])
+            if len(seeds) > 1:
+                noise = tf.repeat(noise, batch_slice.batch_size, axis=0)
             drawn = draw(ERASING_NUMBERS, _stream(seed, _ERASING), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
@@ -86,7 +90,8 @@ class Augmentation:
 
 def _stream(seed: tf.Tensor, number: int) -> tf.Tensor:
     """Returns a step's seed for one stream of random numbers."""
-    return seed + tf.constant([number, 0], tf.int64)
+    with tf.device("/cpu:0"):
+        return seed + tf.constant([number, 0], tf.int64)
 
 
 def erase(
@@ -102,9 +107,9 @@ def erase(
     Args:
         images: float32 [batch, height, width, channels], scaled.
         drawn: Random numbers: `ERASING_NUMBERS` tensors, float32 [batch] in [0, 1).
-        noise: float32 [height, width, channels] in [0, 1), for all images. For each
-            image, a random number is added to it, modulo 1, so that no tower has to
-            draw noise for the images of other towers.
+        noise: float32 [height, width, channels] in [0, 1), for all images, or one for
+            each. For each image, a random number is added to it, modulo 1, so that no
+            tower has to draw noise for the images of other towers.
         probability: Probability that an image is erased.
     """
     chance, *place, shift = drawn[:4]

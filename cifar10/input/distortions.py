@@ -53,7 +53,8 @@ def distort(
             images marked in `flip`, and move all images by up to `most_translation`
             pixels. `random_resized_crop` enlarges a random crop to the size of the
             image, and flips. `none` only calls `prepare`.
-        seed: int64 [2]. The same seed gives the same distortions.
+        seed: int64 [2], or [steps, 2] for the batches of several steps in a row. The
+            same seed gives the same distortions.
         batch_slice: Slice of the global batch to which the images belong.
         flip: bool [batch], the images to flip; only for `TRANSLATIONS`.
 
@@ -144,11 +145,17 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
 def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
     """Draws `count` random numbers in [0, 1) for each image in a slice of a batch.
 
-    Returns tensors, float32 [batch]. No image's numbers depend on the slicing.
+    `seed` is int64 [2], or [steps, 2] for the batches of several steps in a row.
+    Returns tensors, float32 [steps * batch]. No image's numbers depend on the slicing.
     """
-    drawn = uniform([count, batch_slice.global_batch_size], seed)
     end = batch_slice.first + batch_slice.batch_size
-    return tf.unstack(drawn[:, batch_slice.first : end])
+    with tf.device("/cpu:0"):  # A GPU would start a kernel for each step.
+        of_steps = [
+            uniform([count, batch_slice.global_batch_size], of_step)
+            for of_step in tf.unstack(tf.reshape(seed, [-1, 2]))
+        ]
+        drawn = tf.concat([one[:, batch_slice.first : end] for one in of_steps], axis=1)
+    return tf.unstack(drawn)
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:

@@ -61,23 +61,34 @@ def device_batches(
     batch_size: int,
     start_step: int,
     worker: tuple[int, int] = (0, 1),
+    counts: Iterable[int] = itertools.repeat(1),
+    most: int = 1,
 ) -> Iterator[list[TowerBatch]]:
-    """Yields one list for each step, without end: a batch (images, labels) per tower.
+    """Yields one list for each call: a batch (images, labels) per tower.
 
     Each of `devices` makes the batches of one tower. The other arguments are as in
     `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.
+
+    A call is a step, without end. Or `counts` are the calls' steps, each at most
+    `most`; then images are [most, batch, ...] and labels [most, batch]. All are made at
+    once, because a GPU starts as many kernels for a batch as for those of a call.
     """
     index, processes = worker
     local = batch_size * len(devices)
     stored = store(images, labels, devices)
 
     def batch_on(device: str, batch_slice: BatchSlice, step: tf.Tensor) -> TowerBatch:
-        plan = maker.plan(step, batch_slice, len(images))
+        plan = maker.plan(step, batch_slice, len(images), most)
         with tf.device(device):
             chosen, chosen_labels = (
                 tf.gather(of_all, plan.chosen) for of_all in stored[device]
             )
-            return maker.make(chosen, chosen_labels, plan, batch_slice)
+            batch = maker.make(chosen, chosen_labels, plan, batch_slice)
+            if most == 1:
+                return batch
+            shape = most, batch_size
+            inputs, targets = (tf.reshape(x, [*shape, *x.shape[1:]]) for x in batch)
+            return inputs, targets
 
     functions = []
     for tower, device in enumerate(devices):
@@ -85,7 +96,8 @@ def device_batches(
         batch_slice = BatchSlice(first, batch_size, global_batch_size=processes * local)
         bound = functools.partial(batch_on, device, batch_slice)
         functions.append(tf.function(bound, autograph=False))
-    for step in itertools.count(start_step):
+    step = start_step
+    for count in counts:
         with tf.device("/cpu:0"):
             step_tensor = tf.constant(step, tf.int64)
         batches = []
@@ -93,3 +105,4 @@ def device_batches(
             with tf.device(device):
                 batches.append(function(step_tensor))
         yield batches
+        step += count

@@ -11,8 +11,9 @@ the next.
 
 import contextlib
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -36,11 +37,11 @@ TowerBatch = tuple[tf.Tensor, tf.Tensor]
 
 
 class Plan(NamedTuple):
-    """Which images one slice of a global batch contains, and how to distort them."""
+    """Which images a slice of global batches contains, and how to distort them."""
 
-    chosen: tf.Tensor  # int64 [count], indices into the training set.
-    seed: tf.Tensor  # int64 [2], for distorting the whole global batch.
-    flip: tf.Tensor | None = None  # bool [count], images to flip in `TRANSLATIONS`.
+    chosen: tf.Tensor  # int64 [steps * count], indices into the training set.
+    seed: tf.Tensor  # int64 [steps, 2], for distorting whole global batches.
+    flip: tf.Tensor | None = None  # bool, like `chosen`: to flip in `TRANSLATIONS`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +53,22 @@ class BatchMaker:
     image_size: int | None = None  # To which distorted images are resized, if given.
     augmentation: Augmentation | None = None  # The recipe's, if any.
 
-    def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
-        """Chooses the images for a slice of a step's global batch.
+    def plan(
+        self, step: tf.Tensor, batch_slice: BatchSlice, examples: int, count: int = 1
+    ) -> Plan:
+        """Chooses the images for a slice of the global batches of `count` steps.
 
-        `step`, int64 [], is the number of global batches before this one. `examples` is
-        the size of the training set.
+        `step`, int64 [], is the number of global batches before the first of them.
+        `examples` is the size of the training set.
         """
         # Shuffling has no GPU kernel, so the whole plan is computed on the CPU.
         with tf.device("/cpu:0"):
-            positions = step * batch_slice.global_batch_size + batch_slice.first
-            positions += tf.range(batch_slice.batch_size, dtype=tf.int64)
+            steps = step + tf.range(count, dtype=tf.int64)
+            first = steps[:, None] * batch_slice.global_batch_size + batch_slice.first
+            of_each = tf.range(batch_slice.batch_size, dtype=tf.int64)
+            positions = tf.reshape(first + of_each, [-1])
             chosen = shuffled_indices(positions, examples, self.seed)
-            seed = tf.stack([np.int64(self.seed), step])
+            seed = tf.stack([tf.fill([count], np.int64(self.seed)), steps], axis=1)
             if self.distortion not in TRANSLATIONS:
                 return Plan(chosen, seed)
             # A random half of the images is flipped in even epochs, the other half in
@@ -82,7 +87,7 @@ class BatchMaker:
             images: Values 0 to 255, uint8 or float16 [count, height, width, channels].
             labels: int64 [count].
             plan: Result of the method `plan` for `batch_slice`.
-            batch_slice: The images' slice of the global batch.
+            batch_slice: The images' slice of each global batch.
 
         Returns:
             Images, float32 [count, ...], and labels: float32 [count, classes] if the
@@ -152,6 +157,26 @@ def training_batches(
         .map(batches_of, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
     )
+
+
+def stacked(batches: Sequence[Sequence[TowerBatch]], most: int) -> list[TowerBatch]:
+    """Stacks batches, `[step][tower]`, for a call of up to `most` steps, by tower.
+
+    Repeats the last one, so that images are [most, batch, ...] in calls of any length.
+    """
+    filled = [*batches, *[batches[-1]] * (most - len(batches))]
+    of_towers = zip(*filled, strict=True)
+    return [tuple(map(tf.stack, zip(*of_tower, strict=True))) for of_tower in of_towers]
+
+
+def in_calls(
+    batches: Iterable[Sequence[TowerBatch]], counts: Iterable[int], most: int
+) -> Iterator[list[TowerBatch]]:
+    """Yields the batches of each call, `stacked`; `counts` are the calls' steps."""
+    steps = iter(batches)
+    for count in counts:
+        with tf.device("/cpu:0"):
+            yield stacked([*itertools.islice(steps, count)], most)
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

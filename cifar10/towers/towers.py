@@ -172,26 +172,16 @@ class TowerBuilder:
         """Runs one tower per batch, then an update. All batches have the same shape."""
         return self.result(self._step(list(batches)))
 
-    def steps(
-        self, batches: Sequence[Sequence[Batch]], most: int | None = None
-    ) -> StepResult:
-        """Runs several steps without returning to Python in between.
+    def steps(self, stacked: Sequence[Batch], count: int) -> StepResult:
+        """Runs `count` steps without returning to Python in between.
 
-        All batches, `batches[step][tower]`, have the same shape. One program runs any
-        number of steps up to `most` (by default, as many as there are batches), so the
+        `stacked` has a batch for each tower, whose first dimension is the steps'. It
+        may have more than `count` steps. One program runs any number of them, so the
         result does not depend on how steps are divided into calls.
         """
-        count, most = len(batches), most or len(batches)
-        batches = [*batches, *[batches[-1]] * (most - count)]
-        stacked = []
-        of_towers = zip(*batches, strict=True)
-        for device, of_tower in zip(self.devices, of_towers, strict=True):
-            with tf.device(device):
-                inputs, labels = zip(*of_tower, strict=True)
-                stacked.append((tf.stack(inputs), tf.stack(labels)))
         with tf.device("/cpu:0"):
-            result = self._steps(stacked, tf.constant(count))
-        if count < most:
+            result = self._steps(list(stacked), tf.constant(count))
+        if count < len(stacked[0][0]):
             result = tf.nest.map_structure(lambda of_steps: of_steps[:count], result)
         return self.result(result)
 

@@ -145,16 +145,16 @@ class Update:
             ]
         writes = _all_finite(averages.tower_losses)
         writes &= _all_finite(metrics["gradient_norm"])
+        if self.halts:
+            writes &= ~state.halted.read_value()
         fails = ~writes
         if is_wanted is not None:
             writes, fails = writes & is_wanted, fails & is_wanted
-        if self.halts:
-            writes &= ~state.halted.read_value()
         undone = state.variables()
         before = [variable.read_value() for variable in undone]
         self._write(state, present, averages.statistics, rate)
         if self.halts:
-            state.halted.assign(state.halted.read_value() | fails)
+            state.halted.assign(fails if is_wanted is None else fails | state.halted)
         else:  # A skipped step counts: `global_step` is the last variable.
             before[-1] += tf.cast(fails, tf.int64)
         assign_unless(writes, undone, before, xla=xla)

@@ -64,10 +64,13 @@ class Training:
     sections: str | None  # Describes the towers' sections; None without sections.
     settings: dict[str, Any]  # The content of `config.json`.
 
-    def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
+    def open_batches(
+        self, batch: int, step: int, *, in_calls: bool = False
+    ) -> pipeline.PrefetchQueues:
         """Opens the queues of training batches, beginning with batch number `batch`.
 
         Batches are numbered from 0. Images are sized for the stage of step `step` + 1.
+        With `in_calls`, the batches of each call are stacked, to the stage's end.
         """
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
@@ -85,15 +88,20 @@ class Training:
             "start_step": batch,
             "worker": (self.workers.index, self.workers.count),
         }
+        calls: tuple[Iterable[int], int] = config.calls(step), config.steps_per_call
         batches: Iterable
         # GPUs that can hold the whole data set also distort the images.
         fits = on_device.fits(images, labels, config.batch.split_gpu)
         if self.placement.on_gpus and fits:
+            if in_calls:
+                order["counts"], order["most"] = calls
             batches = on_device.device_batches(*source, devices=batch_devices, **order)
         else:
             towers = len(batch_devices)
             batches = pipeline.training_batches(*source, towers=towers, **order)
-        capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
+            if in_calls:
+                batches = pipeline.in_calls(batches, *calls)
+        capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def determining(self) -> dict[str, Any]:

@@ -41,17 +41,22 @@ class Loop:
         # Those of steps that have not been read from the devices yet.
         self.results = Results(self.progress, towers.tower_names, skips=skips)
         self.timer = Timer()
-        self.newest_batches: Sequence[Batch] = []  # Those of the last step.
+        self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
+        self._in_calls = config.steps_per_call > 1
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
-        self._traced: set[int] = set()  # The numbers of steps of traced calls.
+        self._traced: set[bool] = set()  # Whether plain and verified steps are.
         self._stage = Stage(0)
 
     @property
     def step(self) -> int:
         """The number of steps done so far."""
         return self.progress.step
+
+    def newest_batches(self) -> Sequence[Batch]:
+        """Returns the batches of the last step."""
+        return self._of_step(*self._newest)
 
     def run(self, hooks: Hooks) -> None:
         """Runs the remaining steps."""
@@ -66,8 +71,9 @@ class Loop:
                     while not self.progress.is_over:
                         self.timer.enter("start")
                         self._begin_stage()
-                        opened = training.open_batches(self.progress.batch, self.step)
-                        with opened as queues:
+                        with training.open_batches(
+                            self.progress.batch, self.step, in_calls=self._in_calls
+                        ) as queues:
                             self._run_stage(queues)
                 except NotFiniteError as error:
                     self.timer.enter("start")
@@ -138,42 +144,50 @@ class Loop:
                 self._end_early(number)
             count = training.config.steps_of_call(self.step)
             with self.timer.during("input" if self._traced else "start"):
-                batches = [queues.get() for _ in range(count)]
+                batches = queues.get()
             if self.step == 0:
                 with self.timer.during("start"):
-                    graph = training.towers.trace(batches[0]).graph
+                    graph = training.towers.trace(self._of_step(batches, 0)).graph
                     self.hooks.notify("on_graph", graph)
-            self._call(batches)
+            self._call(batches, count)
             self.hooks.notify("on_step", self.step)
 
-    def _call(self, batches: list[Sequence[Batch]]) -> None:
-        """Runs a step for each of `batches`; adds the joint result to `results`."""
-        count = len(batches)
-        if count in self._traced:
-            result = self._run_steps(batches)
+    def _of_step(self, batches: Sequence[Batch], step: int) -> Sequence[Batch]:
+        """Returns the batches of one of a call's steps, counted from 0."""
+        if not self._in_calls:
+            return batches
+        return [(inputs[step], labels[step]) for inputs, labels in batches]
+
+    def _call(self, batches: Sequence[Batch], count: int) -> None:
+        """Runs the `count` steps of a call, and adds their result to `results`."""
+        period = self.training.config.checkpoints.verify_steps
+        is_verified = period is not None and (self.step + 1) % period == 0
+        if is_verified in self._traced:
+            result = self._run(batches, count, is_verified)
             self.timer.steps += count
         else:
             with self.apart("start"):
-                result = self._run_steps(batches)
+                result = self._run(batches, count, is_verified)
                 result.tower_losses.numpy()
-        self._traced.add(count)
+        self._traced.add(is_verified)
         self.timer.enter("training")
         self.progress.step += count
         self.results.add(self.step, result)
-        self.newest_batches = batches[-1]
+        self._newest = batches, count - 1
 
-    def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
+    def _run(
+        self, batches: Sequence[Batch], count: int, is_verified: bool
+    ) -> StepResult:
         config, towers = self.training.config, self.training.towers
-        period = config.checkpoints.verify_steps
-        if period and (self.step + 1) % period == 0:
+        if is_verified:
             rounding = ROUNDING[config.network.precision]
             are_alike = len(self.training.placement.gpu_names) < 2
             exact = config.speed.deterministic and are_alike
             bound = 0.0 if exact else rounding
-            return towers.verified_step(batches[0], bound)
-        if config.steps_per_call > 1:
-            return towers.steps(batches, config.steps_per_call)
-        return towers.step(batches[0])
+            return towers.verified_step(self._of_step(batches, 0), bound)
+        if self._in_calls:
+            return towers.steps(batches, count)
+        return towers.step(batches)
 
     def _end_early(self, signal: Signals) -> None:
         """Saves a checkpoint of the step reached, and raises `StoppedError`."""

@@ -166,7 +166,7 @@ class Summaries:
         is_first = self._next == -math.inf
         with self._loop.apart("start" if is_first else "summaries"):
             began = time.perf_counter()
-            if summary := self._summarize(self._loop.newest_batches):
+            if summary := self._summarize(self._loop.newest_batches()):
                 self._loop.hooks.notify("on_summary", step, summary)
             now = time.perf_counter()
         self._next = now if is_first else now + (now - began) / MOST_SHARE

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.config.fields import DISTORTIONS
 from cifar10.evaluation.scored_set import evaluation_batches
 from cifar10.input import on_device, pipeline
+from cifar10.input.augmentation import Augmentation
 from small_sets import OnDisk, assert_equal, joined
 
 COUNT = 103
@@ -267,6 +269,35 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus):
         assert_equal(batches, others)
         devices = [images.device[-5:] for images, _ in batches]
         assert devices == ["CPU:0", "CPU:1", "CPU:2"]
+
+
+EVERYTHING = {
+    **{part: {} for part in ("rand_augment", "random_erasing", "cutout")},
+    **{part: {"probability": 0.4} for part in ("mixup", "cutmix")},
+}
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation(EVERYTHING, 1000)])
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_batches_of_a_call_made_at_once_are_those_of_its_steps(
+    four_cpus, distortion, augmentation
+):
+    """Bit for bit, on two towers of the second of two workers."""
+    made_by = pipeline.BatchMaker(distortion, seed=3, augmentation=augmentation)
+    order = {"batch_size": 4, "start_step": 11, "worker": (1, 2)}
+    source = IMAGES, NUMBERS, made_by
+    whole = pipeline.training_batches(*source, towers=2, **order)
+    counts, most = [3, 1, 2], 3
+    ours = on_device.device_batches(
+        *source, devices=four_cpus[:2], counts=counts, most=most, **order
+    )
+    calls = [*ours], [*pipeline.in_calls(whole, counts, most)]
+    singles = iter(whole)
+    for count, *made in zip(counts, *calls, strict=True):
+        for step in range(count):
+            single = next(singles)
+            for call in made:
+                assert_equal([(x[step], y[step]) for x, y in call], single)
 
 
 def test_only_images_in_memory_are_stored_on_a_gpu():

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import operator
 
 import keras
@@ -25,7 +26,12 @@ from cifar10.config.augmentation import PARTS
 from cifar10.config.fields import DISTORTIONS
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.follower.live_copy import traced_logits
-from cifar10.input import on_device, pipeline
+from cifar10.input import (
+    augmentation as augmentations,
+    distortions,
+    on_device,
+    pipeline,
+)
 from cifar10.input.augmentation import Augmentation
 from cifar10.layers import FusedBatchNormalization
 from cifar10.training import tensorboard
@@ -108,23 +114,28 @@ def assert_kernels(graph, at_least=100):
 
 @pytest.mark.parametrize("distortion", ["tutorial", "random_resized_crop"])
 def test_an_input_is_computed_on_a_gpu_from_numbers_of_images(distortion):
-    assert_made_of_numbers(made_on_device(distortion))
+    drawn = 3 + 2 * (1 if distortion == "tutorial" else distortions.CROP_ATTEMPTS)
+    assert_made_of_numbers(made_on_device(distortion), drawn)
 
 
 def test_augmentations_are_computed_on_a_gpu():
     half = {"probability": 0.5}
     parts = {part: {} for part in PARTS} | {"mixup": half, "cutmix": half}
     augmentation = Augmentation(parts, 10)
-    assert_made_of_numbers(made_on_device("tutorial", augmentation), at_least=40)
+    # Two for each of RandAugment's two operations, and for a square to cut out. The
+    # noise of erased rectangles is as large as an image.
+    numbers = 5 + 4 + 2 + augmentations.ERASING_NUMBERS + augmentations.MIXING_NUMBERS
+    numbers += math.prod(IMAGES.shape[1:]) / BATCH_SIZE
+    assert_made_of_numbers(made_on_device("tutorial", augmentation), numbers, 40)
 
 
-def assert_made_of_numbers(function, at_least=20):
-    """For each image eight bytes are sent, and one that says whether it is flipped."""
+def assert_made_of_numbers(function, drawn, at_least=20):
+    """For each image its index is sent, and so many random numbers of four bytes."""
     assert_kernels(function.graph, at_least)
     crossed = crossings(function, [HOST, "/gpu:0"])
     assert crossed, "the numbers of the images are made on the CPU"
     assert HOST not in {one.target for one in crossed}
-    assert sum(one.bytes for one in crossed) <= 9 * BATCH_SIZE + 64
+    assert sum(one.bytes for one in crossed) <= (8 + 4 * drawn) * BATCH_SIZE + 64
 
 
 def test_a_step_with_labels_of_several_classes_has_gpu_kernels():

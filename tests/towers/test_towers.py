@@ -10,6 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
+from cifar10.input import pipeline
 from cifar10.towers import towers
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
@@ -300,7 +301,7 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     for variable, value in zip(builder.state.variables(), start, strict=True):
         variable.assign(value)
     assert_equal(builder.step(batches[0]).tower_losses, single[0].tower_losses)
-    several = builder.steps(batches[1:])
+    several = builder.steps(pipeline.stacked(batches[1:], 5), 3)
     assert several.tower_losses.shape == (3, 2)
     assert_equal(several.tower_losses, [step.tower_losses for step in single[1:]])
     assert_equal(values(builder), end)
@@ -332,7 +333,8 @@ def test_a_compiled_program_computes_the_same_however_steps_are_divided(
         builder, losses = compiled_towers(four_cpus[0], halts=halts), []
         for count in division:
             first = len(losses)
-            result = builder.steps(batches[first : first + count], 3)
+            call = pipeline.stacked(batches[first : first + count], 3)
+            result = builder.steps(call, count)
             losses += result.tower_losses[:, 0].numpy().tolist()
         ends.append([*values(builder), losses])
     assert_equal(*ends)
@@ -344,9 +346,8 @@ def test_a_compiled_program_computes_the_same_however_steps_are_divided(
 def test_a_compiled_program_never_waits_for_the_host(four_cpus):
     """XLA knows how many steps it has, and it has no branch."""
     builder = compiled_towers(four_cpus[0])
-    [(inputs, labels)] = split(*random_batch(), 1)
-    stacked = [(tf.stack([inputs] * 4), tf.stack([labels] * 4))]
-    compiler = builder._steps.experimental_get_compiler_ir(stacked, tf.constant(3))
+    call = pipeline.stacked([split(*random_batch(), 1)], 4)
+    compiler = builder._steps.experimental_get_compiler_ir(call, tf.constant(3))
     program = compiler(stage="optimized_hlo", platform_name="CPU")
     loops = [line for line in program.splitlines() if " while(" in line]
     assert loops
@@ -424,5 +425,5 @@ def test_a_variable_of_another_device_is_undone_with_the_others(four_cpus):
     before = values(builder)
     assert layers[1].batches.numpy() == 1
     bad = inputs, tf.constant([1.0, -1.0])
-    builder.steps([[bad], [bad]])
+    builder.steps(pipeline.stacked([[bad]], 2), 2)
     assert_equal(values(builder), before)

@@ -174,7 +174,7 @@ def calls(config):
     """Returns the number of steps of each call of a training."""
     counts = []
     while (step := sum(counts)) < config.run.max_steps:
-        counts.append(config.steps_of_call(step))
+        counts += config.calls(step)  # Of one stage.
     return counts
 
 

@@ -131,8 +131,8 @@ def reference(tmp_path_factory, stand_in_dir):
             patch.setattr(towers.TowerBuilder, "step", stepped)
             for last, shift in (*shifts, *([] if shifts else [(step, 0)])):
 
-                def shifted(made, start, step, shift=shift):
-                    return opened(made, start + shift, step)
+                def shifted(made, start, step, shift=shift, **options):
+                    return opened(made, start + shift, step, **options)
 
                 patch.setattr(assembly.Training, "open_batches", shifted)
                 options = {"whites": [], "model": model, "max_steps": last}

@@ -32,7 +32,7 @@ class Written:
                 training=training,
                 hooks=types.SimpleNamespace(notify=self._write),
                 apart=lambda part: contextlib.nullcontext(),
-                newest_batches=[(None, None)],
+                newest_batches=lambda: [(None, None)],
             )
         )
         for step in range(1, steps + 1):
