@@ -11,9 +11,8 @@ the next.
 
 import contextlib
 import dataclasses
-import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -157,26 +156,6 @@ def training_batches(
         .map(batches_of, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
     )
-
-
-def stacked(batches: Sequence[Sequence[TowerBatch]], most: int) -> list[TowerBatch]:
-    """Stacks batches, `[step][tower]`, for a call of up to `most` steps, by tower.
-
-    Repeats the last one, so that images are [most, batch, ...] in calls of any length.
-    """
-    filled = [*batches, *[batches[-1]] * (most - len(batches))]
-    of_towers = zip(*filled, strict=True)
-    return [tuple(map(tf.stack, zip(*of_tower, strict=True))) for of_tower in of_towers]
-
-
-def in_calls(
-    batches: Iterable[Sequence[TowerBatch]], counts: Iterable[int], most: int
-) -> Iterator[list[TowerBatch]]:
-    """Yields the batches of each call, `stacked`; `counts` are the calls' steps."""
-    steps = iter(batches)
-    for count in counts:
-        with tf.device("/cpu:0"):
-            yield stacked([*itertools.islice(steps, count)], most)
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -24,7 +24,7 @@ from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
-from cifar10.input import datasets, distortions, on_device, pipeline
+from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.models import custom
@@ -88,19 +88,19 @@ class Training:
             "start_step": batch,
             "worker": (self.workers.index, self.workers.count),
         }
-        calls: tuple[Iterable[int], int] = config.calls(step), config.steps_per_call
+        counts, most = config.calls(step), config.steps_per_call
         batches: Iterable
         # GPUs that can hold the whole data set also distort the images.
         fits = on_device.fits(images, labels, config.batch.split_gpu)
         if self.placement.on_gpus and fits:
             if in_calls:
-                order["counts"], order["most"] = calls
+                order["counts"], order["most"] = counts, most
             batches = on_device.device_batches(*source, devices=batch_devices, **order)
         else:
             towers = len(batch_devices)
             batches = pipeline.training_batches(*source, towers=towers, **order)
             if in_calls:
-                batches = pipeline.in_calls(batches, *calls)
+                batches = calls.in_calls(batches, counts, most)
         capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 

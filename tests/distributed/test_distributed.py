@@ -22,7 +22,7 @@ from cifar10.config.config import Config
 from cifar10.distributed import replicas, workers
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError
-from cifar10.input import pipeline
+from cifar10.input import calls
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -125,7 +125,7 @@ def test_mirrored_variables_compute_what_shared_ones_do(towers):
             np.testing.assert_allclose(result.metrics[name], metric, atol=1e-12)
     several = [batches(7), batches(8)]
     losses = [shared.step(each).tower_losses for each in several]
-    found = mirrored.steps(pipeline.stacked(several, 2), 2).tower_losses
+    found = mirrored.steps(calls.stacked(several, 2), 2).tower_losses
     np.testing.assert_allclose(found, losses, atol=1e-12)
     for ours, theirs in zip(values(states[0]), values(shared.state), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)

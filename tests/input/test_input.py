@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from cifar10.config.fields import DISTORTIONS
 from cifar10.evaluation.scored_set import evaluation_batches
-from cifar10.input import on_device, pipeline
+from cifar10.input import calls, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from small_sets import OnDisk, assert_equal, joined
 
@@ -291,9 +291,9 @@ def test_batches_of_a_call_made_at_once_are_those_of_its_steps(
     ours = on_device.device_batches(
         *source, devices=four_cpus[:2], counts=counts, most=most, **order
     )
-    calls = [*ours], [*pipeline.in_calls(whole, counts, most)]
+    both = [*ours], [*calls.in_calls(whole, counts, most)]
     singles = iter(whole)
-    for count, *made in zip(counts, *calls, strict=True):
+    for count, *made in zip(counts, *both, strict=True):
         for step in range(count):
             single = next(singles)
             for call in made:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.input import pipeline
+from cifar10.input import calls
 from cifar10.towers import towers
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
@@ -301,7 +301,7 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     for variable, value in zip(builder.state.variables(), start, strict=True):
         variable.assign(value)
     assert_equal(builder.step(batches[0]).tower_losses, single[0].tower_losses)
-    several = builder.steps(pipeline.stacked(batches[1:], 5), 3)
+    several = builder.steps(calls.stacked(batches[1:], 5), 3)
     assert several.tower_losses.shape == (3, 2)
     assert_equal(several.tower_losses, [step.tower_losses for step in single[1:]])
     assert_equal(values(builder), end)
@@ -333,7 +333,7 @@ def test_a_compiled_program_computes_the_same_however_steps_are_divided(
         builder, losses = compiled_towers(four_cpus[0], halts=halts), []
         for count in division:
             first = len(losses)
-            call = pipeline.stacked(batches[first : first + count], 3)
+            call = calls.stacked(batches[first : first + count], 3)
             result = builder.steps(call, count)
             losses += result.tower_losses[:, 0].numpy().tolist()
         ends.append([*values(builder), losses])
@@ -346,7 +346,7 @@ def test_a_compiled_program_computes_the_same_however_steps_are_divided(
 def test_a_compiled_program_never_waits_for_the_host(four_cpus):
     """XLA knows how many steps it has, and it has no branch."""
     builder = compiled_towers(four_cpus[0])
-    call = pipeline.stacked([split(*random_batch(), 1)], 4)
+    call = calls.stacked([split(*random_batch(), 1)], 4)
     compiler = builder._steps.experimental_get_compiler_ir(call, tf.constant(3))
     program = compiler(stage="optimized_hlo", platform_name="CPU")
     loops = [line for line in program.splitlines() if " while(" in line]
@@ -425,5 +425,5 @@ def test_a_variable_of_another_device_is_undone_with_the_others(four_cpus):
     before = values(builder)
     assert layers[1].batches.numpy() == 1
     bad = inputs, tf.constant([1.0, -1.0])
-    builder.steps(pipeline.stacked([[bad]], 2), 2)
+    builder.steps(calls.stacked([[bad]], 2), 2)
     assert_equal(values(builder), before)
