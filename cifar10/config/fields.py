@@ -402,15 +402,15 @@ class Speed(Checked):
             (default: 1; on GPUs up to 10, or 50 with --xla on one)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
-        xla: compile each tower with XLA, or with a single GPU whole steps; meant for
-            GPUs
+        xla: compile each tower with XLA, or with a single GPU whole steps (default: on
+            a single GPU, if a trial at the start of a long run finds it faster)
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """
 
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
     variable_device: Literal["auto", "cpu", "gpu"] = "auto"
-    xla: Annotated[bool, RESULT] = False
+    xla: Annotated[bool | None, RESULT] = None
     deterministic: Annotated[bool, RESULT] = False
 
 

@@ -54,11 +54,11 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
     if not required and "default:" not in help_text:
         help_text += f" (default: {declared.default})"
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-    if declared.type is not bool:
+    # `int` for both `int` and `int | None`.
+    kind = getattr(declared.type, "__args__", (declared.type,))[0]
+    if kind is not bool:
         # `Config` checks the choices, as it does for recipes and programs.
         choices = ",".join(declared.choices)
-        # `int` for both `int` and `int | None`.
-        kind = getattr(declared.type, "__args__", (declared.type,))[0]
         metavar = f"{{{choices}}}" if choices else _UNITS[kind]
         details = {"type": kind, "metavar": metavar}
     details |= {"dest": declared.name, "default": argparse.SUPPRESS}

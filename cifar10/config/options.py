@@ -190,4 +190,5 @@ def is_a(value: Any, hint: Any) -> bool:
     if kind is dict:
         is_dict = isinstance(value, dict)
         return is_dict and all(is_a(item, parts[1]) for item in value.values())
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    has_bool = bool in (hint, *parts)
+    return isinstance(value, hint) and (has_bool or not isinstance(value, bool))

@@ -164,6 +164,11 @@ class TowerBuilder:
         self._step_and_results = traced(self._trace_step_and_results)
         self._results = traced(functools.partial(self._trace_towers, self.state))
 
+    def compile_steps(self, xla: bool) -> None:
+        """Has XLA compile the towers, or not. The next step is retraced."""
+        self.tower.xla = xla
+        self.freeze(self.tower.frozen)
+
     def _is_on_one_device(self) -> bool:
         homes = {one.device for one in self.state.variables()}  # int32 is on the host.
         return len(homes) == 1 and {*self.devices} == {self.state.device}

@@ -39,7 +39,7 @@ from cifar10.towers.optimizers import build_optimizer
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
-from cifar10.training import own_functions
+from cifar10.training import compiling, own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
 # Steps of a call on GPUs, and of a program that XLA compiles; fewer if the batches of a
@@ -104,6 +104,15 @@ class Training:
         capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
+    def is_faster_by_xla(self) -> bool:
+        """Returns whether XLA makes steps faster, and if so leaves them compiled."""
+        config, shape = self.config.replace(xla=True), self.images.shape[1:]
+        steps = config.speed.steps_per_call or default_steps_per_call(
+            config, self.placement, shape
+        )
+        with self.open_batches(0, 0) as queues:
+            return compiling.try_program(self.towers, queues.get(), steps)
+
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
         # With batch norm or dropout, the result depends on the batch size of a tower.
@@ -154,8 +163,8 @@ def assemble(
     train_dir = layout.absolute_path(config.run.train_dir)
     # A resumed run keeps its division of the images into splits, and so does a run that
     # begins with its weights, which have seen its training images.
-    run = None if config.run.fresh else starting.find_run(train_dir)
-    run = run or run_config.run_of_weights(config.values)
+    earlier = None if config.run.fresh else starting.find_run(train_dir)
+    run = earlier or run_config.run_of_weights(config.values)
     dataset = datasets.find_for(config.values, dataset, run=run)
     images, labels = dataset.read("train")
     if epochs := config.run.max_epochs:
@@ -164,11 +173,8 @@ def assemble(
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
     check_epoch(config, len(images))
     states = build_states(config, placement, replicas, dataset, images)
-    settings = describe_training(config, placement, dataset, states)
-    # Not in `settings`: a resumed run may have other periods, hooks and devices.
-    if config.speed.steps_per_call is None:
-        count = default_steps_per_call(config, placement, images.shape[1:])
-        config = config.replace(steps_per_call=count)
+    if config.speed.xla is None and earlier:
+        config = config.replace(xla=earlier["xla"])
     towers, planner, description = build_towers(
         config,
         placement,
@@ -180,7 +186,7 @@ def assemble(
             config.loss.class_weights, labels, dataset.class_names
         ),
     )
-    return Training(
+    training = Training(
         config=config,
         train_dir=train_dir,
         workers=workers,
@@ -191,8 +197,17 @@ def assemble(
         towers=towers,
         planner=planner,
         sections=description,
-        settings=settings,
+        settings={},
     )
+    if config.speed.xla is None:
+        is_possible = compiling.is_possible(config, placement)
+        config = config.replace(xla=is_possible and training.is_faster_by_xla())
+    settings = describe_training(config, placement, dataset, states)
+    # Not in `settings`: a resumed run may have other periods, hooks and devices.
+    if config.speed.steps_per_call is None:
+        count = default_steps_per_call(config, placement, images.shape[1:])
+        config = config.replace(steps_per_call=count)
+    return dataclasses.replace(training, config=config, settings=settings)
 
 
 def resolve_config(
@@ -351,7 +366,9 @@ def build_towers(
     `strategy` reduces gradients across replicas; it is None for a single replica.
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
-    tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
+    tower = build_tower(
+        config.loss, class_weights=class_weights, xla=bool(config.speed.xla)
+    )
     if config.loss.loss or config.loss.metrics:
         logits = states[0].model.outputs[0]
         mixed = augmentation.mixes(config.images.augmentation)

@@ -45,10 +45,6 @@ _SPIKE, _FAR = 100.0, 10.0
 _FIRST, _HIGHEST = "first loss", "highest loss"  # Kept with the averages.
 _SHOWN_NAMES = 3
 
-# These occur in TensorFlow's error if XLA cannot compile a step; the last one if cuDNN
-# has no convolution that XLA can use.
-_OF_XLA = "tf2xla|libdevice|could not find any supported configs"
-
 
 class NeverFiniteError(NotFiniteError):
     """A loss or gradient is not finite, and probably stays so in later steps."""

@@ -35,7 +35,7 @@ def explaining_failures(
         if not re.search(_OF_XLA, error.message):
             raise
         raise UsageError(
-            f"--xla: XLA cannot compile this step: {error.message}\nLeave --xla out, "
+            f"--xla: XLA cannot compile this step: {error.message}\nGive --no-xla, "
             "and give --fresh or another --train_dir."
         ) from error
 
