@@ -238,6 +238,7 @@ def flags_of(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, A
     """
     known = options(fields.ALL)
     usual = defaults(fields.ALL) | read_recipe(settings["recipe"]) | {"recipe": None}
+    usual["xla"] = False  # A new run finds out by itself whether XLA helps.
     usual |= _kept_of(run, settings)
     length = next(name for name in reversed(fields.LENGTHS) if settings.get(name))
     determining = [name for name in fields.result_determining({}) if name in known]

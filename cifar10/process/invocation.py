@@ -80,7 +80,8 @@ def as_flags(**values: Any) -> str:
     """Formats values of a `Config` as flags."""
     words = []
     for name, value in values.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        of_false = [f"--no-{name}"] if value is False else [f"--{name}", str(value)]
+        words += [f"--{name}"] if value is True else of_false
     return shlex.join(words)
 
 
