@@ -11,7 +11,7 @@ from typing import Any
 
 from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
 from cifar10.config.options import is_a
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import IMAGE_SHAPE
@@ -83,6 +83,10 @@ def find_for(
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
+    if say_notes and dataset.left_out:
+        from cifar10.input.pictures.dataset import first_reasons
+
+        say(f"Left out:\n{first_reasons(dataset.left_out, dataset.directory)}")
     dataset = with_val(dataset, val_fraction)
     if corrections := settings.get("corrections"):
         return corrected(dataset, corrections)
@@ -142,7 +146,7 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
         )
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
-        if there != here:
+        if nfc(there) != nfc(here):
             raise UsageError(
                 f"{name}: class {number} is {here}, but {there} in the run. {fix}"
             )

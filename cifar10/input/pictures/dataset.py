@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
-from cifar10.errors import UsageError, counted, first_few, printable
+from cifar10.errors import UsageError, counted
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
 from cifar10.input.regrouping import divided
+from cifar10.process import invocation
 
 _SHOWN = 5  # Pictures in a message.
 
@@ -60,37 +62,45 @@ def find_folder(
     if shares and "train" in given:
         free = np.flatnonzero(parts == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
-        parts[free], found_division = divided(
-            some, some_labels, [*map(printable, classes)], shares, run
-        )
+        parts[free], found_division = divided(some, some_labels, classes, shares, run)
     shards = Shards(home, directory, files, parts, image_size)
     left_out = shards.left_out
-    where = printable(str(directory))
-    if len(left_out) > max_bad_images * len(files):
-        why = first_few([*map(printable, left_out.values())], _SHOWN)
-        raise UsageError(
-            f"{len(left_out):,} of {len(files):,} pictures in {where} cannot be used, "
-            f"which is more than --max_bad_images {max_bad_images:g} allows:\n{why}\n"
-            "Repair or remove them, or raise --max_bad_images."
-        )
     labels = {split: labels_of[places] for split, places in shards.places.items()}
     for split in {**labels, **shares} if "train" in given else labels:
         if not len(labels.get(split, ())):
             raise UsageError(
-                f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} split. Add pictures, or change --validation_fraction or "
-                "--val_fraction."
+                f"None of the {len(files):,} pictures in {directory} is left for the "
+                f"{split} split. Add usable ones, or change --validation_fraction or "
+                f"--val_fraction.\n{first_reasons(left_out)}".rstrip()
             )
+    counts = np.bincount(labels.get("train", labels_of), minlength=len(classes))
+    if not counts.all():
+        label = int(counts.argmin())
+        of_class = (names[n] for n in np.flatnonzero(labels_of == label))
+        bad = {name: left_out[name] for name in of_class if name in left_out}
+        raise UsageError(
+            f"{directory}: no picture of {classes[label]} is left to train on. Convert "
+            "or repair its pictures, add others, or move its folders away.\n"
+            f"{first_reasons(bad)}".rstrip()
+        )
+    if len(left_out) > max_bad_images * len(files):
+        raise UsageError(
+            f"{len(left_out):,} of {len(files):,} pictures in {directory} cannot be "
+            f"used, which is more than --max_bad_images {max_bad_images:g} allows:\n"
+            f"{first_reasons(left_out, directory)}\nRepair or remove them, or raise "
+            "--max_bad_images."
+        )
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
             raise UsageError(
-                f"{where} has a folder {' and '.join(labels)}, but no {split}: it can "
-                f"be scored, not trained on. Add {split}/ with a folder for each class."
+                f"{directory} has a folder {' and '.join(labels)}, but no {split}: it "
+                f"can be scored, not trained on. Add {split}/ with a folder for each "
+                "class."
             )
         return shards.read(split), labels[split]
 
-    bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
+    without = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(
         name=FOLDER,
         directory=directory,
@@ -98,7 +108,7 @@ def find_folder(
         class_names=tuple(classes),
         description=(
             f"{len(files) - len(left_out):,} pictures of {len(classes):,} "
-            f"classes at {image_size} x {image_size} in {where}{bad}"
+            f"classes at {image_size} x {image_size} in {directory}{without}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
@@ -108,6 +118,15 @@ def find_folder(
         notes=listing.notes,
         division=found_division,
     )
+
+
+def first_reasons(left_out: Mapping[str, str], directory: Path | None = None) -> str:
+    """Says why the first pictures are left out; with a `directory`, what lists all."""
+    lines = [f"    {why}" for why in left_out.values()][:_SHOWN]
+    if directory and len(left_out) > _SHOWN:
+        listing = f"{invocation.command('data')} {shlex.quote(str(directory))} --json"
+        lines.append(f"    and {len(left_out) - _SHOWN:,} more: {listing}")
+    return "\n".join(lines)
 
 
 def _fingerprint(
