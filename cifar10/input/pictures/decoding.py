@@ -104,14 +104,9 @@ def decode(
         raise PictureError(f"{name} is damaged: {reason(error)}.") from error
 
 
-def is_picture(path: Path) -> bool:
-    """Returns whether a file begins as one of the kinds that can be decoded."""
-    try:
-        with files.opened(path, follow=True) as file:
-            start = file.read(16)
-    except OSError:
-        return False
-    return any(kind.match(start) for kind in _KINDS)
+def is_picture(content: bytes) -> bool:
+    """Returns whether content begins as one of the kinds that can be decoded."""
+    return any(kind.match(content) for kind in _KINDS)
 
 
 class _TimedFile(io.BytesIO):

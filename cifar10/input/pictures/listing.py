@@ -234,7 +234,8 @@ def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[
             name = nfc(folder.removeprefix(top).removesuffix("/"))
             found.setdefault(name, []).extend(of_class)
             continue
-        if left_out[before:] and decoding.is_picture(directory / left_out[before]):
+        file = directory / "".join(left_out[before : before + 1])
+        if file.is_file() and decoding.is_picture(decoding.read(file)):
             raise UsageError(
                 f"{directory}: {left_out[before]} is a picture, but its name does not "
                 f"end as a picture's. Rename the files in {folder}, as to 1.jpg."
