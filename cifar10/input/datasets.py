@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
+from cifar10.config.data_flag import FINDABLE, FOLDER, NPZ, PYTHON, located
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, nfc, say
 from cifar10.input import cifar
@@ -63,13 +63,17 @@ def find_for(
     *,
     run: Mapping[str, Any] | None = None,
     say_notes: bool = True,
+    whole: bool = False,
 ) -> Dataset:
     """Finds the data set for the settings of a configuration or of a `config.json`.
 
     Uses the data set that a program has `given`, if any. Then adds a val split and
     corrections, as the settings require. Divides pictures as in the `config.json` of
-    `run`, if any. Prints the data set's notes if `say_notes`.
+    `run`, if any. Prints the data set's notes if `say_notes`. With `whole`, all
+    pictures of a folder are the test split.
     """
+    if whole and settings["data"] != FOLDER:
+        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     val_fraction = settings.get("val_fraction", 0.0)
     dataset = given or find(
         settings["data"],
@@ -80,6 +84,7 @@ def find_for(
         max_bad_images=settings.get("max_bad_images"),
         val_fraction=val_fraction,
         run=run,
+        whole=whole,
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note}.")
@@ -93,10 +98,13 @@ def find_for(
     return dataset
 
 
-def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
+def find_again(
+    settings: Mapping[str, Any], data_dir: str | None = None, *, whole: bool = False
+) -> Dataset:
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
+    `whole` is as for `find_for`.
     """
     how = {**settings, "data_dir": data_dir, "corrections": None}
     recorded, file = settings["data_dir"], settings.get("corrections")
@@ -107,7 +115,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         how["data_dir"] = recorded
     elif data_dir is None and settings["data"] in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
-    dataset = find_for(how, run=settings)
+    dataset = find_for(how, run=settings, whole=whole)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) != recorded:
         return dataset

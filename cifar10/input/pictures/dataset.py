@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
-from cifar10.errors import UsageError, counted
+from cifar10.errors import UsageError, counted, nfc
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
@@ -32,6 +32,7 @@ def find_folder(
     max_bad_images: float,
     run: Mapping[str, Any] | None = None,
     val_fraction: float = 0.0,
+    whole: bool = False,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
 
@@ -44,6 +45,7 @@ def find_folder(
         max_bad_images: The fraction of pictures that may be bad and left out.
         run: The `config.json` of a run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
+        whole: Whether all pictures are the test split, to score a run on.
 
     Raises:
         UsageError: Too many pictures are bad, or a split has no pictures.
@@ -57,7 +59,15 @@ def find_folder(
     labels_of = np.array(listing.labels, np.int32)
     parts, found_division = np.array(listing.parts), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
-    given = {*listing.parts}
+    if whole:
+        parts[:] = "test"
+    given = {*parts.tolist()}
+    of_run = (run or {}).get("class_names") or []
+    places = {nfc(name): label for label, name in enumerate(of_run)}
+    if "train" not in given and {*classes} <= {*places}:
+        # Pictures to score may lack classes of the run.
+        labels_of = np.array([places[name] for name in classes], np.int32)[labels_of]
+        classes = [*places]
     shares = {part: of for part, of in wanted.items() if of and part not in given}
     if shares and "train" in given:
         free = np.flatnonzero(parts == "train")
@@ -73,8 +83,8 @@ def find_folder(
                 f"{split} split. Add usable ones, or change --validation_fraction or "
                 f"--val_fraction.\n{first_reasons(left_out)}".rstrip()
             )
-    counts = np.bincount(labels.get("train", labels_of), minlength=len(classes))
-    if not counts.all():
+    counts = np.bincount(labels.get("train", ()), minlength=len(classes))
+    if "train" in labels and not counts.all():
         label = int(counts.argmin())
         of_class = (names[n] for n in np.flatnonzero(labels_of == label))
         bad = {name: left_out[name] for name in of_class if name in left_out}

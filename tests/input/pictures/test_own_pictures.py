@@ -143,10 +143,10 @@ def test_a_run_goes_on_with_the_same_pictures_alone(tmp_path, photos):
         trained(run, copy, max_steps=3)
 
 
-def score(train_dir, data_dir):
+def score(train_dir, data_dir, *words):
     """Scores a run on a folder's test part; returns the process and its scores."""
     flags = runs.flags(train_dir=train_dir, data_dir=data_dir)
-    done = runs.call("eval.py", "--run_once", "--json", *flags)
+    done = runs.call("eval.py", "--run_once", "--json", *flags, *words)
     return done, json.loads(done.stdout) if done.returncode == 0 else {}
 
 
@@ -224,6 +224,22 @@ def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
     assert "not the run's data" in done.stderr
     assert not (run / "eval").exists()
     assert runs.logged(run / "eval_on_other")[0]["num_examples"] == 17
+    done, scores = score(run, other, "--eval_data", "all")
+    counts = {row["class"]: row["images"] for row in scores["per_class"]}
+    assert counts == {CLASSES[0]: 22, "a cat": 21, "<b>": 22}
+    shutil.copytree(other / "train", tmp_path / "plain")
+    done, _ = score(run, tmp_path / "plain")
+    assert "--eval_data all" in done.stderr
+    shutil.rmtree(tmp_path / "plain" / "<b>")  # It lacks a class.
+    done, scores = score(run, tmp_path / "plain", "--eval_data", "all")
+    assert done.returncode == 0, done.stderr
+    counts = {row["class"]: row["images"] for row in scores["per_class"]}
+    assert counts == {CLASSES[0]: 16, "a cat": 16, "<b>": 0}
+    for where in ((), ("--data_dir", photos)):
+        words = ("--train_dir", run, "--run_once", "--eval_data", "all", *where)
+        done = runs.call("eval.py", *words)
+        assert done.returncode == 2
+        assert "was trained on" in done.stderr
     done, _ = score(run, copy)  # The same pictures, moved.
     assert "not the run's" not in done.stderr
     assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]
