@@ -298,8 +298,16 @@ def test_connections_beyond_the_limit_are_closed_and_others_answered(monkeypatch
     with served(busy, timeout=120.0) as client, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(client.post, "/predict", content=PNG)
         wait_until(lambda: busy.asked)
-        with connected(client, *[UNFINISHED_BODY] * 15, WHOLE) as (*_, last):
-            with contextlib.suppress(ConnectionError):
+        expecting = UNFINISHED_BODY.replace(
+            b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"
+        )
+        with connected(client, *[expecting] * 15) as bodies:
+            for body in bodies:  # Their heads have been read.
+                assert body.recv(100).startswith(b"HTTP/1.1 100")
+            with (
+                connected(client, WHOLE) as (last,),
+                contextlib.suppress(ConnectionError),
+            ):
                 assert read_all(last) == b""
             busy.go_on.set()
             assert asked.result().status_code == 200

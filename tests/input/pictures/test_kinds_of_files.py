@@ -55,6 +55,15 @@ def test_an_orientation_beside_broken_metadata_is_kept():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", picture_files.ARITHMETIC)
+def test_arithmetic_coding_is_read_at_once(kind, monkeypatch):
+    """Other files are read in pieces, for which libjpeg would have to stop within."""
+    content = dict(other_files())[f"JPEG, arithmetic, {kind}"]
+    monkeypatch.setattr(decoding, "_READ_BYTES", 100)
+    found = shown(content, 16, 16)
+    assert np.abs(found - as_pillow_shows(content).astype(int)).max() == 0
+
+
 def test_arithmetic_coding_with_very_many_scans_is_refused():
     content = dict(other_files())["JPEG, arithmetic, progressive"]
     size = content.index(b"\xff\xca") + 5
