@@ -23,7 +23,7 @@ from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
@@ -153,6 +153,8 @@ def assemble(
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
+    if not requested.given & {"warmup_epochs", "resume"}:
+        config = with_fitting_warmup(config, len(images))
     check_epoch(config, len(images))
     states = build_states(config, placement, replicas, dataset, images)
     settings = describe_training(config, placement, dataset, states)
@@ -218,6 +220,21 @@ def resolve_config(
     )
 
 
+def with_fitting_warmup(
+    config: ResolvedConfig, examples_per_epoch: int
+) -> ResolvedConfig:
+    """Returns a configuration whose warm-up takes at most half of its schedule."""
+    update, steps = config.update, config.run.max_steps
+    half = steps * config.global_batch_size / examples_per_epoch / 2
+    if not update.schedule_ends or update.warmup_epochs <= half:
+        return config
+    say(
+        f"Note: the recipe's warm-up of {update.warmup_epochs:g} epochs is shortened "
+        f"to {half:.3g}, half of the {steps:,} steps."
+    )
+    return config.replace(warmup_epochs=half)
+
+
 def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Checks the batch size and the warm-up against the size of the training set."""
     images, update = config.global_batch_size, config.update
@@ -233,9 +250,9 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}, the recipe's if you gave none, "
-            f"is too much for {epochs:.2f} epochs ({steps} steps) with --schedule "
-            f"{update.schedule}. Give less, or more --max_steps or --max_epochs."
+            f"--warmup_epochs {update.warmup_epochs} is too much for {epochs:.2f} "
+            f"epochs ({steps} steps) with --schedule {update.schedule}. Give less, or "
+            "more --max_steps or --max_epochs."
         )
 
 

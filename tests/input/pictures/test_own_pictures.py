@@ -192,10 +192,15 @@ def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
         assert {*then.paths[part]} <= {*now.paths[part]}
         assert any("bird" in path for path in now.paths[part])
     again = ("--data", photos, "--initial_weights", tmp_path / "run", "--batch_size", 8)
-    again += ("--max_steps", 1, "--warmup_epochs", 0, "--train_dir", tmp_path / "tuned")
+    again += ("--max_steps", 4, "--train_dir", tmp_path / "tuned")
+    refused = runs.call("train.py", *again, "--warmup_epochs", 2)
+    assert "--warmup_epochs 2" in refused.stderr
     done = runs.call("train.py", *again)
     assert "New layers: softmax_linear." in done.stdout, "of the run's own distortions"
+    assert "is shortened" in done.stderr
+    assert runs.call("train.py", *again).returncode == 0, "the same command resumes"
     done = runs.call("train.py", *again, "--distortions", "none", "--fresh")
+    assert done.returncode == 0, done.stderr
     assert "(on images of 24 x 24, not 32 x 32)" in " ".join(done.stdout.split())
 
 
