@@ -52,10 +52,10 @@ _KINDS: dict[re.Pattern[bytes], type[ImageFile.ImageFile]] = {
 
 # The optional chunks of a PNG file that change its pixels; all others are metadata.
 _OF_PIXELS = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
-# Markers of JPEG files: metadata, and frames in arithmetic coding.
-_METADATA = {*range(0xE1, 0xEE), 0xEF, 0xFE}
-_ARITHMETIC = {0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
-_MOST_SCANS = 20  # Of `MAX_PIXELS` in arithmetic coding, whose time is not checked.
+# A frame of a JPEG file in arithmetic coding, with its height and width. Its time is
+# not checked, so it may have as many scans as make 20 times `MAX_PIXELS`.
+_ARITHMETIC = re.compile(rb"\xff[\xc9-\xcb\xcd-\xcf]\0.\x08(..)(..)", re.DOTALL)
+_MOST_SCANS = 20
 
 # The EXIF orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
@@ -93,7 +93,7 @@ def decode(
             raise
         except Exception:  # Pillow raises anything for damaged metadata, too.
             bare, read_bytes = _without_metadata(content)
-            if len(bare) == len(content) and read_bytes == _READ_BYTES:
+            if (bare, read_bytes) == (content, _READ_BYTES):
                 raise
             image = _opened(bare, max_pixels)
             image.decodermaxblock = read_bytes
@@ -148,33 +148,28 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
 
 
 def _without_metadata(content: bytes) -> tuple[bytes, int]:
-    """Returns a file's content without metadata, and how many bytes to read at a time.
+    """Returns content without the metadata that trouble Pillow, and bytes per read.
 
     An intact orientation is kept. libjpeg decodes arithmetic coding only if it gets the
     whole file at once.
     """
-    file, read_bytes = _TimedFile(content), _READ_BYTES
-    kept = [file.read(8 if content[:1] == b"\x89" else 2)]
-    if content.startswith(b"\xff"):
-        while len(head := file.read(4)) == 4 and head[1] != 0xDA:
-            segment = head + file.read(max(0, int.from_bytes(head[2:]) - 2))
-            if head[1] not in _METADATA or segment[4:].startswith(b"Exif\0\0"):
-                kept.append(segment)
-            if head[1] in _ARITHMETIC:
-                read_bytes = len(content)
-                pixels = math.prod(struct.unpack(">HH", segment[5:9]))
-                if pixels * content.count(b"\xff\xda") > _MOST_SCANS * MAX_PIXELS:
-                    raise PictureError("takes too long to decode.")
-        kept.append(head)
-    elif len(kept[0]) == 8:
-        while len(head := file.read(8)) == 8:
-            length, kind = struct.unpack(">I4s", head)
-            body = file.read(length + 4)
-            is_sound = zlib.crc32(body[:-4], zlib.crc32(kind)).to_bytes(4) == body[-4:]
-            is_orientation = kind == b"eXIf" and is_sound
-            if kind[:1].isupper() or kind in _OF_PIXELS or is_orientation:
-                kept += head, body
-    return b"".join([*kept, file.read()]), read_bytes
+    if frame := content.startswith(b"\xff") and _ARITHMETIC.search(content):
+        pixels = math.prod(map(int.from_bytes, frame.groups()))
+        if pixels * content.count(b"\xff\xda") > _MOST_SCANS * MAX_PIXELS:
+            raise PictureError("takes too long to decode.")
+    if not content.startswith(b"\x89"):
+        bare = content.replace(b"Photoshop 3.0\0", b"Photoshop 3.0-")
+        return bare, len(content) if frame else _READ_BYTES
+    file = _TimedFile(content)
+    kept = [file.read(8)]
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        body = file.read(length + 4)
+        is_sound = zlib.crc32(body[:-4], zlib.crc32(kind)).to_bytes(4) == body[-4:]
+        is_orientation = kind == b"eXIf" and is_sound
+        if kind[:1].isupper() or kind in _OF_PIXELS or is_orientation:
+            kept += head, body
+    return b"".join(kept), _READ_BYTES
 
 
 def _orientation(image: Image.Image) -> int:
@@ -215,16 +210,15 @@ def _fitted(
     image.load()
     upright: Image.Image = image
     orientation = _orientation(image)
-    transparent = _transparent(image, content)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    is_clear = transparent is None and upright.has_transparency_data
-    mode = "RGBA" if is_clear else "RGB"
-    if upright.mode != mode:  # `convert` copies the image even if nothing changes.
-        upright = upright.convert(mode)
+    transparent = _transparent(image, content)
     if transparent is not None:
         upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.
         upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))
+    mode = "RGBA" if upright.has_transparency_data else "RGB"
+    if upright.mode != mode:  # `convert` copies the image even if nothing changes.
+        upright = upright.convert(mode)
     # Resize before the other steps, so that they copy only small images.
     size = (height, width) if orientation in _SIDEWAYS else (width, height)
     upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
