@@ -110,16 +110,12 @@ def inert(text: str) -> str:
 
 def printable(text: str) -> str:
     """Escapes all unprintable characters, line breaks included, but no spaces."""
-    return "".join(
-        char
-        if char.isprintable() or unicodedata.category(char) == "Zs"
-        else _escaped(char)
-        for char in text
-    )
+    return re.sub("[^ -~]", _escaped, text)
 
 
-def _escaped(found: str | re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escaped(found: re.Match[str]) -> str:
+    is_shown = found[0].isprintable() or unicodedata.category(found[0]) == "Zs"
+    return found[0] if is_shown else found[0].encode("unicode_escape").decode()
 
 
 def has_controls(text: str) -> bool:

@@ -15,15 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from cifar10.errors import (
-    UsageError,
-    counted,
-    first_few,
-    has_controls,
-    nfc,
-    printable,
-    reason,
-)
+from cifar10.errors import UsageError, counted, first_few, has_controls, nfc, reason
 from cifar10.input.pictures import decoding
 from cifar10.input.records import Split
 
@@ -131,14 +123,14 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
     """
     named = {folder: part for folder in folders if (part := part_of(folder))}
     found, listed = {part: name for name, part in named.items()}, ", ".join(named)
+    are_several = len(found) > 1
     entries = (_entries(directory, folder) for folder in named)
-    if not any(inner and not pictures for pictures, _, inner in entries):
-        if len(found) < 2:
+    if not any(inner and (are_several or not direct) for direct, _, inner in entries):
+        if not are_several:
             return {"train": ""}
         raise UsageError(
-            f"{directory}: {listed} hold no folders of classes. Put their pictures "
-            f"into {next(iter(named))}CLASS/ and so on, or rename those that are "
-            "classes."
+            f"{directory}: {listed} hold no folders of classes. Sort their pictures "
+            "into such folders, or rename those that are classes."
         )
     if len(found) < len(named):
         raise UsageError(
@@ -146,7 +138,7 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
             "its pictures into the other."
         )
     others = [folder for folder in folders if folder not in named]
-    if len(found) == 1 and any(_pictures(directory, one, []) for one in others):
+    if not are_several and any(_pictures(directory, one, []) for one in others):
         raise UsageError(
             f"{directory}: {listed} looks like a part, as it holds folders, but beside "
             f"it is {first_few(others, _SHOWN)}. Move that away; if {listed} is a "
@@ -277,8 +269,8 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 continue
             if has_controls(entry.name):
                 raise UsageError(
-                    f"{directory}: {printable(name)} has control characters or bytes "
-                    "that are not UTF-8. Rename it (convmv renames whole folders)."
+                    f"{directory}: {name!a} has control characters or bytes that are "
+                    "not UTF-8. Rename it (convmv renames whole folders)."
                 )
             if is_folder:
                 folders.append(f"{name}/")

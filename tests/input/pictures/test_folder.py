@@ -125,6 +125,13 @@ def test_other_names_are_those_of_classes(name):
     assert part_of(name) is None
 
 
+def test_a_picture_beside_the_classes_hides_no_parts(tmp_path, cache):
+    each = numbered(2, *(f"{p}/{n}" for p in ("train", "valid") for n in "ab"))
+    names = [*each, "train/overview.png", "valid/overview.png"]
+    dataset = find(write(tmp_path / "set", *names), cache)
+    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+
+
 def test_a_train_folder_alone_is_divided(tmp_path, cache):
     directory = write(tmp_path / "set", *numbered(9, "Train/a", "Train/b"))
     (directory / "labels").mkdir()
