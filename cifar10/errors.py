@@ -103,14 +103,9 @@ def reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def inert(text: str) -> str:
-    """Escapes control characters, except line breaks."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def printable(text: str) -> str:
-    """Escapes all unprintable characters, line breaks included, but no spaces."""
-    return re.sub("[^ -~]", _escaped, text)
+def printable(text: str, kept: str = "") -> str:
+    """Escapes unprintable characters, line breaks included, but no spaces or `kept`."""
+    return re.sub(f"[^ -~{kept}]", _escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -63,17 +63,13 @@ def find_for(
     *,
     run: Mapping[str, Any] | None = None,
     say_notes: bool = True,
-    whole: bool = False,
 ) -> Dataset:
     """Finds the data set for the settings of a configuration or of a `config.json`.
 
     Uses the data set that a program has `given`, if any. Then adds a val split and
     corrections, as the settings require. Divides pictures as in the `config.json` of
-    `run`, if any. Prints the data set's notes if `say_notes`. With `whole`, all
-    pictures of a folder are the test split.
+    `run`, if any. Prints the data set's notes if `say_notes`.
     """
-    if whole and settings["data"] != FOLDER:
-        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     val_fraction = settings.get("val_fraction", 0.0)
     dataset = given or find(
         settings["data"],
@@ -84,14 +80,9 @@ def find_for(
         max_bad_images=settings.get("max_bad_images"),
         val_fraction=val_fraction,
         run=run,
-        whole=whole,
     )
     for note in dataset.notes if say_notes else ():
-        say(f"Note: {note}.")
-    if say_notes and dataset.left_out:
-        from cifar10.input.pictures.dataset import first_reasons
-
-        say(f"Left out:\n{first_reasons(dataset.left_out, dataset.directory)}")
+        say(f"Note: {note.removesuffix('.')}.")
     dataset = with_val(dataset, val_fraction)
     if corrections := settings.get("corrections"):
         return corrected(dataset, corrections)
@@ -104,8 +95,10 @@ def find_again(
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
-    `whole` is as for `find_for`.
+    With `whole`, all pictures of a folder are the test split.
     """
+    if whole and settings["data"] != FOLDER:
+        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     how = {**settings, "data_dir": data_dir, "corrections": None}
     recorded, file = settings["data_dir"], settings.get("corrections")
     # Not `Path.exists`, which raises an error without permission to look.
@@ -115,7 +108,9 @@ def find_again(
         how["data_dir"] = recorded
     elif data_dir is None and settings["data"] in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
-    dataset = find_for(how, run=settings, whole=whole)
+    if whole:
+        how["validation_fraction"] = 1.0
+    dataset = find_for(how, run=settings)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) != recorded:
         return dataset

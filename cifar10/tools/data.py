@@ -113,9 +113,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     totals = (sum(one[part] for one in found["classes"]) for part in parts)
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
     yield from (f"Note: {note}" for note in found["notes"])
-    if left_out := found["left_out"]:
-        yield f"Left out: {counted(len(left_out), 'picture')}"
-        yield from _few([*left_out.values()])
     yield from _on_duplicates(**found["duplicates"])
     if "labels" in found:
         yield from _on_labels(**found["labels"])

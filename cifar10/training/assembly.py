@@ -153,9 +153,8 @@ def assemble(
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-    if not requested.given & {"warmup_epochs", "resume"}:
-        config = with_fitting_warmup(config, len(images))
-    check_epoch(config, len(images))
+    is_given = bool(requested.given & {"warmup_epochs", "resume"})
+    config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
     settings = describe_training(config, placement, dataset, states)
     # Not in `settings`: a resumed run may have other periods, hooks and devices.
@@ -220,23 +219,14 @@ def resolve_config(
     )
 
 
-def with_fitting_warmup(
-    config: ResolvedConfig, examples_per_epoch: int
+def check_epoch(
+    config: ResolvedConfig, examples_per_epoch: int, *, may_shorten: bool = False
 ) -> ResolvedConfig:
-    """Returns a configuration whose warm-up takes at most half of its schedule."""
-    update, steps = config.update, config.run.max_steps
-    half = steps * config.global_batch_size / examples_per_epoch / 2
-    if not update.schedule_ends or update.warmup_epochs <= half:
-        return config
-    say(
-        f"Note: the recipe's warm-up of {update.warmup_epochs:g} epochs is shortened "
-        f"to {half:.3g}, half of the {steps:,} steps."
-    )
-    return config.replace(warmup_epochs=half)
+    """Checks the batch size and the warm-up against the size of the training set.
 
-
-def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Checks the batch size and the warm-up against the size of the training set."""
+    If the user did not choose it, the warm-up of a schedule that ends `may_shorten` to
+    half of the steps. Returns the configuration with it.
+    """
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps
     if images > examples_per_epoch:
@@ -247,6 +237,9 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"at most --batch_size {examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
+    if may_shorten and update.schedule_ends and update.warmup_epochs > epochs / 2:
+        say(f"Note: the warm-up is shortened to {epochs / 2:.3g} epochs, half of all.")
+        return config.replace(warmup_epochs=epochs / 2)
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
@@ -254,6 +247,7 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"epochs ({steps} steps) with --schedule {update.schedule}. Give less, or "
             "more --max_steps or --max_epochs."
         )
+    return config
 
 
 def default_steps_per_call(

@@ -72,7 +72,7 @@ def test_it_names_pictures_that_are_left_out(photos):
     all_of_it = found(photos, "--image_size", 8)
     assert set(all_of_it["left_out"]) == {"train/cat/0.png", "train/dog/1.png"}
     text = shown(photos, "--image_size", 8)
-    assert "Left out: 2 pictures" in text
+    assert "left out: 2 pictures" in text
     assert f"    {all_of_it['left_out']['train/dog/1.png']}" in text.splitlines()
 
 

@@ -32,7 +32,6 @@ def find_folder(
     max_bad_images: float,
     run: Mapping[str, Any] | None = None,
     val_fraction: float = 0.0,
-    whole: bool = False,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
 
@@ -41,11 +40,11 @@ def find_folder(
         cache_home: The folder for the prepared pictures of all data sets.
         image_size: Height and width of the images. The shorter side of a picture is
             resized to this size, then the centre is cropped.
-        validation_fraction: The fraction for a test split that has no folder.
+        validation_fraction: The fraction for a test split that has no folder; 1 if all
+            pictures are the test split, whatever their folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
         run: The `config.json` of a run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
-        whole: Whether all pictures are the test split, to score a run on.
 
     Raises:
         UsageError: Too many pictures are bad, or a split has no pictures.
@@ -59,7 +58,7 @@ def find_folder(
     labels_of = np.array(listing.labels, np.int32)
     parts, found_division = np.array(listing.parts), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
-    if whole:
+    if validation_fraction == 1.0:
         parts[:] = "test"
     given = {*parts.tolist()}
     of_run = (run or {}).get("class_names") or []
@@ -76,30 +75,31 @@ def find_folder(
     shards = Shards(home, directory, files, parts, image_size)
     left_out = shards.left_out
     labels = {split: labels_of[places] for split, places in shards.places.items()}
-    for split in {**labels, **shares} if "train" in given else labels:
-        if not len(labels.get(split, ())):
-            raise UsageError(
-                f"None of the {len(files):,} pictures in {directory} is left for the "
-                f"{split} split. Add usable ones, or change --validation_fraction or "
-                f"--val_fraction.\n{first_reasons(left_out)}".rstrip()
-            )
     counts = np.bincount(labels.get("train", ()), minlength=len(classes))
+    splits = {**labels, **shares} if "train" in given else labels
+    lacking = [f"for the {it} split" for it in splits if not len(labels.get(it, ()))]
     if "train" in labels and not counts.all():
-        label = int(counts.argmin())
-        of_class = (names[n] for n in np.flatnonzero(labels_of == label))
-        bad = {name: left_out[name] for name in of_class if name in left_out}
+        lacking.append(f"for {classes[int(counts.argmin())]} in the train split")
+    if lacking:
+        # The reasons of this class come first.
+        of_class = dict(zip(names, counts[labels_of].tolist(), strict=True))
+        first = sorted(left_out, key=lambda name: of_class[name])
         raise UsageError(
-            f"{directory}: no picture of {classes[label]} is left to train on. Convert "
-            "or repair its pictures, add others, or move its folders away.\n"
-            f"{first_reasons(bad)}".rstrip()
+            f"None of the {len(files):,} pictures in {directory} is left {lacking[0]}. "
+            "Add usable ones, or change --validation_fraction or --val_fraction.\n"
+            + _few_lines([left_out[name] for name in first])
         )
+    lists = f"{invocation.command('data')} {shlex.quote(str(directory))} --json lists"
+    why = f"{lists} all:\n{_few_lines([*left_out.values()])}"
     if len(left_out) > max_bad_images * len(files):
         raise UsageError(
             f"{len(left_out):,} of {len(files):,} pictures in {directory} cannot be "
-            f"used, which is more than --max_bad_images {max_bad_images:g} allows:\n"
-            f"{first_reasons(left_out, directory)}\nRepair or remove them, or raise "
-            "--max_bad_images."
+            f"used, which is more than --max_bad_images {max_bad_images:g} allows. "
+            f"Repair or remove them, or raise --max_bad_images. {why}"
         )
+    notes = (
+        [f"left out: {counted(len(left_out), 'picture')}. {why}"] if left_out else []
+    )
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
@@ -110,7 +110,6 @@ def find_folder(
             )
         return shards.read(split), labels[split]
 
-    without = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(
         name=FOLDER,
         directory=directory,
@@ -118,25 +117,20 @@ def find_folder(
         class_names=tuple(classes),
         description=(
             f"{len(files) - len(left_out):,} pictures of {len(classes):,} "
-            f"classes at {image_size} x {image_size} in {directory}{without}"
+            f"classes at {image_size} x {image_size} in {directory}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
         parts=tuple(labels),
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
-        notes=listing.notes,
+        notes=listing.notes + notes,
         division=found_division,
     )
 
 
-def first_reasons(left_out: Mapping[str, str], directory: Path | None = None) -> str:
-    """Says why the first pictures are left out; with a `directory`, what lists all."""
-    lines = [f"    {why}" for why in left_out.values()][:_SHOWN]
-    if directory and len(left_out) > _SHOWN:
-        listing = f"{invocation.command('data')} {shlex.quote(str(directory))} --json"
-        lines.append(f"    and {len(left_out) - _SHOWN:,} more: {listing}")
-    return "\n".join(lines)
+def _few_lines(reasons: list[str]) -> str:
+    return "\n".join(f"    {why}" for why in reasons[:_SHOWN])
 
 
 def _fingerprint(

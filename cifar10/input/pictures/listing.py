@@ -101,9 +101,13 @@ def list_folder(directory: Path) -> Listing:
 
 
 def list_pictures(path: Path) -> list[Path]:
-    """Returns the pictures in a folder and its subfolders; [path] if there are none."""
-    found = _pictures(path, "", []) if path.is_dir() else []
-    return [path / name for name, _, _ in found] or [path]
+    """Returns the pictures in a folder and its subfolders; a file as it is."""
+    if not path.is_dir():
+        return [path]
+    others: list[str] = []
+    if found := _pictures(path, "", others):
+        return [path / name for name, _, _ in found]
+    raise UsageError(f"{path} holds no pictures, but {_kinds(others) or 'nothing'}.")
 
 
 def part_of(name: str) -> Split | None:

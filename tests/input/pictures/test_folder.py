@@ -373,10 +373,12 @@ def test_bad_pictures_are_named_and_counted_and_left_out(pictures, cache):
     dataset = find(pictures, cache, max_bad_images=0.2)
     assert sorted(everything(dataset)[0]) == sorted(NAMES)
     assert dataset.left_out.keys() == bad.keys()
-    assert "3 bad ones left" in dataset.description
+    (note,) = dataset.notes
+    assert "left out: 3 pictures" in note
+    assert all(name in note for name in bad)
     for name in [*bad][1:]:
         (pictures / name).unlink()
-    assert "1 bad one left" in find(pictures, cache, max_bad_images=0.2).description
+    assert "1 picture" in find(pictures, cache, max_bad_images=0.2).notes[0]
     (pictures / next(iter(bad))).unlink()
     assert not find(pictures, cache).left_out
 
