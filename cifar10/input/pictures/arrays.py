@@ -132,18 +132,13 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
         raise UsageError(
             f"All labels in {where} are {used[0]}. Give at least two classes."
         )
-    if len(used) == classes:
-        return []
-    fix = "Number the labels anew, as np.unique(y, return_inverse=True)[1] does"
-    if len(used) == classes - 1 and used[0] == 1:
-        fix = "Subtract 1 from all labels"
-    unused = first_few([*map(str, np.setdiff1d(np.arange(classes), used))], 5)
-    return [
-        (
-            f"no image of y_train in {where} has the label {unused}, of {classes:,} "
-            f"classes. {fix}, unless you mean it"
-        )
-    ]
+    unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
+    note = (
+        f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
+        f"{classes:,} classes. Unless you mean it, number the labels from 0 without "
+        "gaps, as np.unique(y, return_inverse=True)[1] does"
+    )
+    return [note] if unused else []
 
 
 def numbered_class_names(classes: int) -> tuple[str, ...]:
