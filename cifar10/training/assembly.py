@@ -146,6 +146,7 @@ def assemble(
     # A resumed run keeps its division of the images into splits, and so does a run that
     # begins with its weights, which have seen its training images.
     run = None if config.run.fresh else starting.find_run(train_dir)
+    is_recorded = (run or {}).get("warmup_epochs") == config.update.warmup_epochs
     run = run or run_config.run_of_weights(config.values)
     dataset = datasets.find_for(config.values, dataset, run=run)
     images, labels = dataset.read("train")
@@ -153,7 +154,7 @@ def assemble(
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-    is_given = bool(requested.given & {"warmup_epochs", "resume"})
+    is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
     config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
     settings = describe_training(config, placement, dataset, states)

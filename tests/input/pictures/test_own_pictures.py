@@ -199,6 +199,12 @@ def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
     assert "New layers: softmax_linear." in done.stdout, "of the run's own distortions"
     assert "is shortened" in done.stderr
     assert runs.call("train.py", *again).returncode == 0, "the same command resumes"
+    older = ("--warmup_epochs", 0.3, "--fresh")  # Of 0.38, as before it was shortened.
+    recipe = tmp_path / "older.toml"
+    recipe.write_text('warmup_epochs = 0.3\nschedule = "cosine"\n')
+    assert runs.call("train.py", *again, "--recipe", recipe, *older).returncode == 0
+    done = runs.call("train.py", *again, "--recipe", recipe)
+    assert (done.returncode, "shortened" in done.stderr) == (0, False), done.stderr
     done = runs.call("train.py", *again, "--distortions", "none", "--fresh")
     assert done.returncode == 0, done.stderr
     assert "(on images of 24 x 24, not 32 x 32)" in " ".join(done.stdout.split())
