@@ -40,8 +40,9 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers, including the time to decode a picture.
 # Containers are killed after 10 s.
 _SHUTDOWN_SECONDS = 7
-# Base64 in text, where some write - for + and _ for /.
-_BASE64, _PLAIN = re.compile(rb"[\w+/]{32,}"), bytes.maketrans(b"-_", b"+/")
+_SHORT, _MOST_PARTS = 32, 100  # Of words that are no picture; of forms and JSON.
+# Base64 in text, where some write - for + and _ for /; others become spaces.
+_BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
 _FIX = (
     " Send one file itself (curl --data-binary @FILE), a form with one file (curl -F "
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
@@ -185,13 +186,16 @@ def _picture_in(body: bytes, kind: str) -> bytes:
     if is_picture(body):
         return body
     if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
-        parts = body.split(b"\r\n--" + boundary[1].encode())
+        parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
         found = [part.partition(b"\r\n\r\n")[2] for part in parts]
     elif body.isascii():
-        text = re.sub(rb"\\[nr]|\\|\s", b"", body).translate(_PLAIN)
+        # Not by regular expressions, which would take seconds for hostile text.
+        text = body.replace(b"\\n", b"").replace(b"\\r", b"")
+        words = text.translate(_BASE64, b"\\ \r\n\t").split()
+        coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
         # A last character alone is no base64, for which Python raises an error.
-        coded = (one[: len(one) - (len(one) % 4 == 1)] for one in _BASE64.findall(text))
-        found = [base64.b64decode(one + b"==") for one in coded]
+        coded = [word[: len(word) - (len(word) % 4 == 1)] for word in coded]
+        found = [base64.b64decode(word + b"==") for word in coded]
     pictures = [*filter(is_picture, found)]
     return pictures[0] if len(pictures) == 1 else body
 
