@@ -85,5 +85,5 @@ def test_a_folder_is_compared(tmp_path, capsys):
     (tmp_path / "pillow is wrong.png").write_bytes(wrong)
     picture_files.main(tmp_path)
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "5 pictures, 1 differ"
+    assert said[-1] == "4 pictures of the kinds that are read, 1 differ"
     assert "pillow is wrong" in said[0]
