@@ -56,7 +56,9 @@ def divided(
         The split of each image, str [count], and the division to record: for each split
         the limits of all classes, 16 hexadecimal digits each.
     """
-    hashes = np.array([*map(_hash_of, names)], np.uint64)
+    contents = (nfc(name).encode(errors="surrogateescape") for name in names)
+    digests = (hashlib.sha256(content).digest()[:8] for content in contents)
+    hashes = np.array([*map(int.from_bytes, digests)], np.uint64)
     ordered = hashes[np.lexsort((hashes, labels))]
     ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
     of_classes = np.split(ordered, ends[:-1])
@@ -99,12 +101,6 @@ def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
         taken += max(count, 0) if share else 0
         found.append(int(hashes[taken - 1]) + 1 if taken else 0)
     return found
-
-
-def _hash_of(name: str) -> int:
-    """Returns a 64-bit hash of a name."""
-    content = nfc(name).encode(errors="surrogateescape")
-    return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
