@@ -7,7 +7,11 @@ exception is a bug in this package, and its traceback is shown.
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Sequence
+
+# Control characters but line breaks, Unicode's line breaks, and lone surrogates.
+_CONTROLS = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL in sysexits.h: the same command may succeed later.
@@ -31,7 +35,7 @@ class UsageError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str) -> None:
-        super().__init__(inert(message))
+        super().__init__(_CONTROLS.sub(_escaped, message))
 
 
 class UnavailableError(UsageError):
@@ -99,17 +103,24 @@ def reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def inert(text: str) -> str:
-    """Escapes control characters, except line breaks."""
-    return "\n".join(map(printable, text.split("\n")))
+def printable(text: str, kept: str = "") -> str:
+    """Escapes unprintable characters, line breaks included, but no spaces or `kept`."""
+    return re.sub(f"[^ -~{kept}]", _escaped, text)
 
 
-def printable(text: str) -> str:
-    """Escapes all unprintable characters, line breaks included."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text
-    )
+def _escaped(found: re.Match[str]) -> str:
+    is_shown = found[0].isprintable() or unicodedata.category(found[0]) == "Zs"
+    return found[0] if is_shown else found[0].encode("unicode_escape").decode()
+
+
+def has_controls(text: str) -> bool:
+    """Returns whether text has control characters, line breaks or lone surrogates."""
+    return not text.isprintable() and ("\n" in text or bool(_CONTROLS.search(text)))
+
+
+def nfc(text: str) -> str:
+    """Returns the form of text to compare: an accent may be stored in two ways."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def first_few(names: Sequence[str], most: int) -> str:

@@ -50,6 +50,7 @@ class Config(fields.Sections):
     Attributes:
         model_function: `model` if it is a function, else None.
         data_objects: `data` if it is neither a name nor a path, else None.
+        given: The names of the settings that are not the recipe's or a run's.
 
     Raises:
         UsageError: A value is invalid, or there is no such argument.
@@ -57,6 +58,7 @@ class Config(fields.Sections):
 
     model_function: Callable[..., Any] | None
     data_objects: Any
+    given: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Config(fields.Sections):
                 raise UsageError(f"Config: there is no argument {name}.")
             known[name].check(value)
         self._assign(_completed(named))
+        self.given = frozenset(named)
         scores = (*fields.SCORES, *(self.loss.metrics or ()))
         if (best_by := self.checkpoints.best_by) not in scores:
             raise UsageError(f"--best_by {best_by}: give one of {', '.join(scores)}.")

@@ -20,7 +20,7 @@ import re
 import typing
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, has_controls, reason
 
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
@@ -84,7 +84,7 @@ class Option:
         """Refuses an invalid value; `source` is the beginning of the message."""
         if (problem := self._problem(value)) is not None:
             flag = f"--{self.name}" if self.in_flags else self.name
-            shown = value if str(value).isprintable() else ascii(value)
+            shown = ascii(value) if has_controls(str(value)) else value
             raise UsageError(f"{source}{flag} {shown}: {problem}.")
 
     def _problem(self, value: Any) -> str | None:
@@ -99,8 +99,8 @@ class Option:
             return f"give one of {', '.join(self.choices)}"
         if value == "":
             return "the value is empty. Give a value, or leave out the option"
-        if isinstance(value, str) and not value.isprintable():
-            return "the value has unprintable characters. Type it again"
+        if isinstance(value, str) and has_controls(value):
+            return "the value has control characters. Type it again"
         if not isinstance(value, str | int | float | None):
             try:
                 json.dumps(value)

@@ -17,7 +17,7 @@ from typing import Any
 
 from cifar10.config import fields, layout
 from cifar10.config.options import is_a, options
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, has_controls, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
 from cifar10.process import files
 
@@ -167,11 +167,11 @@ def _note(content: bytes) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Makes strings in a JSON value printable, so they cannot control a terminal."""
+    """Escapes strings in a JSON value that have control characters."""
     if isinstance(value, str):
-        return printable(value)
+        return printable(value) if has_controls(value) else value
     if isinstance(value, list):
         return [_inert(item) for item in value]
     if isinstance(value, dict):
-        return {printable(name): _inert(item) for name, item in value.items()}
+        return {_inert(name): _inert(item) for name, item in value.items()}
     return value

@@ -14,7 +14,7 @@ class Options(run_options.RunOptions):
     Attributes:
         eval_dir: directory for event files and scores (default: TRAIN_DIR/eval)
         eval_data: split to score, without distortions: test, train_eval (the training
-            images), or val if there is one
+            images), val if there is one, or all pictures of another --data_dir
         data_dir: directory of the data set (default: the run's)
         num_examples: number of images to score, counted from the first (default: all)
         batch_size: images scored at a time; affects speed and memory, not the result
@@ -30,7 +30,7 @@ class Options(run_options.RunOptions):
     """
 
     eval_dir: str | None = None
-    eval_data: Literal["test", "val", "train_eval"] = "test"
+    eval_data: Literal["test", "val", "train_eval", "all"] = "test"
     data_dir: str | None = None
     num_examples: Count | None = None
     batch_size: Count = run_options.SCORED_BATCH_SIZE
@@ -50,4 +50,6 @@ class Options(run_options.RunOptions):
     @property
     def split(self) -> Literal["test", "val", "train"]:
         """The split of the data set to score."""
+        if self.eval_data == "all":
+            return "test"
         return "train" if self.eval_data == "train_eval" else self.eval_data

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import say
+from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
@@ -43,14 +43,22 @@ class _Evaluator(FollowedRun):
 
     def _prepare(self, model: TrainedModel) -> None:
         self._trained, options = model, self._options
-        dataset = datasets.find_again(model.settings, options.data_dir)
+        whole = options.eval_data == "all"
+        dataset = datasets.find_again(model.settings, options.data_dir, whole=whole)
+        is_own = datasets.is_of_run(dataset, model.settings)
+        if whole and is_own:
+            raise UsageError(
+                "--eval_data all would score what the run was trained on. Give the "
+                "folder of other pictures as --data_dir."
+            )
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""
-        if not options.eval_dir and not datasets.is_of_run(dataset, model.settings):
+        if not options.eval_dir and not is_own:
             folder += f"_on_{dataset.directory and dataset.directory.name}"
             what = f"{dataset.description} is not the run's data"
-            say(f"Note: {what}. Its scores are apart, in {folder}.")
+            how = " --eval_data all scores all of it." if dataset.division else ""
+            say(f"Note: {what}. Its scores are apart, in {folder}.{how}")
         self._events = self.directory / folder
         if options.eval_dir:
             self._events = layout.absolute_path(options.eval_dir)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.data_flag import FINDABLE, NPZ, PYTHON, located
+from cifar10.config.data_flag import FINDABLE, FOLDER, NPZ, PYTHON, located
 from cifar10.config.options import is_a
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import IMAGE_SHAPE
@@ -82,18 +82,23 @@ def find_for(
         run=run,
     )
     for note in dataset.notes if say_notes else ():
-        say(f"Note: {note}.")
+        say(f"Note: {note.removesuffix('.')}.")
     dataset = with_val(dataset, val_fraction)
     if corrections := settings.get("corrections"):
         return corrected(dataset, corrections)
     return dataset
 
 
-def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
+def find_again(
+    settings: Mapping[str, Any], data_dir: str | None = None, *, whole: bool = False
+) -> Dataset:
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
+    With `whole`, all pictures of a folder are the test split.
     """
+    if whole and settings["data"] != FOLDER:
+        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     how = {**settings, "data_dir": data_dir, "corrections": None}
     recorded, file = settings["data_dir"], settings.get("corrections")
     # Not `Path.exists`, which raises an error without permission to look.
@@ -103,6 +108,8 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         how["data_dir"] = recorded
     elif data_dir is None and settings["data"] in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
+    if whole:
+        how["validation_fraction"] = 1.0
     dataset = find_for(how, run=settings)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     if str(dataset.directory) != recorded:
@@ -142,7 +149,7 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
         )
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
-        if there != here:
+        if nfc(there) != nfc(here):
             raise UsageError(
                 f"{name}: class {number} is {here}, but {there} in the run. {fix}"
             )

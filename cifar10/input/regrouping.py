@@ -15,14 +15,13 @@ import csv
 import dataclasses
 import hashlib
 import io
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
 from cifar10.process import files
@@ -57,7 +56,9 @@ def divided(
         The split of each image, str [count], and the division to record: for each split
         the limits of all classes, 16 hexadecimal digits each.
     """
-    hashes = np.array([*map(_hash_of, names)], np.uint64)
+    contents = (nfc(name).encode(errors="surrogateescape") for name in names)
+    digests = (hashlib.sha256(content).digest()[:8] for content in contents)
+    hashes = np.array([*map(int.from_bytes, digests)], np.uint64)
     ordered = hashes[np.lexsort((hashes, labels))]
     ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
     of_classes = np.split(ordered, ends[:-1])
@@ -66,9 +67,10 @@ def divided(
     division, there = (run or {}).get("data_division"), (run or {}).get("class_names")
     if run and division and there and len(division) % (16 * len(there)) == 0:
         earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
-        places = {name: place for place, name in enumerate(there)}
-        both = [place for place, name in enumerate(classes) if name in places]
-        others = [places[classes[place]] for place in both]
+        places = {nfc(name): place for place, name in enumerate(there)}
+        names = [*map(nfc, classes)]
+        both = [place for place, name in enumerate(names) if name in places]
+        others = [places[names[place]] for place in both]
         for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
             if run.get(_FRACTIONS[split], share) == share:
                 limits[row, both] = earlier[row, others]
@@ -99,14 +101,6 @@ def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
         taken += max(count, 0) if share else 0
         found.append(int(hashes[taken - 1]) + 1 if taken else 0)
     return found
-
-
-def _hash_of(name: str) -> int:
-    """Returns a 64-bit hash of a name."""
-    # File systems store accents in one of two Unicode forms.
-    name = name if name.isascii() else unicodedata.normalize("NFC", name)
-    content = name.encode(errors="surrogateescape")
-    return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
 def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
@@ -141,10 +135,10 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     """
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
-    places = {path: place for place, path in enumerate(names)}
-    classes = {name: label for label, name in enumerate(dataset.class_names)}
+    places = {nfc(path): place for place, path in enumerate(names)}
+    classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
     labels = before.copy()
-    for path, to, label in read(name):
+    for line, path, to, label in read(name):
         if path not in places:
             why = "is not in the training split. Remove its line."
         elif label and classes.get(label) != before[places[path]]:
@@ -154,7 +148,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
         else:
             labels[places[path]] = classes[to] if to else -1
             continue
-        raise UsageError(f"--corrections {name}: {path} {why}")
+        raise UsageError(f"--corrections {name}, line {line}: {path or 'it'} {why}")
     if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
         raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
@@ -169,16 +163,27 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     )
 
 
-def read(name: str) -> list[tuple[str, str, str]]:
-    """Reads a CSV file's corrections: (picture, new class, class before correction)."""
+def read(name: str) -> list[tuple[int, str, str, str]]:
+    """Reads a CSV file's lines: (number, picture, new class, class before correction).
+
+    Leaves out the empty lines of a spreadsheet, which may separate columns by `;`.
+    """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)
         # Paths need not be UTF-8. Spreadsheets add a byte order mark.
         text = content.decode("utf-8-sig", "surrogateescape")
-        rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
+        mark = max(",;\t", key=text.partition("\n")[0].count)
+        rows = csv.DictReader(
+            io.StringIO(text, newline=""), restval="", delimiter=mark, strict=True
+        )
         if not {"picture", "class"} <= {*(rows.fieldnames or ())}:
             raise ValueError("it lacks a column picture or class")  # noqa: TRY301
-        return [(row["picture"], row["class"], row.get("label", "")) for row in rows]
+        found = []
+        for row in rows:
+            texts = nfc(row["picture"]), nfc(row["class"]), nfc(row.get("label", ""))
+            if any(texts):
+                found.append((rows.line_num, *texts))
+        return found  # noqa: TRY300
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(
             f"--corrections {name} cannot be read: {reason(error)}.\nThe file must be "

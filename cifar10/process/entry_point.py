@@ -171,7 +171,8 @@ class _Output:
             LINE.erase()
             LINE.is_free = text.endswith("\n")
         with self._writing():
-            self._stream.write(errors.inert(text) if self._is_for_people else text)
+            shown = errors.printable(text, "\n") if self._is_for_people else text
+            self._stream.write(shown)
         return len(text)
 
     def flush(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from cifar10.config import fields, flags, layout, run_config, run_options
 from cifar10.config.config import Config
 from cifar10.config.options import defaults
-from cifar10.errors import UsageError, counted, first_few, printable
+from cifar10.errors import UsageError, counted, first_few
 from cifar10.process import entry_point, invocation
 
 HELP = "prepare a data set of your pictures, and show its contents"
@@ -104,18 +104,15 @@ def _look_at(
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Data: {printable(found['description'])}"
+    yield f"Data: {found['description']}"
     parts = [part for part in found["classes"][0] if part != "name"]
     yield " ".join(f"{part:>9}" for part in parts)
     for one in found["classes"]:
         counts = " ".join(f"{one[part]:>9,}" for part in parts)
-        yield f"{counts}  {printable(one['name'])}"
+        yield f"{counts}  {one['name']}"
     totals = (sum(one[part] for one in found["classes"]) for part in parts)
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
-    yield from (f"Note: {printable(note)}" for note in found["notes"])
-    if left_out := found["left_out"]:
-        yield f"Left out: {counted(len(left_out), 'picture')}"
-        yield from _few([*left_out.values()])
+    yield from (f"Note: {note}" for note in found["notes"])
     yield from _on_duplicates(**found["duplicates"])
     if "labels" in found:
         yield from _on_labels(**found["labels"])
@@ -123,7 +120,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _few(lines: Sequence[str]) -> Iterator[str]:
     """Indents the first lines, and says how many more there are."""
-    yield from (f"    {printable(line)}" for line in lines[:_SHOWN])
+    yield from (f"    {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"    and {len(lines) - _SHOWN:,} more, which --json shows"
 
@@ -149,8 +146,8 @@ def _on_duplicates(
 
 
 def _on_labels(issues: Sequence[Any], caution: str, corrections: str) -> Iterator[str]:
-    yield f"Most suspicious labels: {len(issues):,}. {printable(caution)}"
+    yield f"Most suspicious labels: {len(issues):,}. {caution}"
     yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
     page = Path(corrections).with_suffix(".html")
-    yield f"    look at {printable(str(page))}"
-    yield f"    edit {printable(corrections)}, and train with it as --corrections"
+    yield f"    look at {page}"
+    yield f"    edit {corrections}, and train with it as --corrections"

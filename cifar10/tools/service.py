@@ -6,6 +6,7 @@ Images are decoded and classified in threads, so no request blocks another.
 """
 
 import asyncio
+import base64
 import math
 import multiprocessing
 import re
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cifar10.follower import Follower
-from cifar10.input.pictures.decoding import PictureError
+from cifar10.input.pictures.decoding import PictureError, is_picture
 from cifar10.tools.classification import Decoder, likeliest_classes
 
 # A phone camera's resolution. A thread needs 12 bytes per pixel to decode an image.
@@ -39,6 +40,13 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers, including the time to decode a picture.
 # Containers are killed after 10 s.
 _SHUTDOWN_SECONDS = 7
+_SHORT, _MOST_PARTS = 32, 100  # Of words that are no picture; of forms and JSON.
+# Base64 in text, where some write - for + and _ for /; others become spaces.
+_BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
+_FIX = (
+    " Send one file itself (curl --data-binary @FILE), a form with one file (curl -F "
+    'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
+)
 # Clients do not get the full reason, which names paths of this machine.
 _NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 
@@ -103,13 +111,13 @@ class Service:
     async def _answer(self, request: Request) -> dict[str, Any]:
         if why := self._refusal(request.headers):
             raise HTTPException(400, why, {"Connection": "close"})
-        asked = request.method, request.scope["path"]
-        if asked not in (("POST", "/predict"), ("GET", "/health")):
+        asked = f"{request.method} {request.scope['path']}"
+        if asked not in ("POST /predict", "GET /health", "HEAD /health"):
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")
         body = await self._receive(request)
         if self._model.weights_step is None:
             raise HTTPException(503, _NO_WEIGHTS)
-        if request.method == "GET":
+        if request.method != "POST":
             return {
                 **self._model.names,
                 "weights_step": self._model.weights_step,
@@ -118,8 +126,9 @@ class Service:
         top_k = request.query_params.get("top_k", "3")
         if not re.fullmatch("[1-9][0-9]{0,8}", top_k):
             raise HTTPException(400, f"top_k {top_k[:20]}: give a number of classes.")
+        kind = request.headers.get("content-type", "")
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._classify, body, int(top_k)
+            self._threads, self._classify, body, kind, int(top_k)
         )
 
     def _refusal(self, headers: Headers) -> str | None:
@@ -153,18 +162,42 @@ class Service:
             raise HTTPException(413, why)
         return bytes(body)
 
-    def _classify(self, body: bytes, top_k: int) -> dict[str, Any]:
+    def _classify(self, body: bytes, kind: str, top_k: int) -> dict[str, Any]:
         """Decodes and classifies an image; runs in a thread."""
-        shape = self._model.image_shape
+        shape, content = self._model.image_shape, _picture_in(body, kind)
         try:
-            image = self._decoder.decode(body, "The request's body", shape)
+            image = self._decoder.decode(content, "The request's body", shape)
         except PictureError as error:
-            is_form = body.startswith(b"--")
-            fix = " Send the file itself (curl --data-binary @FILE)." if is_form else ""
-            raise HTTPException(400, f"{error}{fix}") from error
+            # `curl -d` leaves out these characters.
+            is_whole = is_picture(content) and re.search(rb"[\r\n\0]", content)
+            raise HTTPException(400, f"{error}{'' if is_whole else _FIX}") from error
         step, logits, class_names = self._model.predict(image[None])
         (ranked,) = likeliest_classes(logits, class_names, top_k)
         return {"step": step, "predictions": ranked}
+
+
+def _picture_in(body: bytes, kind: str) -> bytes:
+    """Returns the picture in a form, in JSON or in other text, or else the body.
+
+    `kind` is the body's Content-Type. In text a picture is in base64, as TensorFlow
+    Serving's clients and data URLs have it.
+    """
+    found = []
+    if is_picture(body):
+        return body
+    if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
+        parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
+        found = [part.partition(b"\r\n\r\n")[2] for part in parts]
+    elif body.isascii():
+        # Not by regular expressions, which would take seconds for hostile text.
+        text = body.replace(b"\\n", b"").replace(b"\\r", b"")
+        words = text.translate(_BASE64, b"\\ \r\n\t").split()
+        coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
+        # A last character alone is no base64, for which Python raises an error.
+        coded = [word[: len(word) - (len(word) % 4 == 1)] for word in coded]
+        found = [base64.b64decode(word + b"==") for word in coded]
+    pictures = [*filter(is_picture, found)]
+    return pictures[0] if len(pictures) == 1 else body
 
 
 def _own_host(host: str) -> re.Pattern[str]:
@@ -190,12 +223,19 @@ class _Connection(H11Protocol):
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Closes the connection at once if there are too many."""
+        """If there are too many connections, closes that which has waited longest.
+
+        Only connections without a request are closed, and this one last. So the probe
+        of a health check is answered, even beside many clients that send nothing.
+        """
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > connection_limit():
-            self.transport.abort()
-        else:
-            self._await_request()
+        self._await_request()
+        others: list[Any] = [
+            one for one in self.connections if not one.transport.is_closing()
+        ]
+        if len(others) > connection_limit():
+            waiting = (one for one in others if one.cycle is one.answered)
+            min(waiting, key=lambda one: one.since).transport.abort()
 
     def on_response_complete(self) -> None:
         """Sets the deadline of the next request's headers."""
@@ -203,7 +243,9 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def _await_request(self) -> None:
-        answered = self.cycle  # uvicorn makes another object for the next request.
+        # uvicorn makes another object for the next request.
+        self.answered = answered = self.cycle
+        self.since = self.loop.time()
 
         def end() -> None:
             if self.cycle is answered:

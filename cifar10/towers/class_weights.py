@@ -13,7 +13,7 @@ learning rate remains suitable.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cifar10.errors import UsageError, first_few
+from cifar10.errors import UsageError, first_few, nfc
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +58,8 @@ def resolve_class_weights(
     if requested == BALANCED:
         weights = np.where(counts, 1.0 / np.maximum(counts, 1), 0.0)
     elif isinstance(requested, Mapping):
+        class_names = [*map(nfc, class_names)]
+        requested = {nfc(name): weight for name, weight in requested.items()}
         if unknown := [name for name in requested if name not in class_names]:
             raise UsageError(
                 f"{_WHERE}: the data set has no class {unknown[0]!a}. The classes are "

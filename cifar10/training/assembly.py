@@ -23,7 +23,7 @@ from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import WORKER, options
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
@@ -164,6 +164,7 @@ def assemble(
     # A resumed run keeps its division of the images into splits, and so does a run that
     # begins with its weights, which have seen its training images.
     earlier = None if config.run.fresh else starting.find_run(train_dir)
+    is_recorded = (earlier or {}).get("warmup_epochs") == config.update.warmup_epochs
     run = earlier or run_config.run_of_weights(config.values)
     dataset = datasets.find_for(config.values, dataset, run=run)
     images, labels = dataset.read("train")
@@ -171,7 +172,8 @@ def assemble(
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-    check_epoch(config, len(images))
+    is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
+    config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
     if config.speed.xla is None and earlier:
         config = config.replace(xla=earlier["xla"])
@@ -242,8 +244,14 @@ def resolve_config(
     )
 
 
-def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Checks the batch size and the warm-up against the size of the training set."""
+def check_epoch(
+    config: ResolvedConfig, examples_per_epoch: int, *, may_shorten: bool = False
+) -> ResolvedConfig:
+    """Checks the batch size and the warm-up against the size of the training set.
+
+    If the user did not choose it, the warm-up of a schedule that ends `may_shorten` to
+    half of the steps. Returns the configuration with it.
+    """
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps
     if images > examples_per_epoch:
@@ -254,13 +262,17 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"at most --batch_size {examples_per_epoch // batches}."
         )
     epochs = steps * images / examples_per_epoch
+    if may_shorten and update.schedule_ends and update.warmup_epochs > epochs / 2:
+        say(f"Note: the warm-up is shortened to {epochs / 2:.3g} epochs, half of all.")
+        return config.replace(warmup_epochs=epochs / 2)
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs}, the recipe's if you gave none, "
-            f"is too much for {epochs:.2f} epochs ({steps} steps) with --schedule "
-            f"{update.schedule}. Give less, or more --max_steps or --max_epochs."
+            f"--warmup_epochs {update.warmup_epochs} is too much for {epochs:.2f} "
+            f"epochs ({steps} steps) with --schedule {update.schedule}. Give less, or "
+            "more --max_steps or --max_epochs."
         )
+    return config
 
 
 def default_steps_per_call(

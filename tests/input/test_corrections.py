@@ -13,7 +13,7 @@ from cifar10.input import cifar, datasets, records
 from cifar10.input.pictures import shards
 from cifar10.input.regrouping import corrected, names_of, with_val
 from cifar10.interface.data import as_dataset
-from small_folders import everything, find, numbered, packed, pixels, write
+from small_folders import everything, find, numbered, pixels, write
 
 NAMES = numbered(6, "train/cat", "train/dog") + numbered(2, "test/cat", "test/dog")
 
@@ -131,20 +131,31 @@ def test_fingerprint_is_of_what_is_corrected_and_not_of_the_file(tmp_path, photo
     assert again == moved
 
 
-def test_names_that_are_not_utf_8_are_found(tmp_path, photos):
-    name = "train/cat/\udce4,\n.png"
-    (photos / name).write_bytes(packed(pixels(99)))
+def test_names_are_found_in_both_forms_of_an_accent(tmp_path):
+    names = [*numbered(3, "café", "dog"), "dog/ä, \u3000.png"]
+    photos = write(tmp_path / "photos", *(f"train/{name}" for name in names))
+    write(photos, "test/caf\xe9/0.png", "test/dog/0.png")
     plain = find(photos, tmp_path / "cache")
-    file = tmp_path / "corrections.csv"
-    rows = f'picture,class\n"{name}",\n'
-    file.write_bytes(rows.encode(errors="surrogateescape"))
-    assert len(corrected(plain, str(file)).read("train")[1]) == 12
+    rows = ("train/caf\xe9/0.png,dog", '"train/dog/a\u0308, \u3000.png",cafe\u0301')
+    _, labels = corrected(plain, listed(tmp_path, *rows)).read("train")
+    assert labels.tolist() == [1, 0, 0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_file_that_a_spreadsheet_saved_is_read(tmp_path, photos, mark):
+    plain = find(photos, tmp_path / "cache")
+    rows = [row.replace(",", mark) for row in (",,,", *ROWS, ",,,", ",,")]
+    file = listed(tmp_path, *rows, head=f"\ufeffpicture{mark}class{mark}label")
+    expected = corrected(plain, listed(tmp_path, *ROWS)).fingerprint
+    file = listed(tmp_path, *rows, head=f"\ufeffpicture{mark}class{mark}label")
+    assert corrected(plain, file).fingerprint == expected
 
 
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        (["train/cat/9.png,dog"], "train/cat/9.png"),
+        (["train/cat/9.png,dog"], "line 2: train/cat/9.png"),
+        ([",,", "train/cat/0.png,dog", ",dog"], "line 4"),
         (["test/cat/0.png,"], "test/cat/0.png"),
         (["train/cat/0.png,dgo"], "dgo"),
         (["train/cat/0.png,dog,dog"], "train/cat/0.png"),

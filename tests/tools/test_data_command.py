@@ -60,10 +60,10 @@ def test_it_counts_the_pictures_of_each_class(photos):
 def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
     (photos / "train/empty").mkdir()
     done = call(photos, "--image_size", 8)
-    assert (done.stdout + done.stderr).count("left out: train/empty/") == 1
+    assert (done.stdout + done.stderr).count("left out: 1 folder: train/empty/") == 1
     settings = Config(data=str(photos), image_size=8).values
     datasets.find_for(settings)
-    assert "left out: train/empty/" in capsys.readouterr().err
+    assert "1 folder: train/empty/" in capsys.readouterr().err
 
 
 def test_it_names_pictures_that_are_left_out(photos):
@@ -72,7 +72,7 @@ def test_it_names_pictures_that_are_left_out(photos):
     all_of_it = found(photos, "--image_size", 8)
     assert set(all_of_it["left_out"]) == {"train/cat/0.png", "train/dog/1.png"}
     text = shown(photos, "--image_size", 8)
-    assert "Left out: 2 pictures" in text
+    assert "left out: 2 pictures" in text
     assert f"    {all_of_it['left_out']['train/dog/1.png']}" in text.splitlines()
 
 

@@ -58,6 +58,24 @@ def test_files_get_what_an_evaluation_computes(small_run, folder, capsys):
         np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
 
 
+def test_a_folder_is_predicted_whole_without_what_systems_add(
+    small_run, tmp_path, capsys
+):
+    for name in ("a/1.png", "a/b/2.png", "@eaDir/1.png/3.png", "__MACOSX/._1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(packed(IMAGES[0]))
+    options = command.Options([str(tmp_path)], train_dir=str(small_run), json=True)
+    assert command.predict_files(options) == 0
+    said = map(json.loads, capsys.readouterr().out.splitlines())
+    found = [one["image"] for one in said]
+    assert found == [str(tmp_path / "a/1.png"), str(tmp_path / "a/b/2.png")]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/1.txt").touch()
+    options = command.Options([str(tmp_path / "text")], train_dir=str(small_run))
+    with pytest.raises(UsageError, match=r"no pictures, but 1 \.txt"):
+        command.predict_files(options)
+
+
 def test_checkpoint_that_was_asked_for_predicts(small_run, folder, capsys):
     for step in ("10", "best"):
         assert predict(small_run, folder / "0.png", step=step) == 0

@@ -1,5 +1,6 @@
 """The HTTP service: right answers, clear refusals, and no client blocks another."""
 
+import base64
 import contextlib
 import os
 import signal
@@ -161,6 +162,33 @@ def test_clients_at_the_same_time_get_each_their_own_answer(client):
         assert [one.json() for one in found] == answers * 20
 
 
+@pytest.mark.parametrize("image", IMAGES[:3])
+def test_a_form_and_base64_are_answered_as_the_file_itself(client, image):
+    for content in (packed(image), packed(image, "JPEG", quality=95)):
+        coded = base64.b64encode(content).decode()
+        lines = base64.encodebytes(content).decode()
+        url_safe = base64.urlsafe_b64encode(content).decode().rstrip("=")
+        expected = client.post("/predict", content=content).json()
+        assert len(expected["predictions"]) == 3
+        for request in (
+            {"files": {"file": ("cat.png", content, "image/png")}},
+            {"files": {"image": content}, "data": {"top": "5", "note": "\r\n\r\n--"}},
+            {"json": {"instances": [{"b64": coded}]}},
+            {"json": {"instances": [{"image_bytes": {"b64": lines}}]}},
+            {"json": {"signature_name": "serving_default", "inputs": url_safe}},
+            {"json": {"image": f"data:image/png;base64,{coded}"}},
+            {"content": '{"b64": "' + coded.replace("/", "\\/") + '"}'},
+            {"content": coded},
+            {"content": lines},
+        ):
+            assert client.post("/predict", **request).json() == expected, request
+
+
+def test_a_head_of_health_is_answered(client):
+    answer = client.head("/health")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 # What it refuses.
 
 
@@ -178,7 +206,13 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
         (ask(bytes(1_000_001)), 413, "1,000,000"),
         (ask(query="?top_k=0"), 400, "top_k"),
         (ask(query=f"?top_k={'9' * 5000}"), 400, "top_k"),
-        (client.post("/predict", files={"image": PNG}), 400, "--data-binary"),
+        (ask(PNG.replace(b"\r", b"").replace(b"\n", b"")), 400, "--data-binary"),
+        (client.post("/predict", files=[("image", PNG)] * 2), 400, "one file"),
+        (client.post("/predict", files={"image": b"no"}), 400, "one file"),
+        *(
+            (client.post("/predict", json={"b64": n * "n"}), 400, "instances")
+            for n in range(32, 37)
+        ),
         (client.get("/nothing"), 404, "Not Found"),
         (client.get("/predict"), 404, "POST /predict"),
     ):
@@ -264,12 +298,34 @@ def test_connections_beyond_the_limit_are_closed_and_others_answered(monkeypatch
     with served(busy, timeout=120.0) as client, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(client.post, "/predict", content=PNG)
         wait_until(lambda: busy.asked)
-        with connected(client, *[UNFINISHED_BODY] * 15, WHOLE) as (*_, last):
-            with contextlib.suppress(ConnectionError):
+        expecting = UNFINISHED_BODY.replace(
+            b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"
+        )
+        with connected(client, *[expecting] * 15) as bodies:
+            for body in bodies:  # Their heads have been read.
+                assert body.recv(100).startswith(b"HTTP/1.1 100")
+            with (
+                connected(client, WHOLE) as (last,),
+                contextlib.suppress(ConnectionError),
+            ):
                 assert read_all(last) == b""
             busy.go_on.set()
             assert asked.result().status_code == 200
         wait_until(lambda: answers_again(client))
+
+
+def test_health_is_answered_beside_more_clients_that_send_nothing(
+    follower, monkeypatch
+):
+    monkeypatch.setattr(service, "connection_limit", lambda: 16)
+    with served(follower, timeout=120.0) as client:
+        heads = (b"", UNFINISHED_HEAD) * 40
+        with connected(client, *heads), connected(client, UNFINISHED_BODY) as (body,):
+            for _ in range(20):
+                assert client.get("/health").status_code == 200
+                assert still_answers(client)
+            body.sendall(bytes(997))
+            assert body.recv(100).startswith(b"HTTP/1.1 400")
 
 
 def answers_again(client):

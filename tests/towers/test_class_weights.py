@@ -36,6 +36,13 @@ def test_weights_have_their_ratios_and_the_mean_1(requested, ratios):
     assert weights[LABELS].mean() == pytest.approx(1.0)
 
 
+def test_names_are_the_same_in_both_forms_of_an_accent():
+    names = ("cat", "caf\xe9", "frog")
+    for written in ("caf\xe9", "cafe\u0301"):
+        weights = of_training_set({written: 4.0}, names)
+        np.testing.assert_allclose(weights / weights[0], [1, 4, 1])
+
+
 @pytest.mark.parametrize(
     ("requested", "named"),
     [({"frgo": 2.0}, "frog"), ([1.0, 2.0], "3 classes"), ([0, 0, 0], "images")],

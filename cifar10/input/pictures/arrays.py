@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, first_few, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
@@ -52,10 +52,13 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
         unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > max(_MOST_BYTES, _LARGEST_RATIO * size):
             raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,} bytes")
-        has_val = "x_val.npy" in archive.namelist()
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        splits = [split for split in SPLITS if f"x_{split}" in names]
+        if "test" not in splits:
+            raise ValueError(f"x_test is not among its arrays, {', '.join(names)}")
         found = {}
         # Not `np.load`, which returns the bytes of an entry that is not an array.
-        for name in (*_ARRAYS, "x_val", "y_val") if has_val else _ARRAYS:
+        for name in (f"{kind}_{split}" for split in splits for kind in "xy"):
             with archive.open(f"{name}.npy") as stream:
                 found[name] = np.lib.format.read_array(stream, allow_pickle=False)
         return found
@@ -94,8 +97,7 @@ def array_dataset(
                 "Leave its images out, or add some to x_train."
             )
     classes = 1 + int(max(some.max() for some in labels.values()))
-    if classes < 2 and "train" in labels:
-        raise UsageError(f"All labels in {where} are 0. Give at least two classes.")
+    notes = _check_used(labels["train"], classes, where) if "train" in labels else []
     height, width, channels = shapes.pop()
     count = sum(map(len, labels.values()))
     description = (
@@ -119,7 +121,24 @@ def array_dataset(
         read=read,
         parts=tuple(images),
         fingerprint=digest.hexdigest(),
+        notes=notes,
     )
+
+
+def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
+    """Refuses training labels that are all the same; returns a note on unused ones."""
+    used = np.unique(labels)
+    if len(used) < 2:
+        raise UsageError(
+            f"All labels in {where} are {used[0]}. Give at least two classes."
+        )
+    unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
+    note = (
+        f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
+        f"{classes:,} classes. Unless you mean it, number the labels from 0 without "
+        "gaps, as np.unique(y, return_inverse=True)[1] does"
+    )
+    return [note] if unused else []
 
 
 def numbered_class_names(classes: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
-from cifar10.errors import UsageError, counted, first_few, printable
+from cifar10.errors import UsageError, counted, nfc
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
 from cifar10.input.regrouping import divided
+from cifar10.process import invocation
 
 _SHOWN = 5  # Pictures in a message.
 
@@ -38,7 +40,8 @@ def find_folder(
         cache_home: The folder for the prepared pictures of all data sets.
         image_size: Height and width of the images. The shorter side of a picture is
             resized to this size, then the centre is cropped.
-        validation_fraction: The fraction for a test split that has no folder.
+        validation_fraction: The fraction for a test split that has no folder; 1 if all
+            pictures are the test split, whatever their folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
         run: The `config.json` of a run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
@@ -55,42 +58,58 @@ def find_folder(
     labels_of = np.array(listing.labels, np.int32)
     parts, found_division = np.array(listing.parts), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
-    given = {*listing.parts}
+    if validation_fraction == 1.0:
+        parts[:] = "test"
+    given = {*parts.tolist()}
+    of_run = (run or {}).get("class_names") or []
+    places = {nfc(name): label for label, name in enumerate(of_run)}
+    if "train" not in given and {*classes} <= {*places}:
+        # Pictures to score may lack classes of the run.
+        labels_of = np.array([places[name] for name in classes], np.int32)[labels_of]
+        classes = [*places]
     shares = {part: of for part, of in wanted.items() if of and part not in given}
     if shares and "train" in given:
         free = np.flatnonzero(parts == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
-        parts[free], found_division = divided(
-            some, some_labels, [*map(printable, classes)], shares, run
-        )
+        parts[free], found_division = divided(some, some_labels, classes, shares, run)
     shards = Shards(home, directory, files, parts, image_size)
     left_out = shards.left_out
-    where = printable(str(directory))
-    if len(left_out) > max_bad_images * len(files):
-        why = first_few([*map(printable, left_out.values())], _SHOWN)
-        raise UsageError(
-            f"{len(left_out):,} of {len(files):,} pictures in {where} cannot be used, "
-            f"which is more than --max_bad_images {max_bad_images:g} allows:\n{why}\n"
-            "Repair or remove them, or raise --max_bad_images."
-        )
     labels = {split: labels_of[places] for split, places in shards.places.items()}
-    for split in {**labels, **shares} if "train" in given else labels:
-        if not len(labels.get(split, ())):
-            raise UsageError(
-                f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} split. Add pictures, or change --validation_fraction or "
-                "--val_fraction."
-            )
+    counts = np.bincount(labels.get("train", ()), minlength=len(classes))
+    splits = {**labels, **shares} if "train" in given else labels
+    lacking = [f"for the {it} split" for it in splits if not len(labels.get(it, ()))]
+    if "train" in labels and not counts.all():
+        lacking.append(f"for {classes[int(counts.argmin())]} in the train split")
+    if lacking:
+        # The reasons of this class come first.
+        of_class = dict(zip(names, counts[labels_of].tolist(), strict=True))
+        first = sorted(left_out, key=lambda name: of_class[name])
+        raise UsageError(
+            f"None of the {len(files):,} pictures in {directory} is left {lacking[0]}. "
+            "Add usable ones, or change --validation_fraction or --val_fraction.\n"
+            + _few_lines([left_out[name] for name in first])
+        )
+    lists = f"{invocation.command('data')} {shlex.quote(str(directory))} --json lists"
+    why = f"{lists} all:\n{_few_lines([*left_out.values()])}"
+    if len(left_out) > max_bad_images * len(files):
+        raise UsageError(
+            f"{len(left_out):,} of {len(files):,} pictures in {directory} cannot be "
+            f"used, which is more than --max_bad_images {max_bad_images:g} allows. "
+            f"Repair or remove them, or raise --max_bad_images. {why}"
+        )
+    notes = (
+        [f"left out: {counted(len(left_out), 'picture')}. {why}"] if left_out else []
+    )
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
             raise UsageError(
-                f"{where} has a folder {' and '.join(labels)}, but no {split}: it can "
-                f"be scored, not trained on. Add {split}/ with a folder for each class."
+                f"{directory} has a folder {' and '.join(labels)}, but no {split}: it "
+                f"can be scored, not trained on. Add {split}/ with a folder for each "
+                "class."
             )
         return shards.read(split), labels[split]
 
-    bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return Dataset(
         name=FOLDER,
         directory=directory,
@@ -98,16 +117,20 @@ def find_folder(
         class_names=tuple(classes),
         description=(
             f"{len(files) - len(left_out):,} pictures of {len(classes):,} "
-            f"classes at {image_size} x {image_size} in {where}{bad}"
+            f"classes at {image_size} x {image_size} in {directory}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
         parts=tuple(labels),
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
-        notes=listing.notes,
+        notes=listing.notes + notes,
         division=found_division,
     )
+
+
+def _few_lines(reasons: list[str]) -> str:
+    return "\n".join(f"    {why}" for why in reasons[:_SHOWN])
 
 
 def _fingerprint(

@@ -5,9 +5,12 @@ pixels unchanged.
 """
 
 import io
+import math
 import os
 import re
+import struct
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,13 @@ _KINDS: dict[re.Pattern[bytes], type[ImageFile.ImageFile]] = {
     re.compile(rb"GIF8[79]a"): GifImageFile,
 }
 
+# The optional chunks of a PNG file that change its pixels; all others are metadata.
+_OF_PIXELS = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
+# A frame of a JPEG file in arithmetic coding, with its height and width. Its time is
+# not checked, so it may have as many scans as make 20 times `MAX_PIXELS`.
+_ARITHMETIC = re.compile(rb"\xff[\xc9-\xcb\xcd-\xcf]\0.\x08(..)(..)", re.DOTALL)
+_MOST_SCANS = 20
+
 # The EXIF orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
 
@@ -77,12 +87,26 @@ def decode(
     used. The content determines the kind of file; the `name` is only for messages.
     """
     try:
-        image = _opened(content, max_pixels)
-        return np.asarray(_fitted(image, height, width))
+        try:
+            return _fitted(_opened(content, max_pixels), content, height, width)
+        except PictureError:
+            raise
+        except Exception:  # Pillow raises anything for damaged metadata, too.
+            bare, read_bytes = _without_metadata(content)
+            if (bare, read_bytes) == (content, _READ_BYTES):
+                raise
+            image = _opened(bare, max_pixels)
+            image.decodermaxblock = read_bytes
+            return _fitted(image, bare, height, width)
     except PictureError as error:
         raise PictureError(f"{name} {error}") from error
     except Exception as error:  # Pillow raises anything for a damaged file.
         raise PictureError(f"{name} is damaged: {reason(error)}.") from error
+
+
+def is_picture(content: bytes) -> bool:
+    """Returns whether content begins as one of the kinds that can be decoded."""
+    return any(kind.match(content) for kind in _KINDS)
 
 
 class _TimedFile(io.BytesIO):
@@ -123,16 +147,75 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     return image
 
 
-def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
+def _without_metadata(content: bytes) -> tuple[bytes, int]:
+    """Returns content without the metadata that trouble Pillow, and bytes per read.
+
+    An intact orientation is kept. libjpeg decodes arithmetic coding only if it gets the
+    whole file at once.
+    """
+    if frame := content.startswith(b"\xff") and _ARITHMETIC.search(content):
+        pixels = math.prod(map(int.from_bytes, frame.groups()))
+        if pixels * content.count(b"\xff\xda") > _MOST_SCANS * MAX_PIXELS:
+            raise PictureError("takes too long to decode.")
+    if not content.startswith(b"\x89"):
+        bare = content.replace(b"Photoshop 3.0\0", b"Photoshop 3.0-")
+        return bare, len(content) if frame else _READ_BYTES
+    file = _TimedFile(content)
+    kept = [file.read(8)]
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        body = file.read(length + 4)
+        is_sound = zlib.crc32(body[:-4], zlib.crc32(kind)).to_bytes(4) == body[-4:]
+        is_orientation = kind == b"eXIf" and is_sound
+        if kind[:1].isupper() or kind in _OF_PIXELS or is_orientation:
+            kept += head, body
+    return b"".join(kept), _READ_BYTES
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns an image's EXIF orientation; 1 if it cannot be read."""
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # noqa: BLE001 - Pillow raises anything for damaged metadata.
+        return 1
+    return int(found) if found in range(1, 9) else 1
+
+
+def _transparent(image: ImageFile.ImageFile, content: bytes) -> np.ndarray | None:
+    """Returns which pixels have the one transparent colour of a PNG file.
+
+    Returns None where Pillow compares the colour rightly: with depths of 1 and 8 bits.
+    """
+    colour = image.info.get("transparency")
+    depth = content[24] if isinstance(image, PngImageFile) else 8
+    if colour is None or image.mode == "P" or depth in (1, 8):
+        return None
+    pixels = np.asarray(image)
+    if image.mode != "RGB":
+        return pixels == colour * {2: 85, 4: 17, 16: 1}[depth]
+    # Pillow reads the upper byte of each value, or the lower as if it were the upper.
+    lower = _opened(content, pixels.size)
+    lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
+    whole = pixels * np.uint16(256) + np.asarray(lower)
+    return (whole == np.array(colour, np.uint16)).all(axis=2)
+
+
+def _fitted(
+    image: ImageFile.ImageFile, content: bytes, height: int, width: int
+) -> np.ndarray:
     """Decodes an image, turns it upright, and converts it to the given size and RGB."""
     if isinstance(image, JpegImageFile):  # Before `load`, which then decodes less.
         side = int(_DRAFT * max(height, width))  # The image may be rotated below.
         image.draft(None, (side, side))
     image.load()
     upright: Image.Image = image
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    orientation = _orientation(image)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    transparent = _transparent(image, content)
+    if transparent is not None:
+        upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.
+        upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))
     mode = "RGBA" if upright.has_transparency_data else "RGB"
     if upright.mode != mode:  # `convert` copies the image even if nothing changes.
         upright = upright.convert(mode)
@@ -147,4 +230,4 @@ def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
     if upright.mode == "RGBA":
         white = Image.new("RGBA", upright.size, "white")
         upright = Image.alpha_composite(white, upright).convert("RGB")
-    return upright
+    return np.asarray(upright)

@@ -32,9 +32,11 @@ from cifar10.input.pictures.listing import File
 from cifar10.input.records import SPLITS, Split
 from cifar10.process import files, moving_line
 
-# The version of the decoder, in the hashes that name shards and in every fingerprint.
-# Raise it with any change of the decoded pixels.
+# The version of the fingerprints, which are of the pixels themselves.
 PIXELS = 2
+# The version of the decoder, in the hashes that name shards. Raise it with any change
+# of the decoded pixels, or of what can be decoded.
+_DECODER = 3
 
 # A kill loses the work on at most one shard. The 1,024 files that a process may open by
 # default hold four million pictures.
@@ -142,7 +144,7 @@ class Shards:
         self._listed: dict[str, list[File]] = {}
         for start in range(0, len(listed), self._per_shard):
             some = listed[start : start + self._per_shard]
-            digest = hashlib.sha256(json.dumps([PIXELS, some]).encode())
+            digest = hashlib.sha256(json.dumps([_DECODER, some]).encode())
             self._listed[f"{digest.hexdigest()}.bin"] = some
         splits = [split for split in SPLITS if split == "test" or split in parts]
         with cache.opened(home):

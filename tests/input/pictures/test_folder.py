@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
+from cifar10.input.datasets import check_same_kind
 from cifar10.input.pictures import shards
-from cifar10.input.pictures.listing import list_folder
+from cifar10.input.pictures.listing import list_folder, part_of
 from cifar10.input.regrouping import divided
-from cifar10.process import files
+from cifar10.process import entry_point, files
 from small_folders import (
     SIZE,
     everything,
@@ -60,14 +61,13 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
 def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
     names = numbered(3, "train/a", "train/b")
     names += numbered(
-        1,
-        *(f"{part}/{n}" for part in ("test", "val", "validation") for n in "ab"),
+        1, *(f"{part}/{n}" for part in ("test", "val", "more") for n in "ab")
     )
     dataset = find(write(tmp_path / "set", *names), cache)
     assert everything(dataset)[1] == {"test/a/0.png", "test/b/0.png"}
     assert dataset.class_names == ("a", "b")
     assert dataset.paths["val"] == ["val/a/0.png", "val/b/0.png"]
-    assert dataset.notes == ["1 file or folder is left out: validation/"]
+    assert dataset.notes == ["left out: 1 folder: more/"]
 
 
 def test_a_folder_that_cannot_be_read_is_refused(pictures, cache, monkeypatch):
@@ -88,6 +88,82 @@ def test_train_is_a_class_without_a_test_part(tmp_path, cache):
     assert find(directory, cache).class_names == ("bus", "train")
     directory = write(tmp_path / "b", *numbered(9, "Train/a", "Train/b", "TEST/a"))
     assert find(directory, cache).class_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        ("train", "valid"),
+        ("training", "validation"),
+        ("Training", "Test"),
+        ("training_set", "test_set"),
+        ("train-images", "dev images"),
+        ("01 TRAIN", "02 Eval"),
+        ("train2017", "val2017"),
+        ("Final_Training", "Final_Test"),
+        ("trainval", "test"),
+    ],
+)
+def test_usual_names_of_parts_are_read(tmp_path, cache, train, other):
+    names = numbered(3, *(f"{part}/{n}" for part in (train, other) for n in "ab"))
+    dataset = find(write(tmp_path / "set", *names), cache)
+    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+    assert dataset.paths["test"] == [
+        f"{other}/{n}/{i}.png" for n in "ab" for i in "012"
+    ]
+    (note,) = dataset.notes
+    assert f"{other}/ as test" in note
+    more = write(tmp_path / "set", *numbered(1, "Val Set/a", "Val Set/b"))
+    if part_of(other) == "test":
+        assert find(more, cache).parts == ("train", "val", "test")
+    else:
+        assert "the same part" in refused(more, cache)
+
+
+@pytest.mark.parametrize("name", ["trains", "attest", "test tube", "validity", "2017"])
+def test_other_names_are_those_of_classes(name):
+    assert part_of(name) is None
+
+
+def test_a_picture_beside_the_classes_hides_no_parts(tmp_path, cache):
+    each = numbered(2, *(f"{p}/{n}" for p in ("train", "valid") for n in "ab"))
+    names = [*each, "train/overview.png", "valid/overview.png"]
+    dataset = find(write(tmp_path / "set", *names), cache)
+    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+
+
+def test_a_train_folder_alone_is_divided(tmp_path, cache):
+    directory = write(tmp_path / "set", *numbered(9, "Train/a", "Train/b"))
+    (directory / "labels").mkdir()
+    (directory / "labels/a.xml").touch()
+    dataset = find(directory, cache)
+    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+    assert len(dataset.paths["test"]) == 6
+
+
+def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
+    one, other = "caf\xe9", "cafe\u0301"
+    names = numbered(3, f"train/{one}", "train/dog", f"test/{other}", "test/dog")
+    dataset = find(write(tmp_path / "a", *names), cache)
+    assert dataset.class_names == (one, "dog")
+    names = [*numbered(3, one, "dog"), f"{other}/9.png"]
+    both = find(write(tmp_path / "b", *names), cache, validation_fraction=0.1)
+    assert both.class_names == (one, "dog")
+    assert everything(both)[0].keys() == set(names)
+    settings = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
+    check_same_kind(both, {"data": "folder", **settings}, "it")
+
+
+@pytest.mark.parametrize(
+    "name", ["@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", ".ipynb_checkpoints"]
+)
+def test_folders_of_systems_are_no_classes_and_no_pictures(pictures, cache, name):
+    write(pictures, f"{name}/1.png", f"cat/{name}/1.png", f"dog/puppies/{name}/a/1.png")
+    for file in ("._1.png", "Thumbs.db", ".DS_Store", "desktop.ini", "Icon\r"):
+        (pictures / "cat" / file).touch()
+    dataset = find(pictures, cache)
+    assert everything(dataset)[0].keys() == set(NAMES)
+    assert (dataset.class_names, dataset.notes) == (("cat", "dog"), [])
 
 
 def test_the_division_depends_on_the_pictures_names_alone():
@@ -161,15 +237,16 @@ def test_what_is_no_picture_is_told(pictures, cache):
     for name in ("1.png", ".hidden", "cat/README", "cat/a.pdf", "cat/b.txt"):
         (pictures / name).touch()
     (note,) = find(pictures, cache).notes
-    names = "1.png, broken, cat/README, cat/a.pdf, cat/b.txt and 1 more"
-    assert note == f"6 files or folders are left out: {names}"
+    assert "1.png, broken, cat/README, cat/a.pdf, cat/b.txt and 1 more" in note
+    for count in ("2 without an ending", "1 .png", "1 .pdf", "1 .txt", "1 folder"):
+        assert count in note
 
 
 def test_an_empty_folder_of_a_part_is_told(tmp_path, cache):
     names = numbered(5, "train/a", "train/b", "test/a", "test/b")
     directory = write(tmp_path / "set", *names)
     (directory / "train/c").mkdir()
-    assert find(directory, cache).notes == ["1 file or folder is left out: train/c/"]
+    assert find(directory, cache).notes == ["left out: 1 folder: train/c/"]
 
 
 def refused(directory, cache, **values):
@@ -183,7 +260,18 @@ def refused(directory, cache, **values):
     [
         (["1.png", "2.png"], "subfolder"),
         (["train/cat/1.png", "test/cat/1.png"], "in 1 class."),
-        (numbered(2, "train/a", "train/b", "test/a", "test/c"), "of test: c"),
+        (numbered(2, "data/cat", "data/dog"), "set/data."),
+        (["train/1.png", "test/1.png"], "no folders of classes"),
+        (numbered(2, "train/a", "train/b", "valid"), "valid/ holds no folders"),
+        (numbered(2, "train/a", "train/b", "val/a", "Validation/b"), "the same part"),
+        (numbered(2, "train/a", "train/b", "unlabeled"), "looks like a part"),
+        (numbered(2, "seg_train/a", "seg_train/b", "seg_test/a", "more"), "not look"),
+        (numbered(2, "one/0", "one/1", "two/0", "two/1"), "but hold 0, 1"),
+        ([*numbered(3, "images"), *numbered(3, "annotations/trimaps")], "not look"),
+        (numbered(2, "cat", "bell\x07"), "control"),
+        (numbered(2, "cat", "two\nlines"), "control"),
+        (["cat/1.png", "dog/1.png", f"dog/{os.fsdecode(bytes([255]))}.png"], "UTF-8"),
+        (numbered(2, "train/a", "train/b", "test/a", "test/c"), "of test/: c"),
     ],
 )
 def test_unusable_folders_are_refused(tmp_path, cache, names, said):
@@ -201,22 +289,23 @@ def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
     assert len(found.read("test")[1]) == 10
     with pytest.raises(UsageError, match="no train: it can be scored"):
         found.read("train")
-    write(tmp_path / "set", *numbered(2, "val/a", "dogs"))
-    assert find(tmp_path / "set", cache).class_names == ("dogs", "test", "val")
+    for name in ("valid", "Dev Set"):
+        other = write(tmp_path / name, *numbered(2, f"{name}/a", f"{name}/b"))
+        assert find(other, cache).parts == ("test",)
 
 
 def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
-    odd = ["two words", "Ünï çødé 猫", "line\nbreak", "bell\x07\x1b[2J", "a'b\"c$d"]
-    odd.append(os.fsdecode(b"no utf \xff"))
+    odd = ["two words", "Ünï çødé 猫", "柴犬\u3000子犬", "a\u200d\u202eb", "a'b\"c$d"]
     directory = write(tmp_path / "set", *numbered(3, *odd))
     for name in odd:
         (directory / name / f"{odd[2]}{odd[3]}.png").write_bytes(b"broken")
     dataset = find(directory, cache, max_bad_images=0.3)
-    assert len(everything(dataset)[0]) == 18
-    assert all(name.isprintable() for name in dataset.class_names)
-    assert len(set(dataset.class_names)) == len(odd)
-    assert {"two words", "Ünï çødé 猫", "line\\nbreak"} < set(dataset.class_names)
-    assert "\x1b" not in capsys.readouterr().err
+    assert len(everything(dataset)[0]) == 15
+    assert set(dataset.class_names) == set(odd)
+    print(entry_point._Output(sys.stdout, lossy=True).write(" ".join(dataset.left_out)))
+    shown = capsys.readouterr().out
+    assert "\u202e" not in shown
+    assert odd[2] in shown
 
 
 def test_pictures_in_folders_deeper_than_calls_are_found(pictures):
@@ -284,10 +373,12 @@ def test_bad_pictures_are_named_and_counted_and_left_out(pictures, cache):
     dataset = find(pictures, cache, max_bad_images=0.2)
     assert sorted(everything(dataset)[0]) == sorted(NAMES)
     assert dataset.left_out.keys() == bad.keys()
-    assert "3 bad ones left" in dataset.description
+    (note,) = dataset.notes
+    assert "left out: 3 pictures" in note
+    assert all(name in note for name in bad)
     for name in [*bad][1:]:
         (pictures / name).unlink()
-    assert "1 bad one left" in find(pictures, cache, max_bad_images=0.2).description
+    assert "1 picture" in find(pictures, cache, max_bad_images=0.2).notes[0]
     (pictures / next(iter(bad))).unlink()
     assert not find(pictures, cache).left_out
 
@@ -314,6 +405,21 @@ def test_a_file_that_the_disk_did_not_give_is_tried_again(pictures, cache, monke
         patch.setattr(files, "opened", failing)
         assert "cat/3.png cannot be read" in refused(pictures, cache)
     assert everything(find(pictures, cache))[0].keys() == {*NAMES}
+
+
+def test_a_class_that_loses_all_its_pictures_is_refused(tmp_path, cache):
+    names = numbered(40, "train/cat", "train/dog", "test/cat", "test/dog", "test/bird")
+    directory = write(tmp_path / "set", *names)
+    (directory / "train/bird").mkdir()
+    (directory / "train/bird/1.ppm").write_bytes(b"P6 1 1 255 abc")
+    for most in (0.1, 1.0):
+        assert "train/bird/1.ppm is neither" in refused(
+            directory, cache, max_bad_images=most
+        )
+    (directory / "train/bird/1.ppm").rename(directory / "train/bird/1.notes")
+    assert "lacks classes of test/: bird" in refused(directory, cache)
+    (directory / "train/bird/1.notes").write_bytes(packed(pixels(1)))
+    assert "does not end as" in refused(directory, cache)
 
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):

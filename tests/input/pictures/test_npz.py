@@ -79,12 +79,37 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
         ({"x_train": np.zeros((6, 30), int)}, r"\[6, 30\]"),
         ({"y_train": np.eye(6)}, r"float64.*argmax"),
         ({"y_train": np.array([object()] * 6)}, "Object arrays"),
+        ({"y_train": np.full(6, 2), "y_test": np.full(2, 2)}, "are 2. Give"),
+        ({"x_test": None, "y_test": None}, "x_test is not among"),
     ],
 )
 def test_unusable_arrays_are_refused(tmp_path, others, named):
     path, _ = saved(tmp_path / "set.npz", **others)
     with pytest.raises(UsageError, match=named):
         find_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "lacking"),
+    [([1, 2, 3], "label 0, of 4"), ([0, 2, 5], "1, 3, 4, of 6")],
+)
+def test_labels_without_images_are_told(tmp_path, labels, lacking):
+    path, _ = saved(
+        tmp_path / "set.npz", y_train=np.array(labels * 2), y_test=np.array(labels[:2])
+    )
+    (note,) = find_npz(path).notes
+    assert lacking in note
+    anew = np.unique(labels * 2, return_inverse=True)[1]
+    saved(path, y_train=anew, y_test=anew[:2])
+    assert not find_npz(path).notes, "the mend works"
+
+
+def test_a_test_part_alone_can_be_scored(tmp_path):
+    path, _ = saved(tmp_path / "set.npz", x_train=None, y_train=None)
+    found = find_npz(path)
+    assert (found.parts, len(found.read("test")[1])) == (("test",), 2)
+    with pytest.raises(UsageError, match="no train images"):
+        found.read("train")
 
 
 def test_damaged_and_other_files_are_refused(tmp_path):

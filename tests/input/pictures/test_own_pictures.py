@@ -143,10 +143,10 @@ def test_a_run_goes_on_with_the_same_pictures_alone(tmp_path, photos):
         trained(run, copy, max_steps=3)
 
 
-def score(train_dir, data_dir):
+def score(train_dir, data_dir, *words):
     """Scores a run on a folder's test part; returns the process and its scores."""
     flags = runs.flags(train_dir=train_dir, data_dir=data_dir)
-    done = runs.call("eval.py", "--run_once", "--json", *flags)
+    done = runs.call("eval.py", "--run_once", "--json", *flags, *words)
     return done, json.loads(done.stdout) if done.returncode == 0 else {}
 
 
@@ -192,10 +192,21 @@ def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
         assert {*then.paths[part]} <= {*now.paths[part]}
         assert any("bird" in path for path in now.paths[part])
     again = ("--data", photos, "--initial_weights", tmp_path / "run", "--batch_size", 8)
-    again += ("--max_steps", 1, "--warmup_epochs", 0, "--train_dir", tmp_path / "tuned")
+    again += ("--max_steps", 4, "--train_dir", tmp_path / "tuned")
+    refused = runs.call("train.py", *again, "--warmup_epochs", 2)
+    assert "--warmup_epochs 2" in refused.stderr
     done = runs.call("train.py", *again)
     assert "New layers: softmax_linear." in done.stdout, "of the run's own distortions"
+    assert "is shortened" in done.stderr
+    assert runs.call("train.py", *again).returncode == 0, "the same command resumes"
+    older = ("--warmup_epochs", 0.3, "--fresh")  # Of 0.38, as before it was shortened.
+    recipe = tmp_path / "older.toml"
+    recipe.write_text('warmup_epochs = 0.3\nschedule = "cosine"\n')
+    assert runs.call("train.py", *again, "--recipe", recipe, *older).returncode == 0
+    done = runs.call("train.py", *again, "--recipe", recipe)
+    assert (done.returncode, "shortened" in done.stderr) == (0, False), done.stderr
     done = runs.call("train.py", *again, "--distortions", "none", "--fresh")
+    assert done.returncode == 0, done.stderr
     assert "(on images of 24 x 24, not 32 x 32)" in " ".join(done.stdout.split())
 
 
@@ -224,6 +235,22 @@ def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
     assert "not the run's data" in done.stderr
     assert not (run / "eval").exists()
     assert runs.logged(run / "eval_on_other")[0]["num_examples"] == 17
+    done, scores = score(run, other, "--eval_data", "all")
+    counts = {row["class"]: row["images"] for row in scores["per_class"]}
+    assert counts == {CLASSES[0]: 22, "a cat": 21, "<b>": 22}
+    shutil.copytree(other / "train", tmp_path / "plain")
+    done, _ = score(run, tmp_path / "plain")
+    assert "--eval_data all" in done.stderr
+    shutil.rmtree(tmp_path / "plain" / "<b>")  # It lacks a class.
+    done, scores = score(run, tmp_path / "plain", "--eval_data", "all")
+    assert done.returncode == 0, done.stderr
+    counts = {row["class"]: row["images"] for row in scores["per_class"]}
+    assert counts == {CLASSES[0]: 16, "a cat": 16, "<b>": 0}
+    for where in ((), ("--data_dir", photos)):
+        words = ("--train_dir", run, "--run_once", "--eval_data", "all", *where)
+        done = runs.call("eval.py", *words)
+        assert done.returncode == 2
+        assert "was trained on" in done.stderr
     done, _ = score(run, copy)  # The same pictures, moved.
     assert "not the run's" not in done.stderr
     assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]

@@ -1,0 +1,174 @@
+"""Folders of public data sets, as their documents describe them: read, or refused."""
+
+import pytest
+
+from cifar10.errors import UsageError
+from small_folders import find, numbered, write
+
+TWO = ("cat", "dog")
+
+
+def each(*folders, of=TWO, count=3):
+    return numbered(count, *(f"{folder}/{name}" for folder in folders for name in of))
+
+
+def made(directory, names):
+    """Writes pictures, and other files, which are no pictures."""
+    pictures = [name for name in names if name.endswith(".png")]
+    for name in {*names} - {*pictures}:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(b"text")
+    return write(directory, *pictures)
+
+
+# What is in the folder, and its classes, and the count of pictures in each part.
+READ = {
+    "Roboflow: train, valid, test, and its notes": (
+        [*each("train", "valid", "test"), "README.roboflow.txt"],
+        TWO,
+        {"train": 6, "val": 6, "test": 6},
+    ),
+    "Kaggle's cats and dogs: training_set, test_set": (
+        each("training_set", "test_set", of=("cats", "dogs")),
+        ("cats", "dogs"),
+        {"train": 6, "test": 6},
+    ),
+    "ImageNet, with val sorted into classes": (
+        each("train", "val", of=("n01440764", "n01443537")),
+        ("n01440764", "n01443537"),
+        {"train": 6, "test": 6},
+    ),
+    "Flowers: one folder per class, beside a license": (
+        [*numbered(10, "daisy", "roses", "tulips"), "LICENSE.txt"],
+        ("daisy", "roses", "tulips"),
+        {"train": 21, "test": 9},
+    ),
+    "Food-101: the folder images, whose classes have many pictures": (
+        numbered(10, "apple_pie", "baby_back_ribs"),
+        ("apple_pie", "baby_back_ribs"),
+        {"train": 14, "test": 6},
+    ),
+    "EuroSAT: one folder per class": (
+        [
+            f"{name}/{name}_{n}.png"
+            for name in ("AnnualCrop", "SeaLake")
+            for n in "0123"
+        ],
+        ("AnnualCrop", "SeaLake"),
+        {"train": 6, "test": 2},
+    ),
+    "Fruits-360: Training, Test, and pictures of several fruits": (
+        [
+            *each("Training", "Test", of=("Apple 10", "Apple Red 1")),
+            "test-multiple_fruits/apple_0.png",
+            "papers/1.pdf",
+        ],
+        ("Apple 10", "Apple Red 1"),
+        {"train": 6, "test": 6},
+    ),
+    "Caltech-256: numbered classes, and clutter": (
+        numbered(10, "001.ak47", "002.american-flag", "257.clutter"),
+        ("001.ak47", "002.american-flag", "257.clutter"),
+        {"train": 21, "test": 9},
+    ),
+    "chest X-rays: train, val, test, unpacked on a Mac": (
+        [
+            *each("train", "val", "test", of=("NORMAL", "PNEUMONIA")),
+            "__MACOSX/train/NORMAL/._0.png",
+            "chest_xray/train/NORMAL/0.png",
+            "train/.DS_Store",
+        ],
+        ("NORMAL", "PNEUMONIA"),
+        {"train": 6, "val": 6, "test": 6},
+    ),
+    "tiny ImageNet: train/CLASS/images, without its other parts": (
+        [*numbered(5, "train/n1/images", "train/n2/images"), "train/n1/n1_boxes.txt"],
+        ("n1", "n2"),
+        {"train": 6, "test": 4},
+    ),
+    "Stanford Dogs: numbered names of breeds": (
+        numbered(10, "n02085620-Chihuahua", "n02085782-Japanese_spaniel"),
+        ("n02085620-Chihuahua", "n02085782-Japanese_spaniel"),
+        {"train": 14, "test": 6},
+    ),
+}
+# What is in the folder, and what the refusal says.
+REFUSED = {
+    "ImageNet's val as it comes, without classes": (
+        [*each("train"), "val/ILSVRC2012_val_00000001.png"],
+        "val/CLASS/",
+    ),
+    "Kaggle's competition: a test part without labels": (
+        [*each("train"), "test/test/1.png", "test/test/2.png"],
+        "lacks classes of test/: test",
+    ),
+    "Kaggle's cats against dogs: the class in the file's name": (
+        ["train/cat.0.png", "train/dog.0.png", "test1/1.png"],
+        "no folders of classes",
+    ),
+    "Food-101 whole: images beside meta": (
+        [*each("images"), "meta/classes.txt"],
+        "food/images.",
+    ),
+    "EuroSAT as unpacked: a folder 2750": (each("2750"), "food/2750."),
+    "GTSRB: Final_Training/Images": (
+        [*each("Final_Training/Images", of=("00000", "00001")), "Final_Test/1.png"],
+        "food/Final_Training/Images.",
+    ),
+    "GTSRB of Kaggle: each folder twice": (
+        [*each("Train", "train", of=("0", "1")), "Test/1.png", "test/1.png"],
+        "the same part",
+    ),
+    "Oxford pets: all pictures in one folder": (
+        ["images/Abyssinian_1.png", "images/beagle_1.png", "annotations/list.txt"],
+        "in 1 class",
+    ),
+    "Oxford pets with the masks": (
+        ["images/beagle_1.png", "annotations/trimaps/beagle_1.png"],
+        "do not look like classes",
+    ),
+    "CUB-200: images beside segmentations of the same classes": (
+        each("images", "segmentations", of=("001.Albatross", "002.Laysan")),
+        "001.Albatross, 002.Laysan",
+    ),
+    "Caltech-101 as unpacked": (
+        [*each("101_ObjectCategories"), "Annotations/cat/1.mat"],
+        "food/101_ObjectCategories.",
+    ),
+    "Intel's scenes: seg_train/seg_train": (
+        [*each("seg_train/seg_train", "seg_test/seg_test"), "seg_pred/seg_pred/1.png"],
+        "do not look like classes",
+    ),
+    "histopathology, by patient": (
+        each("10253", "10254", "10255", of=("0", "1")),
+        "but hold 0, 1",
+    ),
+    "dermatology, by patient within the parts": (
+        each("train/p1", "train/p2", "test/p1", of=("benign", "malignant")),
+        "but hold benign, malignant",
+    ),
+    "PACS: domains with the same classes": (
+        each("art_painting", "cartoon", "photo"),
+        "but hold cat, dog",
+    ),
+    "STL-10 as pictures: a part without labels, and no test part": (
+        [*each("train"), "unlabeled/1.png"],
+        "Move that away",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_public_layout_is_read(tmp_path, name):
+    names, classes, counts = READ[name]
+    dataset = find(made(tmp_path / "set", names), tmp_path / "cache")
+    assert dataset.class_names == classes
+    assert {part: len(dataset.read(part)[1]) for part in dataset.parts} == counts
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_public_layout_that_may_mean_two_things_is_refused(tmp_path, name):
+    names, said = REFUSED[name]
+    with pytest.raises(UsageError) as caught:
+        find(made(tmp_path / "food", names), tmp_path / "cache")
+    assert said in str(caught.value)
