@@ -47,7 +47,8 @@ def try_program(towers: TowerBuilder, batches: list[Batch], steps: int) -> bool:
     stacked = calls.stacked([batches], steps)
     try:
         gain = plain * steps / _seconds(lambda: towers.steps(stacked, 0).numbers)
-        why = f"a program of {counted(steps, 'step')} takes {1 / gain:.2f} of their time"
+        program = f"a program of {counted(steps, 'step')}"
+        why = f"{program} takes {1 / gain:.2f} of their time"
     except tf.errors.OpError as error:
         gain, why = 0.0, f"it cannot compile them: {error.message.splitlines()[0]}"
     is_faster = gain >= _LEAST_GAIN
