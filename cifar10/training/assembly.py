@@ -169,7 +169,7 @@ def assemble(
         strategy,
         workers,
         images,
-        dataset.classes,
+        classes=dataset.classes,
         class_weights=resolve_class_weights(
             config.loss.class_weights, labels, dataset.class_names
         ),
@@ -344,8 +344,8 @@ def build_towers(
     strategy: tf.distribute.Strategy | None,
     workers: Workers,
     images: Images,
-    classes: int,
     *,
+    classes: int,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers, the planner of their memory and a line about the sections.

@@ -253,6 +253,17 @@ def test_numbers_that_no_checkpoint_holds_are_random_or_refused(monkeypatch):
         custom.check_training("own", model, SHAPE, CLASSES, deterministic=True)
 
 
+def test_a_layer_that_cannot_compute_in_bfloat16_is_told_of_float32(monkeypatch):
+    class Constant(layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.constant(2.0)
+
+    kind = lambda *of: sequential(*of, Constant())  # noqa: E731
+    with pytest.raises(UsageError, match="--precision float32"):
+        built(monkeypatch, kind, precision="bfloat16")
+    built(monkeypatch, kind)
+
+
 def test_a_state_that_no_layer_holds_is_refused(monkeypatch):
     outside = keras.Variable(0.0, name="outside", trainable=False)
 
