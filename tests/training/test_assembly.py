@@ -193,5 +193,5 @@ def test_more_towers_than_images_are_too_many():
     config = resolved(batch_size=1, accumulate=4)
     with pytest.raises(UsageError, match="Give fewer towers"):
         assembly.check_epoch(config, 3)
-    with pytest.raises(UsageError, match="at most --batch_size 2"):
+    with pytest.raises(UsageError, match="at most --batch_size 1"):
         assembly.check_epoch(resolved(batch_size=3, accumulate=4), 9)
