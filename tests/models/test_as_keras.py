@@ -313,6 +313,18 @@ def test_random_numbers_without_a_generator_go_on_after_a_resume(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_replicas_draw_as_towers_do(tmp_path):
+    """Keras makes a generator for each thread, and each replica has a thread."""
+    ends = []
+    for kind in ("towers", "mirrored"):
+        kept = Kept()
+        given = {"num_gpus": 2, "variable_update": kind}
+        run(tmp_path / kind, MODELS["unseeded"], kept, **given)
+        ends.append([variable.numpy() for variable in kept.model.variables])
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_a_loss_that_depends_on_the_size_of_a_batch_is_of_one_tower(tmp_path):
     def model(*of):
         return sequential(*of, SumOfLoss())
