@@ -156,7 +156,7 @@ MODELS = {
     "unseeded": lambda shape, classes: sequential(shape, classes, Unseeded()),
     "seeded-elsewhere": lambda shape, classes: sequential(shape, classes, Outside()),
     "a-loss-for-each-image": lambda shape, classes: sequential(
-        shape, classes, PerImage()
+        shape, classes, layers.Dense(5), PerImage()
     ),
     "layers-in-lists": lambda _, classes: InLists(classes),
     "several-dtypes": lambda shape, classes: sequential(
