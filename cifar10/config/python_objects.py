@@ -13,6 +13,7 @@ from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
 from cifar10.towers.optimizers import EXCLUDED
 
+_NOT_TAKEN = {"LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"}
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
 
@@ -83,12 +84,17 @@ class OwnMetrics(dict[str, Callable]):
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
+    if not _NOT_TAKEN.isdisjoint(kind.__name__ for kind in type(optimizer).__mro__):
+        raise UsageError(
+            f"optimizer: {name} holds other optimizers, or other values to evaluate "
+            "than it trains. Give another; precision='float16' scales the loss."
+        )
     try:
         usual = type(optimizer)(0.0).get_config()
-    except (TypeError, ValueError, AttributeError) as error:
+    except TypeError as error:
         raise UsageError(
-            f"optimizer: {name} cannot be made from a learning rate alone. Give one "
-            "that can, without a LossScaleOptimizer, which precision='float16' adds."
+            f"optimizer: {name} cannot be made from a learning rate alone. Give its "
+            f"other arguments defaults.\n{error}"
         ) from error
     # The object itself, which Keras could recreate only if it were registered.
     rate = vars(optimizer)["_learning_rate"]
