@@ -2,21 +2,37 @@
 
 import contextlib
 import importlib
+import inspect
+import itertools
 import os
+import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from cifar10 import errors
 from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.models import layer_tree
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
     for module in (errors, keras, os, tf)
 )
+# Methods of a model that `fit`, `evaluate` and `predict` call, but no tower.
+_OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
+# Operations that write variables, and those with a random state of their own.
+_WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
+_RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial"
+_CUSTOM_GRADIENTS = inspect.getfile(tf.custom_gradient)
+_HIDDEN = (
+    "{} reads a variable within a tf.function, keras.remat or another custom gradient, "
+    "which would miss the value of a tower. Leave it out: --xla compiles, --sections "
+    "saves memory."
+)
+_ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 
 @contextlib.contextmanager
@@ -33,6 +49,8 @@ def explained(name: str, problem: str) -> Iterator[None]:
             if not frame.filename.startswith(("<", *_LIBRARIES))
         ]
         lines = f"{type(error).__name__}: {reason(error)}\n"
+        if re.search(r"b?float16\b.*float32|float32.*b?float16\b", str(error)):
+            problem += ". Give --precision float32, or cast to the dtype of the inputs"
         lines += "".join(traceback.format_list(frames))
         raise UsageError(f"--model {name}: {problem}.\n{lines.rstrip()}") from error
 
@@ -52,44 +70,161 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     return builder
 
 
+class _Recorder(keras.StatelessScope):
+    """Notes which variables a call reads and assigns. No variable changes."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True)
+        self.read: list[keras.Variable] = []
+        self.assigned: list[keras.Variable] = []
+        self.hidden: list[str] = []  # Layers whose values no tower could replace.
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value last assigned, or None, for that of the variable."""
+        self.read.append(variable)
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+        if variable.trainable and _CUSTOM_GRADIENTS in files:
+            self.hidden.append(variable.path.rpartition("/")[0])
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Keeps a value that a layer assigns to a variable."""
+        self.assigned.append(update[0])
+        super().add_update(update)
+
+
 def check(
-    name: str, model: object, image_shape: tuple[int, int, int], classes: int
+    name: str,
+    model: object,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    is_code: bool = False,
 ) -> None:
-    """Checks a model by a call, which creates the variables of one not built yet."""
+    """Checks a model by a call, which creates the variables of one not built yet.
+
+    If the model `is_code` of a user, also traces it in training mode.
+    """
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    with explained(name, f"the model failed on images of shape {image_shape}"):
+    failed = explained(name, f"the model failed on images of shape {image_shape}")
+    with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
+    if is_code:
+        _, call = _traced(name, model, image_shape, classes)
     if not model.trainable_variables:
         raise UsageError(f"--model {name}: the model has no trainable variables.")
+    layer_tree.mark_head(model, call.read)
+    _hold_generators(name, model, call.assigned)
+
+
+def _hold_generators(
+    name: str, model: keras.Model, assigned: Sequence[keras.Variable]
+) -> None:
+    """Gives a model a generator in place of those that none of its layers holds."""
+    held = {id(variable) for variable in [*model.variables, *model.metrics_variables]}
+    for variable in (one for one in assigned if id(one) not in held):
+        if variable.name != layer_tree.GENERATOR_STATE:
+            raise UsageError(
+                f"--model {name}: it assigns {variable.path}, which none of its layers "
+                "holds, so no checkpoint would. Make it an attribute of a layer."
+            )
+        if layer_tree.unseeded(model) is None:
+            generator = keras.random.SeedGenerator(0, name=layer_tree.UNSEEDED)
+            generator.state.assign(variable.value)
+            # A built model takes no new attributes.
+            model._seed_generators.append(generator)  # noqa: SLF001
 
 
 def check_training(
-    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
+    name: str,
+    model: keras.Model,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    deterministic: bool = False,
 ) -> None:
-    """Traces a model as in a training step, and checks that it returns logits.
+    """Checks that a training step computes what Keras would, from logits.
 
     Evaluation does not call this, because it also scores models that return
     probabilities.
     """
-    compute = tf.function(_logits, autograph=False)
-    with explained(name, f"training failed on images of shape {image_shape}"):
-        images = tf.TensorSpec((2, *image_shape))
-        traced = compute.get_concrete_function(
-            images, name, model, classes, training=True
-        )
-    op = traced.outputs[0].op
+    traced, call = _traced(name, model, image_shape, classes)
+    images = tf.random.stateless_normal((2, *image_shape), (0, 0))
+    with keras.StatelessScope():
+        rows = tf.cast(model(images, training=False), tf.float32)
+    for problem in itertools.chain(
+        _problems_of_class(model),
+        _problems_of_graph(traced.graph, call.hidden, deterministic=deterministic),
+        _problems_of_outputs(traced.outputs[0].op, rows),
+    ):
+        raise UsageError(f"--model {name}: {problem}")
+
+
+def _problems_of_class(model: keras.Model) -> Iterator[str]:
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            yield (
+                f"its class overrides {method}(), which no tower calls. Pass a loss to "
+                "cifar10.Config, or use add_loss() in call()."
+            )
+    for layer in (model, *layer_tree.layers(model)):
+        if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
+            yield _HIDDEN.format(layer.name)
+
+
+def _problems_of_graph(
+    graph: tf.Graph, hidden: Sequence[str], *, deterministic: bool
+) -> Iterator[str]:
+    yield from map(_HIDDEN.format, hidden)
+    for op in graph.get_operations():
+        takes_variables = any(tensor.dtype == tf.resource for tensor in op.inputs)
+        if "PartitionedCall" in op.type and takes_variables:
+            yield _HIDDEN.format(op.name)
+    whole = graph.as_graph_def()
+    inner = (function.node_def for function in whole.library.function)
+    # The names of nodes begin with those of the layers.
+    for node in itertools.chain(whole.node, *inner):
+        if re.match(_WRITING, node.op):
+            yield (
+                f"{node.name} changes a tf.Variable, and so would each tower. Use "
+                "add_weight(trainable=False) of the layer."
+            )
+        if deterministic and re.match(_RANDOM, node.op):
+            yield (
+                f"{node.name} has a state that no checkpoint holds. Draw random "
+                "numbers with keras.random, or leave out --deterministic."
+            )
+
+
+def _problems_of_outputs(op: tf.Operation, rows: tf.Tensor) -> Iterator[str]:
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
-    if op.type in ("Softmax", "Sigmoid"):
-        raise UsageError(
-            f"--model {name}: it ends in a {op.type.lower()}, but the loss takes "
+    sums = tf.reduce_sum(rows, axis=1)
+    is_one = tf.reduce_all(rows >= 0.0) & tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING)
+    if is_one or op.type == "Sigmoid":
+        yield (
+            f"it ends in a {'softmax' if is_one else 'sigmoid'}, but the loss takes "
             "logits. Leave out the activation (in keras.applications, "
             "classifier_activation=None)."
         )
+
+
+def _traced(
+    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
+) -> tuple[tf.types.experimental.ConcreteFunction, _Recorder]:
+    """Traces a model as in a training step, for two images."""
+    compute = tf.function(_logits, autograph=False)
+    images = tf.TensorSpec((2, *image_shape))
+    failed = explained(name, f"training failed on images of shape {image_shape}")
+    with failed, _Recorder() as call:
+        traced = compute.get_concrete_function(
+            images, name, model, classes, training=True
+        )
+    return traced, call
 
 
 def _logits(

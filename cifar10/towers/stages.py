@@ -106,13 +106,14 @@ def prepare_model(
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
     """Refuses names that match no layer or variable, or that freeze all variables."""
-    paths = [variable.path for variable in model.trainable_variables]
+    known = layer_tree.paths(model)
+    paths = [known[id(variable)] for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
-            layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
+            layers = dict.fromkeys(path.rpartition("/")[0] or path for path in paths)
             raise UsageError(
                 f"--freeze, or a stage of the recipe: {name} has no layer or variable "
-                f"{one!a}. Its layers are {first_few(layers, _SHOWN_NAMES)}."
+                f"{one!a}. Its layers are {first_few([*layers], _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
@@ -124,12 +125,13 @@ def find_frozen(
     model: "keras.Model", variables: Sequence["keras.Variable"], names: Sequence[str]
 ) -> list[bool]:
     """Returns for each variable whether `names`, from `Stage.frozen`, freeze it."""
-    of_head: set[int] = set()
+    if not names:
+        return [False] * len(variables)
+    paths, of_head = layer_tree.paths(model), set(map(id, variables))
     if _ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model).variables}
     return [
-        _is_named(variable.path, names)
-        or (_ALL_BUT_HEAD in names and id(variable) not in of_head)
+        _is_named(paths.get(id(variable), ""), names) or id(variable) not in of_head
         for variable in variables
     ]
 

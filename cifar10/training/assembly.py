@@ -119,6 +119,8 @@ class Training:
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         entries = {**self.settings, "stateful_model": is_stateful}
         names = [*fields.result_determining(entries), "data_fingerprint"]
+        if own_functions.synchronized(self.towers.state.model):
+            names.append("towers")  # Whose statistics are shared.
         return {name: self.settings[name] for name in names}
 
 
@@ -184,6 +186,7 @@ def assemble(
         strategy,
         workers,
         images,
+        classes=dataset.classes,
         class_weights=resolve_class_weights(
             config.loss.class_weights, labels, dataset.class_names
         ),
@@ -225,7 +228,8 @@ def resolve_config(
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
             f"--global_batch_size {images} does not divide into {batches} batches "
-            f"(towers times --accumulate). Give {divisible}."
+            f"(towers times --accumulate). Give {divisible}, or, to resume, other "
+            "towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
     return ResolvedConfig.from_values(
@@ -255,11 +259,11 @@ def check_epoch(
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps
     if images > examples_per_epoch:
-        batches = config.machine.towers * config.batch.accumulate
+        most = examples_per_epoch // (config.machine.towers * config.batch.accumulate)
         raise UsageError(
             f"--batch_size {config.batch.batch_size}: the global batch of {images:,} "
             f"images is larger than the training set of {examples_per_epoch:,}. Give "
-            f"at most --batch_size {examples_per_epoch // batches}."
+            + (f"at most --batch_size {most}." if most else "fewer towers.")
         )
     epochs = steps * images / examples_per_epoch
     if may_shorten and update.schedule_ends and update.warmup_epochs > epochs / 2:
@@ -334,8 +338,9 @@ def build_state(
 ) -> TrainState:
     """Builds an initialized model and its optimizer on the device `home`."""
     image_shape = distortions.image_shape(config.images.distortions, shape)
+    name = config.network.model
     model = build_model(
-        config.network.model,
+        name,
         image_shape,
         classes,
         precision=config.network.precision,
@@ -343,12 +348,11 @@ def build_state(
         device=home,
         options={option: getattr(config.network, option) for option in OPTIONS},
     )
-    if is_code(config.network.model):
-        custom.check_training(config.network.model, model, image_shape, classes)
+    if is_code(name):
+        exactly = config.speed.deterministic
+        custom.check_training(name, model, image_shape, classes, deterministic=exactly)
     if config.update.stages or config.fine_tuning.freeze:
-        prepare_model(
-            model, config.network.model, config.all_stages, image_shape, classes
-        )
+        prepare_model(model, name, config.all_stages, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = build_optimizer(
             config.update.optimizer,
@@ -356,7 +360,7 @@ def build_state(
             config.update.momentum,
             config.update.optimizer_arguments,
             variables=model.trainable_variables,
-            trained_parts=find_architecture(config.network.model).trained_parts,
+            trained_parts=find_architecture(name).trained_parts,
             scale_loss=config.network.precision == "float16",
             scale_updates=config.fine_tuning.pretrained_rate != 1.0,
         )
@@ -371,6 +375,7 @@ def build_towers(
     workers: Workers,
     images: Images,
     *,
+    classes: int,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers, the planner of their memory and a line about the sections.
@@ -381,12 +386,16 @@ def build_towers(
     tower = build_tower(
         config.loss, class_weights=class_weights, xla=bool(config.speed.xla)
     )
-    if config.loss.loss or config.loss.metrics:
-        logits = states[0].model.outputs[0]
-        mixed = augmentation.mixes(config.images.augmentation)
-        tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
-    update = build_update(config, len(images))
     shape = distortions.image_shape(config.images.distortions, images.shape[1:])
+    if is_code(config.network.model):
+        sharing = len(placement.devices) // len(states)
+        count = config.machine.towers * config.batch.accumulate
+        own_functions.check_model(states[0].model, shape, sharing, count)
+    if config.loss.loss or config.loss.metrics:
+        mixed = augmentation.mixes(config.images.augmentation)
+        given = config.loss, classes, config.network.precision, mixed
+        tower.loss = own_functions.with_own(tower.loss, *given)
+    update = build_update(config, len(images))
     planner = planning.Planner(
         states[0],
         tower,

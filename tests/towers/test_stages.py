@@ -178,7 +178,7 @@ def test_a_frozen_variable_and_its_momentum_stay_as_they_are(four_cpus, caplog):
     before, moved = bias.numpy(), momentum.numpy()
     assert moved.any()
     weight = kernel.numpy()
-    builder.freeze([bias.path])
+    builder.freeze(["dense/bias"])
     for step in range(2):
         assert [*builder.gradients(batches)] == [kernel.path]
         builder.step(batches)
@@ -217,7 +217,7 @@ def test_a_sectioned_tower_freezes_too():
     plain = towers.Tower(models.inference, models.loss)
     expected = plain(state, 0, *random_batch()).gradients
     sectioned = SectionedTower(plain, [])
-    sectioned.frozen = [state.model.trainable_variables[1].path]
+    sectioned.frozen = ["dense/bias"]
     found = tf.function(lambda *batch: sectioned(state, 0, *batch).gradients)(
         *random_batch()
     )
