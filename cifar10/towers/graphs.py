@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cifar10.errors import UsageError
+
 
 def traced(
     function: Callable[..., Any], *, xla: bool = False
@@ -22,6 +24,16 @@ def traced(
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=xla or None)
+
+
+def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:
+    """Refuses metrics that cannot be packed by `join_numbers`."""
+    for name, value in metrics.items():
+        if value.shape.rank != 0:
+            raise UsageError(
+                f"The metric {name} has the shape {value.shape}. The loss function has "
+                "to return scalars, such as means over the batch."
+            )
 
 
 def join_numbers(

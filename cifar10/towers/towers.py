@@ -14,20 +14,19 @@ Inputs need not be images: the towers train any Keras model whose inputs and lab
 in batches.
 """
 
-import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.errors import CorruptedError, StoppedError, UsageError
+from cifar10.errors import UsageError
 from cifar10.models.layer_tree import GENERATOR_STATE
-from cifar10.towers.graphs import join_numbers, traced
-from cifar10.towers.rounding import relative_difference
+from cifar10.towers.agreement import Agreement
+from cifar10.towers.graphs import check_scalars, join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -108,7 +107,7 @@ class Tower:
                     state.model, trainable, non_trainable, inputs, training=True
                 )
                 metrics = self.loss(outputs, labels, penalties)
-                _check_scalars(metrics)
+                check_scalars(metrics)
                 scaled_loss = metrics["total_loss"]
                 if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
                     scaled_loss *= tf.cast(scale, scaled_loss.dtype)
@@ -124,7 +123,7 @@ class Tower:
         return compute(trainable, non_trainable, inputs, labels, scale)
 
 
-class TowerBuilder:
+class TowerBuilder(Agreement):
     """Builds the synchronous step over towers on several devices.
 
     Args:
@@ -196,52 +195,21 @@ class TowerBuilder:
         """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
-    def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns which of the wishes to end the run all processes fulfil now."""
-        return [*wishes]
+    def results(
+        self, batches: Sequence[Batch], devices: Sequence[str] = ()
+    ) -> list[TowerResult]:
+        """Computes each tower's result, on given devices; updates no variables."""
+        return self._results(tuple(devices) or self.devices, list(batches))
 
-    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
-        """Returns the `numbers` that process 0 passes. Every process must call this.
-
-        With `variables`, also copies those of the first replica to all replicas.
-        """
-        del variables  # Here is one replica.
-        return [*numbers]
-
-    @contextlib.contextmanager
-    def barrier_at_end(self) -> Iterator[None]:
-        """Waits for all processes when the block ends, even if a signal ends it."""
-        try:
-            yield
-        except StoppedError:
-            self.share([0])
-            raise
-        self.share([0])
-
-    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
-        """Computes each tower's result; updates no variables."""
-        return self._results(self.devices, list(batches))
-
-    def verified_step(self, batches: Sequence[Batch], bound: float) -> StepResult:
-        """Runs a step; undoes it with a `CorruptedError` if other devices differ."""
-        of_each = len(self.devices) // len({*self.devices})  # Batches per device.
-        elsewhere = self.devices[of_each:] + self.devices[:of_each]
-        repeated = self._results(elsewhere, list(batches))
-        before = [(one, one.read_value()) for one in self.state.variables()]
-        if of_each == 1 and not self.tower.xla:
-            result, first = self._step_and_results(list(batches))
+    def step_and_results(
+        self, batches: Sequence[Batch]
+    ) -> tuple[StepResult, list[TowerResult]]:
+        """Runs a step, and returns the results of its towers, too."""
+        if len(self.devices) == len({*self.devices}) and not self.tower.xla:
+            result, results = self._step_and_results(list(batches))
         else:  # As outputs, the gradients would be summed and rounded otherwise.
-            first, result = self.results(batches), self._step(list(batches))
-        for tower, pair in enumerate(zip(first, repeated, strict=True)):
-            both = zip(self._names, *(one.gradients for one in pair), strict=True)
-            far, name = max((relative_difference(*two), name) for name, *two in both)
-            if far > bound:
-                for variable, value in before:
-                    variable.assign(value)
-                where = f"tower {tower} on {self.devices[tower]} and {elsewhere[tower]}"
-                what = f"gradients of {name} differ by {far:.2g} of their norm, {where}"
-                raise CorruptedError(int(self.state.global_step) + 1, what)
-        return self.result(result)
+            results, result = self.results(batches), self._step(list(batches))
+        return self.result(result), results
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Returns the gradients, averaged over these towers, by variable path."""
@@ -447,15 +415,6 @@ def _sum(values: Sequence[Gradient]) -> Gradient:
     if any("CPU" in one.device for one in values if one is not None):
         values = [v if v is None else tf.ensure_shape(v, v.shape) for v in values]
     return values[0] if len(values) == 1 else tf.add_n(values)
-
-
-def _check_scalars(metrics: dict[str, tf.Tensor]) -> None:
-    for name, value in metrics.items():
-        if value.shape.rank != 0:
-            raise UsageError(
-                f"The metric {name} has the shape {value.shape}. The loss function has "
-                "to return scalars, such as means over the batch."
-            )
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:

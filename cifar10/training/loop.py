@@ -15,6 +15,7 @@ from cifar10.process.signals import StopSignals
 from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
+from cifar10.towers.verification import verified_step
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.progress import Progress
@@ -184,7 +185,7 @@ class Loop:
             are_alike = len(self.training.placement.gpu_names) < 2
             exact = config.speed.deterministic and are_alike
             bound = 0.0 if exact else rounding
-            return towers.verified_step(self._of_step(batches, 0), bound)
+            return verified_step(towers, self._of_step(batches, 0), bound)
         if self._in_calls:
             return towers.steps(batches, count)
         return towers.step(batches)
