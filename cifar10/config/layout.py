@@ -13,6 +13,7 @@ DEBUG_CHECKPOINTS = "debug"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
+STARTS = "starts.jsonl"  # One line for each process that trained the run.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
 

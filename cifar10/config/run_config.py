@@ -64,7 +64,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     except (OSError, RuntimeError):  # The home folder is missing or not readable.
         is_own = False
     if not is_own:
-        values = {**_inert(values), **dict.fromkeys(_PLACES)}
+        values = {**inert(values), **dict.fromkeys(_PLACES)}
     # Other entries are allowed, such as facts for readers and flags of older versions.
     types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
     known = [name for name in types if name in values]
@@ -166,12 +166,12 @@ def _note(content: bytes) -> Path:
     return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
 
 
-def _inert(value: Any) -> Any:
+def inert(value: Any) -> Any:
     """Makes strings in a JSON value printable, so they cannot control a terminal."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
-        return [_inert(item) for item in value]
+        return [inert(item) for item in value]
     if isinstance(value, dict):
-        return {printable(name): _inert(item) for name, item in value.items()}
+        return {printable(name): inert(item) for name, item in value.items()}
     return value

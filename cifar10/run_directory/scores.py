@@ -16,6 +16,7 @@ from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
+from cifar10.run_directory.schema import Scores, wrong
 
 _COUNT = "num_examples"
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
@@ -94,23 +95,27 @@ def shown(by: str, value: float, count: int) -> str:
 
 
 def comparable(entries: Iterable[Any]) -> dict[int, dict]:
-    """Maps each step to the entry for its evaluation on the most images of all.
+    """Maps each step to its entry among those that are `compared`.
 
-    Scores on few images do not compare with scores on the whole set. Several entries of
-    a step are merged, and later scores replace earlier ones.
+    Several entries of a step are merged, and later scores replace earlier ones.
     """
-    found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
-    count = max((entry[_COUNT] for entry in found), default=0)
     by_step: dict[int, dict] = {}
-    for entry in found:
-        if entry[_COUNT] == count:
-            by_step.setdefault(entry["step"], {}).update(entry)
+    for entry in compared(entries):
+        by_step.setdefault(entry["step"], {}).update(entry)
     return by_step
 
 
-def _is_intact(entry: Any) -> bool:
-    try:
-        are_integers = all(isinstance(entry[name], int) for name in ("step", _COUNT))
-        return are_integers and 0 <= entry[PRECISION] <= 1
-    except (KeyError, TypeError):
-        return False
+def compared(entries: Iterable[Any]) -> list[dict]:
+    """Returns the entries of the evaluations on the most images, ordered by step.
+
+    Scores on few images do not compare with scores on the whole set.
+    """
+    intact = [
+        one
+        for one in entries
+        if isinstance(one, dict)
+        and not wrong({**one, "precision": one.get(PRECISION)}, Scores, needs_all=True)
+    ]
+    count = max((one[_COUNT] for one in intact), default=0)
+    found = [one for one in intact if one[_COUNT] == count]
+    return sorted(found, key=operator.itemgetter("step"))
