@@ -121,11 +121,11 @@ def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
     return link
 
 
-def read_link(directory: Path, step: int) -> dict[str, Any]:
-    """Returns a checkpoint's link; {} if an earlier version wrote it, or none."""
-    link = read_manifest(directory, step).get(LINK)
+def link_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest's link; {} if an earlier version wrote it, or none."""
+    link = manifest.get(LINK)
     is_ours = isinstance(link, dict) and isinstance(link.get("settings"), dict)
-    return link if is_ours else {}
+    return link if is_ours and link else {}
 
 
 def folder(directory: Path, step: int) -> Path:

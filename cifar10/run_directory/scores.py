@@ -31,6 +31,11 @@ class Deciding(NamedTuple):
     values: dict[int, float]  # By step.
 
 
+def log_of(part: str) -> str:
+    """Returns the path of a split's scores in a run's directory."""
+    return f"{layout.evaluation_events(part)}/{layout.METRICS}"
+
+
 def deciding_part(run: Path) -> str:
     """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
     return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
@@ -45,8 +50,7 @@ def _recorded(run: Path, name: str, default: Any) -> Any:
 def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
     part, by = deciding_part(run), _recorded(run, "best_by", PRECISION)
-    log = run / layout.evaluation_events(part) / layout.METRICS
-    scored = comparable(logs.read_lines(log)).items()
+    scored = comparable(logs.read_lines(run / log_of(part))).items()
     values = {step: one[by] for step, one in scored if is_a(one.get(by), float)}
     images = max((one[_COUNT] for _, one in scored), default=0)
     return Deciding(part, by, images, values)

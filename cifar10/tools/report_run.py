@@ -119,8 +119,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _evaluations(run: Path, part: str) -> list[dict[str, float]]:
-    log = run / layout.evaluation_events(part) / layout.METRICS
-    return [*scores.comparable(_lines(log)).values()]
+    return [*scores.comparable(_lines(run / scores.log_of(part))).values()]
 
 
 def _lines(path: Path) -> list[dict[str, float]]:

@@ -7,9 +7,10 @@ from the checkpoint before it. Nothing is written to the run's directory.
 
 import collections
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +20,6 @@ from cifar10.config.config import Config
 from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
-from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
@@ -33,13 +33,11 @@ from cifar10.training.results import AVERAGED, average
 # How far rounding moves losses and weights, ten times the difference after 20 steps
 # (docs/auditing.md); less in 16 bits, where it would be any two trainings.
 _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
-# The size of an optimizer's slots may be a tenth or the tenfold; their direction is free.
-_OF_SLOTS = 0.9
+# Batch statistics, and the size of an optimizer's slots: up to the fivefold.
+_OF_STATE = 0.8
 _FAR = 1e308  # Larger numbers, and what is none, count as infinity.
 # Rounding moves these by their size, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
-# Other versions of these round otherwise.
-_ROUNDING = ("tensorflow", "keras", "numpy")
 # Entries of config.json that the data and the model give again.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
@@ -56,12 +54,15 @@ class Replay:
     Attributes:
         run: The run's directory.
         recorded: The content of its `config.json`.
+        logged: The lines of its log, by step.
+        scored: The scores that commands show of it, by split.
         saved: The steps of its checkpoints.
         begun: The first step from which the run can be recomputed.
         determining: The names of the settings that the replay has taken from the run.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
         bound: How far losses and weights may be from the run's.
+        unread: Names of values in logs that were not recomputed, by the log's path.
         step: The step that was restored or computed last.
     """
 
@@ -72,6 +73,10 @@ class Replay:
         self.recorded = recorded = run_config.read_run_config(run)
         lines = logs.read_steps(run / layout.METRICS)
         self.logged = {line["step"]: line for line in lines}
+        self.scored = {
+            part: scores.compared(logs.read_lines(run / scores.log_of(part)))
+            for part in ("test", "val")
+        }
         self._directory = run / layout.CHECKPOINTS
         self.saved = checkpoints.steps(self._directory)
         has_weights = recorded.get("initial_weights")
@@ -94,39 +99,31 @@ class Replay:
         self.determining = {*determining}
         self.facts = {name: training.settings[name] for name in FACTS}
         self._precision = training.config.network.precision
-        self._links = {}
+        self.links = {}
         for step in self.saved:
             with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
-                link = checkpoints.read_link(self._directory, step)
-                self._links[step] = link.get("settings", {})
+                manifest = checkpoints.read_manifest(self._directory, step)
+                self.links[step] = checkpoints.link_of(manifest)
         self.why_not_exact = self._why_not_exact()
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
-        link = self._links.get(max(self.saved, default=0), {})
-        self._is_linked = "devices" in link  # Else an earlier version wrote the run.
-        # Names of the values that were recomputed, by the path of the log.
-        self._compared = collections.defaultdict[str, set[str]](set)
-        self._scored_sets: dict[tuple[str, int | None], ScoredSet] = {}
+        # Else an earlier version wrote the run, which may have logged less.
+        self._is_linked = any("config" in link for link in self.links.values())
+        self.unread = collections.defaultdict[str, set[str]](set)
+        self._scored_set = functools.cache(functools.partial(scored_set, training))
         self.step = 0
         self._state = training.towers.state
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
 
     def _why_not_exact(self) -> str:
-        """Returns why the run is not compared bit for bit; "" if it is."""
         settings = self._training.settings
         if not settings["deterministic"]:
-            return "the run was not --deterministic"
-        links = {f"the chain at step {at}": of for at, of in self._links.items()}
-        places = {layout.CONFIG: self.recorded, **links}
-        names = ("workers", "devices", "versions")  # The same to the bit on the same.
-        for place, then in places.items():
-            for name in [name for name in names if name in then]:
-                was, now = then[name], settings[name]
-                if name == "versions":
-                    was, now = (
-                        {of: one.get(of) for of in _ROUNDING} for one in (was, now)
-                    )
-                if was != now:
-                    return f"{name} are {was} in {place}, and {now} here"
+            return "because the run was not --deterministic"
+        places = {f"the chain at step {at}": of for at, of in self.links.items()}
+        places = {place: link.get("settings", {}) for place, link in places.items()}
+        here = _machine(settings)
+        for place, found in {layout.CONFIG: self.recorded, **places}.items():
+            if (there := _machine({**settings, **found})) != here:
+                return f"because {there} in {place} is {here} on this machine"
         return ""
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
@@ -187,7 +184,7 @@ class Replay:
         log: str,
     ) -> Iterator[Difference]:
         """Compares what was recomputed with a line; all of it has to be there."""
-        self._compared[log] |= found.keys()
+        self.unread[log] |= line.keys() - found.keys() - {"step"}
         lacks = found.keys() - line.keys() if self._is_linked else set()
         if lacks or not found.keys() & line.keys():
             yield True, 2.0, bound, self.step, f"{', '.join(sorted(lacks))} in {log}"
@@ -210,7 +207,8 @@ class Replay:
         if self.bound:
             # An average moves by the weights of these steps alone.
             allowed["averages"] = max(self.bound * share, _BOUNDS["float64"])
-            allowed["optimizer"] = _OF_SLOTS
+            of_state = min(_OF_STATE, 100 * self.bound)
+            allowed |= {"statistics": of_state, "optimizer": of_state}
         for group, bound in allowed.items():
             far = max(map(relative_difference, ours[group], theirs[group]), default=0.0)
             yield far > bound, far, bound, self.step, f"{group} of the checkpoint"
@@ -218,18 +216,6 @@ class Replay:
         manifest = {**self._averages, "skipped_steps": self._skipped}
         if had_averages and self._has_averages:
             yield from self._differences(facts, manifest, self.bound, "the manifest")
-
-    def unread(self) -> dict[str, set[str]]:
-        """Returns the names of values that were not compared, by the path of the log.
-
-        Leaves out logs of which no line was compared.
-        """
-        found = {}
-        for log in [log for log in self._compared if log.endswith(layout.METRICS)]:
-            lines = logs.read_lines(self.run / log)
-            names = {name for line in lines if isinstance(line, dict) for name in line}
-            found[log] = names - self._compared[log] - {"step"}
-        return found
 
     def find(self, first: int, last: int) -> tuple[int, float, float]:
         """Finds the step in which loss or gradient norm rises most, in one pass.
@@ -281,15 +267,13 @@ class Replay:
         state, towers = self._state, self._training.towers
         is_saved = self.step in self.saved
         bound = ROUNDING[self._precision]
-        for part in ("test", "val"):
-            log = f"{layout.evaluation_events(part)}/{layout.METRICS}"
-            for line in scores.compared(logs.read_lines(self.run / log)):
-                if line["step"] == self.step:
-                    scored = self._scored_set(part, line["num_examples"])
-                    found = scored.score(state.averages, towers.devices[0]).scalars
-                    if not is_saved:  # Of the run's weights only the step is known.
-                        bound = max(bound, self.bound)
-                    yield from self._differences(found, line, bound, log)
+        if not is_saved:  # The weights are the replay's, not the run's.
+            bound = max(bound, self.bound)
+        for part, lines in self.scored.items():
+            for line in [line for line in lines if line["step"] == self.step]:
+                scored = self._scored_set(part, line["num_examples"])
+                found = scored.score(state.averages, towers.devices[0]).scalars
+                yield from self._differences(found, line, bound, scores.log_of(part))
         weights = [variable.value for variable in state.model.trainable_variables]
         for name, values in zip(
             temperature.FILES, (state.averages, weights), strict=True
@@ -297,17 +281,11 @@ class Replay:
             file = checkpoints.folder(self._directory, self.step) / name
             if is_saved and file.exists():
                 scored = self._scored_set("val", None)
-                found = scored.score(values, towers.devices[0]).outcomes
-                fitted = temperature.fit(found.logits, found.labels)
+                outcomes = scored.score(values, towers.devices[0]).outcomes
+                fitted = temperature.fit(outcomes.logits, outcomes.labels)
                 far = relative_difference(fitted, temperature.read(file))
-                allowed = temperature.ROUNDING if self.bound else 0.0
-                yield far > allowed, far, allowed, self.step, name
-
-    def _scored_set(self, part: Literal["val", "test"], count: int | None) -> ScoredSet:
-        key = part, count
-        if key not in self._scored_sets:
-            self._scored_sets[key] = scored_set(self._training, part, count)
-        return self._scored_sets[key]
+                bound = temperature.ROUNDING
+                yield far > bound, far, bound, self.step, name
 
     def _restore(self, step: int) -> None:
         """Restores the checkpoint of a step; without one, the initial values."""
@@ -329,28 +307,30 @@ class Replay:
     def _values(self) -> dict[str, list[np.ndarray]]:
         """Returns what is compared, by group: each variable, or vectors of several.
 
-        Of an optimizer's slots only the size has something in common after some steps,
-        unless the replay is exact.
+        Rounding leaves little of a single variable that is close to 0, and of an
+        optimizer's slots only the size.
         """
-        state = self._state
-        model = state.model
-        groups = {
-            "weights": model.trainable_variables,
+        state, found = self._state, collections.defaultdict[str, list[np.ndarray]](list)
+        for group, variables in {
+            "weights": state.model.trainable_variables,
             "averages": state.averages,
-            "statistics": model.non_trainable_variables,
-            "optimizer": [*state.optimizer.variables, state.global_step],
-        }
-        values = {
-            group: [np.asarray(one) for one in of] for group, of in groups.items()
-        }
-        whole = [one for of in values.values() for one in of if one.dtype.kind in "iub"]
+            "statistics": state.model.non_trainable_variables,
+            "optimizer": state.optimizer.variables,
+            "counters": [state.global_step],
+        }.items():
+            for value in map(np.asarray, variables):
+                is_whole = value.dtype.kind in "iub"
+                found["counters" if is_whole else group].append(value)
         if not self.bound:
-            return {**values, "counters": whole}
-        found = {
-            group: [one for one in of if one.dtype.kind not in "iub"]
-            for group, of in values.items()
-        }
-        for group in ("weights", "averages"):
-            found[group] = [np.concatenate([np.ravel(one) for one in found[group]])]
-        found["optimizer"] = [np.linalg.norm(one) for one in found["optimizer"]]
-        return {**found, "counters": whole}
+            return found
+        for group in found.keys() - {"counters"}:
+            found[group] = [np.concatenate([*map(np.ravel, found[group])])]
+        found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
+        return found
+
+
+def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what two trainings must share to be the same bit for bit."""
+    versions = settings["versions"]  # Other versions of these round otherwise.
+    found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
+    return found | {name: settings.get(name) for name in ("workers", "devices")}
