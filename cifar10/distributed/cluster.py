@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+):[0-9]{1,5}")  # IPv6 has bracke
 # SLURM assigns no ports to a job. Ports that depend on the job ID keep two jobs apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
+_MOST = 100_000  # Nodes, or workers of one; more are a damaged list.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,11 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     try:
         job, index, nodes, tasks, this = (environ[name] for name in _SLURM)
         port = _FIRST_PORT + int(job) % _PORTS
+        widths = [int(b) - int(a) for a, b in re.findall(r"(\d+)-(\d+)", nodes)]
+        if max(map(int, re.findall(r"\d+", tasks)), default=0) > _MOST or (
+            math.prod(width + 1 for width in widths) > _MOST
+        ):
+            raise ValueError(nodes)  # noqa: TRY301
         hosts = slurm_cluster_resolver.expand_hostlist(nodes)
         counts = slurm_cluster_resolver.expand_tasks_per_node(tasks)
         addresses = [

@@ -65,6 +65,7 @@ class _Evaluator(FollowedRun):
         )
         self._scored = ScoredSet(model.model, model.settings, dataset, scoring)
         if options.calibrate:
+            layout.refuse_link(self.directory / layout.CHECKPOINTS)
             on_val = Scoring(split="val", batch_size=options.batch_size)
             self._val = ScoredSet(model.model, model.settings, dataset, on_val)
         if not (options.once or options.json):

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from cifar10 import errors, hardware
@@ -43,6 +44,7 @@ def run_program(
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python handles SIGINT.
         signal.signal(number, _stop)
     try:
+        _check_python()
         main()
     except (UsageError, StoppedError, LostWorkerError) as error:
         if isinstance(error, StoppedError) and not error.exit_code:
@@ -74,6 +76,21 @@ def run_program(
         LINE.erase()
 
 
+def _check_python() -> None:
+    """Refuses to start where Python itself lacks something."""
+    if sys.flags.optimize > 1:
+        raise UsageError(
+            "Python drops the texts of the options with PYTHONOPTIMIZE=2 or -OO. Unset "
+            "it, or use 1 or -O."
+        )
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            f"The current folder cannot be used: {errors.reason(error)}. Go to another."
+        ) from error
+
+
 def _stop(number: int, _frame: object) -> None:
     """Handles a signal by raising `StoppedError`, as there is nothing to save."""
     raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)
@@ -101,7 +118,11 @@ def import_tensorflow(
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     else:
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
+    os.environ["KERAS_BACKEND"] = (
+        "tensorflow"  # Whatever the user's other programs use.
+    )
     if "tensorflow" in sys.modules:
+        check_keras()
         return
     if "avx2" in hardware.processor_features():
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -115,6 +136,20 @@ def import_tensorflow(
     quiet = contextlib.nullcontext() if level in ("0", "1", "2") else _silent_stderr()
     with contextlib.nullcontext() if stop else StopSignals(), quiet:
         importlib.import_module("tensorflow")
+        check_keras()
+
+
+def check_keras() -> None:
+    """Refuses a Keras on another backend, and undoes the rest of `keras.json`."""
+    import keras
+
+    if (name := keras.config.backend()) != "tensorflow":
+        raise UsageError(
+            f"Keras runs on {name} in this program. Set KERAS_BACKEND=tensorflow "
+            "before it is imported."
+        )
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_floatx("float32")
 
 
 @contextlib.contextmanager
@@ -138,6 +173,11 @@ def guard_streams(*, output_is_log: bool) -> None:
     A failed write to stderr loses the line. A failed write to stdout ends the program
     or, if `output_is_log`, loses the line.
     """
+    for number in range(3):  # Else the next file that is opened would be stderr.
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number.
     both = sys.stdout and sys.stderr and sys.stdout.isatty() and sys.stderr.isatty()
     if both and os.environ.get("TERM") not in (None, "", "dumb"):
         LINE.stream = sys.stderr
@@ -145,8 +185,9 @@ def guard_streams(*, output_is_log: bool) -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
     if sys.stdout:  # Absent if its descriptor was closed.
         sys.stdout = cast("TextIO", _Output(sys.stdout, lossy=output_is_log))
-    if sys.stderr:
-        sys.stderr = cast("TextIO", _Output(sys.stderr, lossy=True))
+    # Without one, `print` would take stdout instead.
+    stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
     # Python 3.13 would color tracebacks with control sequences.
     os.environ.setdefault("PYTHON_COLORS", "0")
 

@@ -231,6 +231,7 @@ def restore(
 
     reader = tf.train.Checkpoint()
     try:
+        _check_graph(checkpoint.path / _STATE)
         # Called first, because TensorFlow otherwise logs each value that was not
         # restored, even after an error.
         status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
@@ -249,6 +250,28 @@ def restore(
         raise UsageError(
             f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
         ) from error
+
+
+def _check_graph(state: Path) -> None:
+    """Raises a `LookupError` if TensorFlow would not survive the graph of objects."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import trackable_object_graph_pb2 as format_of
+
+    name = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    content = tf.train.load_checkpoint(str(state)).get_tensor(name)
+    try:
+        nodes = format_of.TrackableObjectGraph.FromString(content).nodes
+    except Exception as error:  # Each implementation of protobuf has its own.
+        raise LookupError("its graph of objects is damaged") from error
+    named = [one.node_id for node in nodes for one in node.children]
+    named += [
+        number
+        for node in nodes
+        for one in node.slot_variables
+        for number in (one.original_variable_node_id, one.slot_variable_node_id)
+    ]
+    if not nodes or not all(0 <= number < len(nodes) for number in named):
+        raise LookupError("its graph of objects names some that are not there")
 
 
 def delete_incomplete(directory: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
-from cifar10.config.options import is_a
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
 from cifar10.run_directory.schema import Scores, wrong
@@ -51,7 +50,8 @@ def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
     part, by = deciding_part(run), _recorded(run, "best_by", PRECISION)
     scored = comparable(logs.read_lines(run / log_of(part))).items()
-    values = {step: one[by] for step, one in scored if is_a(one.get(by), float)}
+    # Whole numbers of any size are none that `eval` writes.
+    values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}
     images = max((one[_COUNT] for _, one in scored), default=0)
     return Deciding(part, by, images, values)
 

@@ -36,11 +36,14 @@ def fit(logits: np.ndarray, labels: np.ndarray) -> float:
 def read(path: Path) -> float:
     """Returns a file's temperature, or 1 without a file; refuses a damaged file."""
     try:
-        if _LOWEST <= (found := float(files.read(path))) <= _HIGHEST:
+        text = files.read(path).decode()  # `float` would read 2_0 as 20.
+        if _LOWEST <= (found := float(text.replace("_", "?"))) <= _HIGHEST:
             return found
         why = "it holds no temperature"
     except FileNotFoundError:
         return 1.0
     except (OSError, ValueError) as error:
         why = reason(error)
-    raise UsageError(f"{path} cannot be used: {why}. Delete the file and recalibrate.")
+    raise UsageError(
+        f"{path} cannot be used: {why}. Delete the file, or calibrate again."
+    )

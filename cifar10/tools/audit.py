@@ -138,7 +138,11 @@ def _repetitions(replay: "Replay") -> Iterator[str]:
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
     yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
+    starts = starting.read_starts(replay.run)
+    if len({one["time"] for one in starts}) < len(starts):
+        yield f"{layout.STARTS}: a start is there twice"
     ends = {"checkpoint": (replay.saved, most), layout.METRICS: (logged, most)}
+    ends[layout.STARTS] = [one["step"] for one in starts], last
     for part, lines in replay.scored.items():
         ends[scores.log_of(part)] = [line["step"] for line in lines], last
     for place, (steps, end) in ends.items():

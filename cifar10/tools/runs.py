@@ -147,11 +147,19 @@ def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         why = "there is no run of this name."
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
-    elif any(Path(name) in Path(other).parents for other in runs):
+    elif _holds_others(Path(runs[name]["path"])):
         why = "this run's directory contains other runs. Move them away."
     else:
         return runs[name]
     raise UsageError(f"--prune {name}: {why}")
+
+
+def _holds_others(path: Path) -> bool:
+    """Returns whether a run's directory contains other runs, hidden ones too."""
+    folders = (
+        Path(folder) for folder, _, names in os.walk(path) if layout.CONFIG in names
+    )
+    return any(folder != path and _read(folder) for folder in folders)
 
 
 def remove(path: Path) -> None:

@@ -5,8 +5,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-
 from cifar10.config import run_config
 from cifar10.run_directory import checkpoints
 from cifar10.training.replay import Replay
@@ -106,7 +104,11 @@ def change_at_random(run, random):
     """Changes a number, name or file of a run; returns the file and the name."""
     steps = checkpoints.steps(run / "checkpoints")
     step = random.choice(steps)
-    logs = [run / "metrics.jsonl", *run.glob("eval*/metrics.jsonl"), run / "starts.jsonl"]
+    logs = [
+        run / "metrics.jsonl",
+        *run.glob("eval*/metrics.jsonl"),
+        run / "starts.jsonl",
+    ]
     kind = random.choice(["config", "manifest", "log", "log", "tensor", "file"])
     if kind == "config":
         config = json.loads((run / "config.json").read_text())

@@ -3,22 +3,18 @@
 import argparse
 import json
 import random
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import forging
-import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation import eval_command
-from cifar10.run_directory import checkpoints
-from cifar10.tools import audit, runs as runs_command
+from cifar10.tools import audit
 from cifar10.training import train
 from cifar10.training.replay import Replay
-from forging import change_tensors, edit, edit_config, folder_of, forge
+from forging import forge
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 # What no command shows, or each computes anew, by file. Digests are the forger's own.
