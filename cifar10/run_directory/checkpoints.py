@@ -114,10 +114,10 @@ def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
     with contextlib.suppress(OSError, UsageError):  # Saving must not fail.
         log = logs.lines_up_to(run / layout.METRICS, step)
         link["log"] = hashlib.sha256(log).hexdigest()
-        link["config"] = files.sha256(run / layout.CONFIG)
-        link["starts"] = files.sha256(run / layout.STARTS)
         if before is not None:
             link["manifest"] = digest_of(read_manifest(directory, before))
+        link["config"] = files.sha256(run / layout.CONFIG)
+        link["starts"] = files.sha256(run / layout.STARTS)  # Earlier runs have none.
     return link
 
 
