@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from cifar10 import errors, hardware
@@ -44,7 +43,6 @@ def run_program(
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python handles SIGINT.
         signal.signal(number, _stop)
     try:
-        _check_python()
         main()
     except (UsageError, StoppedError, LostWorkerError) as error:
         if isinstance(error, StoppedError) and not error.exit_code:
@@ -74,21 +72,6 @@ def run_program(
         sys.exit(errors.EXIT_USAGE)
     finally:
         LINE.erase()
-
-
-def _check_python() -> None:
-    """Refuses to start where Python itself lacks something."""
-    if sys.flags.optimize > 1:
-        raise UsageError(
-            "Python drops the texts of the options with PYTHONOPTIMIZE=2 or -OO. Unset "
-            "it, or use 1 or -O."
-        )
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise UsageError(
-            f"The current folder cannot be used: {errors.reason(error)}. Go to another."
-        ) from error
 
 
 def _stop(number: int, _frame: object) -> None:

@@ -231,7 +231,6 @@ def restore(
 
     reader = tf.train.Checkpoint()
     try:
-        _check_graph(checkpoint.path / _STATE)
         # Called first, because TensorFlow otherwise logs each value that was not
         # restored, even after an error.
         status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
@@ -243,35 +242,17 @@ def restore(
             status.assert_consumed()
     except OSError as error:
         raise files.unreadable(checkpoint.path, error) from error
-    except (AssertionError, ValueError, LookupError, tf.errors.OpError) as error:
+    except Exception as error:
         verify(checkpoint.path.parent, checkpoint.step)  # The files may have changed.
-        if isinstance(error, LookupError):  # The data file is truncated.
-            raise DamagedError(f"{checkpoint.path}: {reason(error)}") from error
+        of_others = AssertionError, ValueError, tf.errors.OpError
+        if isinstance(error, LookupError) or not isinstance(error, of_others):
+            what = "its data or its graph of objects is damaged"
+            raise DamagedError(
+                f"{checkpoint.path}: {what} ({reason(error)})"
+            ) from error
         raise UsageError(
             f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
         ) from error
-
-
-def _check_graph(state: Path) -> None:
-    """Raises a `LookupError` if TensorFlow would not survive the graph of objects."""
-    import tensorflow as tf
-    from tensorflow.core.protobuf import trackable_object_graph_pb2 as format_of
-
-    name = "_CHECKPOINTABLE_OBJECT_GRAPH"
-    content = tf.train.load_checkpoint(str(state)).get_tensor(name)
-    try:
-        nodes = format_of.TrackableObjectGraph.FromString(content).nodes
-    except Exception as error:  # Each implementation of protobuf has its own.
-        raise LookupError("its graph of objects is damaged") from error
-    named = [one.node_id for node in nodes for one in node.children]
-    named += [
-        number
-        for node in nodes
-        for one in node.slot_variables
-        for number in (one.original_variable_node_id, one.slot_variable_node_id)
-    ]
-    if not nodes or not all(0 <= number < len(nodes) for number in named):
-        raise LookupError("its graph of objects names some that are not there")
 
 
 def delete_incomplete(directory: Path) -> None:
