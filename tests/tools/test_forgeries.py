@@ -12,8 +12,9 @@ import pytest
 import forging
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.evaluation import eval_command
 from cifar10.run_directory import checkpoints
-from cifar10.tools import audit
+from cifar10.tools import audit, runs as runs_command
 from cifar10.training import train
 from cifar10.training.replay import Replay
 from forging import change_tensors, edit, edit_config, folder_of, forge
@@ -287,3 +288,34 @@ def test_a_run_of_before_is_audited_and_what_it_lacks_is_unchecked(run, capsys):
     assert not is_found(found)
     assert found["exact"]
     assert is_unchecked(found, "metrics.jsonl", "total_loss/average")
+
+
+def keys_of(path):
+    return {name for line in path.read_text().splitlines() for name in json.loads(line)}
+
+
+def test_every_figure_that_a_command_shows_has_a_row(run, capsys):
+    """The page says of each where it comes from, and how an audit checks it."""
+    found = audited(run, capsys)
+    figures = {*found}
+    runs_command.main(argparse.ArgumentParser(), [str(run), "--json"])
+    (listed,) = json.loads(capsys.readouterr().out)
+    words = ["--train_dir", str(run), "--run_once", "--json"]
+    eval_command.main(argparse.ArgumentParser(), words)
+    figures |= {*listed, *json.loads(capsys.readouterr().out)}
+    for log in ("metrics.jsonl", "eval/metrics.jsonl", "starts.jsonl"):
+        figures |= keys_of(run / log)
+    manifest = forging.manifest_of(run, 12)
+    figures |= manifest.keys() - {"files", "chain"}
+    figures |= {*audit.UNCHECKED} - {"manifest.json"}
+    template = Path(audit.__file__).with_name("report.html").read_text()
+    template = template.replace("\N{NO-BREAK SPACE}", " ")
+    figures |= {*re.findall(r'chart\("([^"]+?) ?"', template)}
+    figures |= {*re.findall(r'figure\("([^"]+?)"', template)}
+    of_checkpoints = template.partition("<h2>Checkpoints</h2>")[2]
+    figures |= {*re.findall(r'<th scope="col">([^<{]+)', of_checkpoints)}
+    text = PAGE.read_text()
+    rows = {*re.findall(r"`([^`\n]+)`", text), *re.findall(r'"([^"\n]+)"', text)}
+    averaged = {name for name in figures if name.endswith("/average")}
+    missing = figures - rows - averaged
+    assert not missing, missing
