@@ -84,13 +84,12 @@ class Option:
 
     def check(self, value: Any, source: str = "") -> None:
         """Refuses an invalid value; `source` is the beginning of the message."""
-        if (problem := self.problem(value)) is not None:
+        if (problem := self._problem(value)) is not None:
             flag = f"--{self.name}" if self.in_flags else self.name
             shown = value if str(value).isprintable() else ascii(value)
             raise UsageError(f"{source}{flag} {shown}: {problem}.")
 
-    def problem(self, value: Any) -> str | None:
-        """Returns the rule that a value breaks, or None if the value is valid."""
+    def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
             types = typing.get_args(self.type) or (self.type,)
             kinds = [kind.__name__ for kind in types]
@@ -109,11 +108,8 @@ class Option:
                 json.dumps(value)
             except (TypeError, ValueError, RecursionError) as error:
                 return f"it cannot be written as JSON ({reason(error)})"
-        values = [value] if value is not None else []
-        if isinstance(value, dict) and self.limits:  # They are those of its values.
-            values = [*value.values()]
-        problems = (limit.problem(one) for one in values for limit in self.limits)
-        return next(filter(None, problems), None)
+        limits = self.limits if value is not None else ()
+        return next(filter(None, (limit.problem(value) for limit in limits)), None)
 
 
 class Checked:

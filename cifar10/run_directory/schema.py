@@ -1,71 +1,55 @@
-"""Declares what the files of a run may hold, by which all commands read them.
+"""Says what the files of a run may hold; all commands read them by these rules.
 
-A run may come from a stranger. Entries that are not declared are not read.
+A run may come from a stranger. Entries that are not named here are not read.
 """
 
-import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-from cifar10.config.options import Checked, Count, CountOrZero, Fraction, Range, options
+from cifar10.config.fields import PRECISION
+from cifar10.config.options import is_a
 
-Step: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
-_Finite: TypeAlias = Annotated[float, Range(-sys.float_info.max, sys.float_info.max)]
-_Time: TypeAlias = Annotated[float, Range(0.0, 1e11)]  # Calendars end soon after.
-
-
-@dataclasses.dataclass(kw_only=True)
-class Manifest(Checked):
-    """Entries of a checkpoint's manifest; an earlier version wrote fewer."""
-
-    step: Step
-    seed: int
-    global_batch_size: Count
-    left_out: Annotated[int, Range(0, 2**62)]
-    skipped_steps: CountOrZero
-    loss_averages: dict[str, _Finite]
-    hours: Annotated[float, Range(0.0, 1e6)]
-    time: _Time
-    validation: dict
-
-
-@dataclasses.dataclass(kw_only=True)
-class Validation(Checked):
-    """The entry `validation` of a manifest (see early_stopping.py)."""
-
-    images: CountOrZero
-    step: Step
-    without_gain: CountOrZero
-    score: float
-    best_by: str
-
-
-@dataclasses.dataclass(kw_only=True)
-class Start(Checked):
-    """A line of starts.jsonl: a process that trained the run, from a step on."""
-
-    step: Step
-    time: _Time
-    machine: str
-    devices: str
-    versions: dict[str, str]
+_STEP, _COUNT = (int, 0, 2**63 - 1), (int, 0, 10**12)
+_TIME = float, 0.0, 1e11  # Calendars end soon after.
+# By name the type and, of numbers, the least and the largest. Those of a checkpoint's
+# manifest, of which an earlier version wrote fewer, and of its entry `validation`:
+MANIFEST: Mapping[str, tuple] = {
+    "step": _STEP,
+    "left_out": (int, 0, 2**62),
+    "skipped_steps": _COUNT,
+    "loss_averages": (dict[str, float], -sys.float_info.max, sys.float_info.max),
+    "hours": (float, 0.0, 1e6),
+    "time": _TIME,
+    "validation": (dict,),
+}
+VALIDATION: dict[str, tuple] = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
+VALIDATION |= {"score": (float,), "best_by": (str,)}
+# Those of a line of scores, and of a process that trained the run.
+SCORES: dict[str, tuple] = {
+    "step": _STEP,
+    "num_examples": (int, 1, 10**12),
+    PRECISION: (float, 0.0, 1.0),
+}
+START: dict[str, tuple] = {
+    "step": _STEP,
+    "time": _TIME,
+    "machine": (str,),
+    "devices": (str,),
+}
+START |= {"versions": (dict[str, str],)}
 
 
-@dataclasses.dataclass(kw_only=True)
-class Scores(Checked):
-    """A line of scores; `precision` stands for `precision @ 1`."""
-
-    step: Step
-    num_examples: Count
-    precision: Fraction
-
-
-def wrong(values: Any, declared: Any, *, needs_all: bool = False) -> str | None:
-    """Returns the name of an entry that breaks its declaration, or is missing."""
-    if not isinstance(values, Mapping):
-        return declared.__name__
-    for name, one in options(declared).items():
-        if one.problem(values[name]) if name in values else needs_all:
-            return name
-    return None
+def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> bool:
+    """Returns whether an entry breaks its rule or, if `needs_all`, is missing."""
+    if not isinstance(values, Mapping) or (needs_all and schema.keys() - values.keys()):
+        return True
+    for name in schema.keys() & values.keys():
+        kind, *limits = schema[name]
+        if not is_a(values[name], kind):
+            return True
+        is_dict = isinstance(values[name], dict)
+        numbers = values[name].values() if is_dict else [values[name]]
+        if limits and not all(limits[0] <= one <= limits[1] for one in numbers):
+            return True
+    return False

@@ -15,7 +15,7 @@ from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
-from cifar10.run_directory.schema import Scores, wrong
+from cifar10.run_directory.schema import SCORES, wrong
 
 _COUNT = "num_examples"
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
@@ -114,12 +114,7 @@ def compared(entries: Iterable[Any]) -> list[dict]:
 
     Scores on few images do not compare with scores on the whole set.
     """
-    intact = [
-        one
-        for one in entries
-        if isinstance(one, dict)
-        and not wrong({**one, "precision": one.get(PRECISION)}, Scores, needs_all=True)
-    ]
+    intact = [one for one in entries if not wrong(one, SCORES, needs_all=True)]
     count = max((one[_COUNT] for one in intact), default=0)
     found = [one for one in intact if one[_COUNT] == count]
     return sorted(found, key=operator.itemgetter("step"))

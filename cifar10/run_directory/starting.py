@@ -15,7 +15,7 @@ from cifar10.config import fields, layout, options, run_config
 from cifar10.process import files
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
-from cifar10.run_directory.schema import Start, wrong
+from cifar10.run_directory.schema import START, wrong
 
 # Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
@@ -60,7 +60,7 @@ def record_start(path: Path, step: int, settings: Mapping[str, Any]) -> None:
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """Returns the run's history; empty if an earlier version wrote the run."""
     lines = logs.read_lines(path / layout.STARTS)
-    starts = [one for one in lines if not wrong(one, Start, needs_all=True)]
+    starts = [one for one in lines if not wrong(one, START, needs_all=True)]
     return [{**run_config.inert(one)} for one in starts]
 
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
@@ -50,13 +50,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     segments = [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
-    last = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
-    # The lines after the last checkpoint, unless a rollback may have left out batches.
-    segments += [last] * (
-        last[0] < last[1] and replay.recorded.get("on_nan") != "rollback"
-    )
-    manifests, breaks = _read_manifests(replay)
-    breaks += [*_contradictions(replay), *_repetitions(replay)]
+    saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
+    if saved < logged and not replay.rolls_back:  # Else batches may be left out.
+        segments.append((saved, logged))
+    breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
     count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
     worst = {(first, last): compare(replay, first + 1, last) for first, last in drawn}
@@ -66,7 +63,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         "bound": f"{replay.bound:g} {replay.why_not_exact}".strip(),
         "checkpoints": len(replay.saved),
         "linked": sum(map(bool, replay.links.values())),
-        "last": checkpoints.digest_of(manifests.get(replay.saved[-1])),
+        "last": checkpoints.digest_of(replay.manifests.get(saved)),
         "starts": [starting.in_words(one) for one in starting.read_starts(replay.run)],
         "breaks": breaks,
         "segments": len(segments),
@@ -76,65 +73,63 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         "largest": max(worst.values())[1:] if worst else None,
         "agree": agree / segments[-1][1],
         "missed": 1 - count / len(segments),
-        "unchecked": [*_unchecked(replay, manifests, last)],
+        "unchecked": [*_unchecked(replay, saved, logged)],
     }
-    rows = [(k, one) for k, v in report.items() for one in (_each(v))]
-    lines = "\n".join(f"{name + ':':13}{value}" for name, value in rows)
-    print(json.dumps(report, indent=2) if given["json"] else lines)
+    lines = []
+    for name, value in report.items():  # A list has a line for each of its items.
+        several = value if isinstance(value, list) and value else [value]
+        lines += [f"{name + ':':13}{one}" for one in several]
+    print(json.dumps(report, indent=2) if given["json"] else "\n".join(lines))
     return 1 if report["differs"] else 0
 
 
-def _each(value: Any) -> list[Any]:
-    return value if isinstance(value, list) and value else [value]
-
-
-def _read_manifests(replay: "Replay") -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """Returns the manifests of intact checkpoints, and what is wrong with others."""
-    manifests, breaks = {}, []
-    for step in replay.saved:
-        try:
-            found = checkpoints.verify(replay.run / layout.CHECKPOINTS, step)
-            manifests[step] = found.manifest
-            restoring.check_identity(found, replay.recorded)
-        except UsageError as error:
-            breaks.append(f"checkpoint of step {step}: {error}")
-    return manifests, breaks
-
-
 def _contradictions(replay: "Replay") -> Iterator[str]:
-    """Yields a message on each contradiction of a link and what it names."""
-    run, recorded, links = replay.run, replay.recorded, replay.links
+    """Yields a message on each contradiction of the checkpoints, config and starts."""
+    run, recorded = replay.run, replay.recorded
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
-    starts = [hashlib.sha256(b"".join(lines[: n + 1])) for n in range(len(lines))]
-    digests = [one.hexdigest() for one in starts]
-    if len(starting.read_starts(run)) < len(lines):
-        yield f"{layout.STARTS}: a line is damaged"
-    for step, link in [(at, link) for at, link in links.items() if link]:
+    parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
+    starts = [hashlib.sha256(part).hexdigest() for part in parts]
+    for step in replay.saved:
         where = f"checkpoint of step {step}"
-        now = checkpoints.make_link(run / layout.CHECKPOINTS, step, {})
-        is_deleted = link.get("step") not in (None, *replay.saved)  # The one before.
-        for name in ["log"] if is_deleted else ["log", "step", "manifest"]:
-            if link.get(name) != now.get(name):
-                yield f"{where}: the {name} before it has changed"
-        if "config" in link and link.get("starts") not in digests:
-            yield f"{where}: {layout.STARTS} before it has changed"
-        names = replay.determining & link["settings"].keys()
-        then = {name: link["settings"][name] for name in names}
-        for name, (new, old) in starting.find_differences(run, recorded, then).items():
-            yield f"{layout.CONFIG}: {name} is {new!r}, but was {old!r} at step {step}"
+        try:
+            found = checkpoints.verify(run / layout.CHECKPOINTS, step)
+            restoring.check_identity(found, recorded)
+        except UsageError as error:
+            yield f"{where}: {error}"
+        if not (link := replay.links.get(step)):
+            continue
+        yield from (f"{where}: {one}" for one in _broken(replay, step, link, starts))
     # A process that started later may have other settings, and have saved nothing.
-    link = links.get(replay.saved[-1], {})
-    is_last_start = link.get("starts") in digests[-1:]
+    link = replay.links.get(replay.saved[-1]) or {}
+    is_last_start = link.get("starts") in starts[-1:]
     if is_last_start and link.get("config") != files.sha256(run / layout.CONFIG):
         yield f"{layout.CONFIG} has changed since the last checkpoint"
-    for name, fact in replay.facts.items():
-        if recorded.get(name, fact) != fact:
-            yield f"{layout.CONFIG}: {name} is {recorded[name]!r}, not {fact!r}"
+    facts = {name: fact for name, fact in replay.facts.items() if name in recorded}
+    for name, (said, fact) in starting.find_differences(run, recorded, facts).items():
+        yield f"{layout.CONFIG}: {name} is {said!r}, not {fact!r}"
 
 
-def _repetitions(replay: "Replay") -> Iterator[str]:
+def _broken(
+    replay: "Replay", step: int, link: dict[str, Any], starts: Sequence[str]
+) -> Iterator[str]:
+    """Yields what a link names that is another now; `starts` are possible digests."""
+    now = checkpoints.make_link(replay.run / layout.CHECKPOINTS, step, {})
+    is_deleted = link.get("step") not in (None, *replay.saved)  # The one before.
+    for name in ["log"] if is_deleted else ["log", "step", "manifest"]:
+        if link.get(name) != now.get(name):
+            yield f"the {name} before it has changed"
+    if "config" in link and link.get("starts") not in starts:
+        yield f"{layout.STARTS} before it has changed"
+    names = replay.determining & link["settings"].keys()
+    then = {name: link["settings"][name] for name in names}
+    changed = starting.find_differences(replay.run, replay.recorded, then)
+    for name, (new, old) in changed.items():
+        yield f"{name} was {old!r}, but is {new!r} in {layout.CONFIG}"
+
+
+def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     """Yields a message on what is there twice, or beyond the run's last step."""
-    most, last = replay.recorded["max_steps"], max([*replay.saved, *replay.logged])
+    most = replay.recorded["max_steps"]
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
     yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
@@ -149,11 +144,9 @@ def _repetitions(replay: "Replay") -> Iterator[str]:
         yield from (f"{place}: step {at} is beyond {end}" for at in steps if at > end)
 
 
-def _unchecked(
-    replay: "Replay", manifests: Mapping[int, dict[str, Any]], last: tuple[int, int]
-) -> Iterator[str]:
+def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     """Yields the names of values that were not checked, where they are, and why."""
-    recorded, (saved, logged) = replay.recorded, last
+    recorded, manifests = replay.recorded, replay.manifests.values()
     checked = {*replay.determining, *replay.facts}
     if not recorded.get("max_epochs"):  # Only they give the last step again.
         checked -= {"max_steps"} - replay.determining
@@ -163,9 +156,7 @@ def _unchecked(
         layout.CONFIG: recorded.keys() - checked,
         **replay.unread,
         layout.STARTS: {name for one in history for name in one},
-        checkpoints.MANIFEST: {
-            k for one in manifests.values() for k in claims if one.get(k)
-        },
+        checkpoints.MANIFEST: {k for one in manifests for k in claims if one.get(k)},
     }
     for file, of in names.items():
         if shown := ", ".join(sorted(of - UNSHOWN)):
@@ -174,7 +165,7 @@ def _unchecked(
         yield f"chain in steps {old}: an earlier version wrote these checkpoints"
     if replay.begun:
         yield f"steps in 1 to {replay.begun}: they began with weights from elsewhere"
-    if saved < logged and recorded.get("on_nan") == "rollback":
+    if saved < logged and replay.rolls_back:
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:

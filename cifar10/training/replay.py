@@ -57,7 +57,10 @@ class Replay:
         logged: The lines of its log, by step.
         scored: The scores that commands show of it, by split.
         saved: The steps of its checkpoints.
+        manifests: Their manifests, by step.
+        links: The links of these, by step.
         begun: The first step from which the run can be recomputed.
+        rolls_back: Whether the run leaves out batches after a failure.
         determining: The names of the settings that the replay has taken from the run.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
@@ -97,13 +100,15 @@ class Replay:
                 "values, or give another --num_gpus or --data_dir."
             )
         self.determining = {*determining}
+        self.rolls_back = training.config.checkpoints.on_nan == "rollback"
         self.facts = {name: training.settings[name] for name in FACTS}
         self._precision = training.config.network.precision
-        self.links = {}
+        self.manifests = {}
         for step in self.saved:
             with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
-                manifest = checkpoints.read_manifest(self._directory, step)
-                self.links[step] = checkpoints.link_of(manifest)
+                self.manifests[step] = checkpoints.read_manifest(self._directory, step)
+        manifests = self.manifests.items()
+        self.links = {step: checkpoints.link_of(one) for step, one in manifests}
         self.why_not_exact = self._why_not_exact()
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
         # Else an earlier version wrote the run, which may have logged less.
