@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, layout
+from cifar10.config import fields, layout, schema
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
-from cifar10.run_directory import logs, schema, scores
+from cifar10.run_directory import logs, scores
 
 MANIFEST = "manifest.json"
 LINK = "chain"  # The key of a link in a manifest.

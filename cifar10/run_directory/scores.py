@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
+from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
-from cifar10.run_directory.schema import SCORES, wrong
 
 _COUNT = "num_examples"
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout, options, run_config
+from cifar10.config.schema import START, wrong
 from cifar10.process import files
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
-from cifar10.run_directory.schema import START, wrong
 
 # Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)

@@ -94,7 +94,7 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     found = compared(Replay(run_dir, towers), 7, 20)
     # Only a replay that is exact compares the gradient's norm and each variable.
     metrics = (*METRICS, "gradient_norm") if towers == 2 else METRICS
-    # The model has no batch statistics; a replay that is not exact adds them up to none.
+    # The model has no batch statistics.
     groups = {*GROUPS} - ({"statistics"} if towers == 2 else set())
     assert found.keys() == {
         *((s, f"{name} in metrics.jsonl") for s in range(8, 21, 2) for name in metrics),

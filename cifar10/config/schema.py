@@ -40,16 +40,36 @@ START: dict[str, tuple] = {
 START |= {"versions": (dict[str, str],)}
 
 
-def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> bool:
-    """Returns whether an entry breaks its rule or, if `needs_all`, is missing."""
-    if not isinstance(values, Mapping) or (needs_all and schema.keys() - values.keys()):
-        return True
-    for name in schema.keys() & values.keys():
-        kind, *limits = schema[name]
-        if not is_a(values[name], kind):
-            return True
-        is_dict = isinstance(values[name], dict)
-        numbers = values[name].values() if is_dict else [values[name]]
-        if limits and not all(limits[0] <= one <= limits[1] for one in numbers):
-            return True
-    return False
+# Entries of `config.json` that are not fields of the configuration.
+SETTINGS: dict[str, tuple] = {
+    "class_names": (list[str],),
+    "classes": (int, 1, 10**6),
+    "data_division": (str | None,),
+    "data_fingerprint": (str | None,),
+    "data_parts": (list[str],),
+    "image_shape": (list[int],),
+    "global_batch_size": (int, 1, 10**12),
+    "parameters": (int, 0, 10**15),
+    "simulated": (bool,),
+    "versions": (dict[str, str],),
+}
+
+
+def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> str:
+    """Returns the name of an entry that breaks its rule or, if `needs_all`, is missing.
+
+    Returns an empty string if there is none.
+    """
+    if not isinstance(values, Mapping):
+        return "all"
+    for name, (kind, *limits) in schema.items():
+        if name not in values:
+            if needs_all:
+                return name
+            continue
+        of = values[name].values() if isinstance(values[name], dict) else [values[name]]
+        if not is_a(values[name], kind) or (
+            limits and not all(limits[0] <= one <= limits[1] for one in of)
+        ):
+            return name
+    return ""
