@@ -172,7 +172,7 @@ def test_a_damaged_temperature_is_refused_by_name(calibrated, tmp_path):
 
 
 def test_calibrating_again_replaces_a_damaged_temperature(calibrated, tmp_path):
-    before, after, found = calibrated
+    _, after, found = calibrated
     run = shutil.copytree(after, tmp_path / "run")
     (path,) = run.glob("checkpoints/*/temperature.txt")
     path.write_text("damaged")
