@@ -105,7 +105,6 @@ def import_tensorflow(
         "tensorflow"  # Whatever the user's other programs use.
     )
     if "tensorflow" in sys.modules:
-        check_keras()
         return
     if "avx2" in hardware.processor_features():
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -119,20 +118,6 @@ def import_tensorflow(
     quiet = contextlib.nullcontext() if level in ("0", "1", "2") else _silent_stderr()
     with contextlib.nullcontext() if stop else StopSignals(), quiet:
         importlib.import_module("tensorflow")
-        check_keras()
-
-
-def check_keras() -> None:
-    """Refuses a Keras on another backend, and undoes the rest of `keras.json`."""
-    import keras
-
-    if (name := keras.config.backend()) != "tensorflow":
-        raise UsageError(
-            f"Keras runs on {name} in this program. Set KERAS_BACKEND=tensorflow "
-            "before it is imported."
-        )
-    keras.config.set_image_data_format("channels_last")
-    keras.config.set_floatx("float32")
 
 
 @contextlib.contextmanager
