@@ -101,9 +101,7 @@ def import_tensorflow(
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     else:
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
-    os.environ["KERAS_BACKEND"] = (
-        "tensorflow"  # Whatever the user's other programs use.
-    )
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # Other programs may use another.
     if "tensorflow" in sys.modules:
         return
     if "avx2" in hardware.processor_features():

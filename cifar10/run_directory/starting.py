@@ -60,15 +60,8 @@ def record_start(path: Path, step: int, settings: Mapping[str, Any]) -> None:
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """Returns the run's history; empty if an earlier version wrote the run."""
     lines = logs.read_lines(path / layout.STARTS)
-    starts = [one for one in lines if not wrong(one, START, needs_all=True)]
-    return [{**run_config.inert(one)} for one in starts]
-
-
-def in_words(start: Mapping[str, Any]) -> str:
-    """Returns a start of the run's history as a line for readers."""
-    then = f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(start['time']))}"
-    versions = ", ".join(f"{name} {of}" for name, of in start["versions"].items())
-    return f"{then} from step {start['step']:,} on {start['machine']}, {versions}"
+    intact = [one for one in lines if not wrong(one, START, needs_all=True)]
+    return run_config.inert(intact)
 
 
 def start_run(

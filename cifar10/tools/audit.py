@@ -64,7 +64,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         "checkpoints": len(replay.saved),
         "linked": sum(map(bool, replay.links.values())),
         "last": checkpoints.digest_of(replay.manifests.get(saved)),
-        "starts": [starting.in_words(one) for one in starting.read_starts(replay.run)],
+        "starts": starting.read_starts(replay.run),
         "breaks": breaks,
         "segments": len(segments),
         "recomputed": drawn,

@@ -52,7 +52,7 @@ class Run:
         self.scored = _evaluations(path, self.part)
         self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]
         self.saved = _checkpoints(path / layout.CHECKPOINTS)
-        self.starts = [*map(starting.in_words, starting.read_starts(path))]
+        self.starts = starting.read_starts(path)
         self.scores: Scores | None = None  # Set by `score`.
         self.notes = self._notes()
 

@@ -182,11 +182,7 @@ class Replay:
         yield from self._compare_scores()
 
     def _differences(
-        self,
-        found: Mapping[str, float],
-        line: Mapping[str, Any],
-        bound: float,
-        log: str,
+        self, found: Mapping[str, float], line: dict[str, Any], bound: float, log: str
     ) -> Iterator[Difference]:
         """Compares what was recomputed with a line; all of it has to be there."""
         self.unread[log] |= line.keys() - found.keys() - {"step"}

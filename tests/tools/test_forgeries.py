@@ -252,10 +252,7 @@ def test_starts_are_in_the_chain_and_shown(run, capsys):
     train.train(Config(**values, train_dir=str(run), max_steps=15))
     found = audited(run, capsys)
     assert not is_found(found)
-    assert [re.search(r"from step (\d+) on", one)[1] for one in found["starts"]] == [
-        "0",
-        "12",
-    ]
+    assert [one["step"] for one in found["starts"]] == [0, 12]
     edit(run / "starts.jsonl", lambda lines: lines[1:])
     assert audited(run, capsys)["breaks"]
 
