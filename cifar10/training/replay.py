@@ -261,6 +261,7 @@ class Replay:
         """The number of the next input batch; rollbacks have left out earlier ones."""
         saved = [at for at in self.saved if at > self.step] or self.saved[-1:]
         manifests = [checkpoints.read_manifest(self._directory, at) for at in saved[:1]]
+        manifests = [self.manifests.get(at, {}) for at in saved[:1]]
         return self.step + sum(one.get("left_out", 0) for one in manifests)
 
     def _compare_scores(self) -> Iterator[Difference]:
