@@ -255,8 +255,9 @@ def test_what_keras_is_set_to_elsewhere_changes_nothing(tmp_path, stand_in_dir):
         ("by name", {"KERAS_BACKEND": "torch"}),
     ):
         run = tmp_path / name
-        flags = runs.training_flags(run, stand_in_dir, max_steps=2, deterministic=True)
-        done = runs.run_anew("train.py", *flags, env=runs.of_a_user() | env)
+        flags = runs.training_flags(run, stand_in_dir, max_steps=2)
+        words = ("train.py", "--deterministic", *flags)
+        done = runs.run_anew(*words, env=runs.of_a_user() | env)
         assert done.returncode == 0, done.stderr
         found.append(runs.variables(runs.checkpoint(run, 2)))
     runs.assert_equal(found[1], found[0])
