@@ -139,11 +139,10 @@ def guard_streams(*, output_is_log: bool) -> None:
     A failed write to stderr loses the line. A failed write to stdout ends the program
     or, if `output_is_log`, loses the line.
     """
-    for number in range(3):  # Else the next file that is opened would be stderr.
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number.
+    # The lowest free number is taken first: else the next file would be stderr.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
     both = sys.stdout and sys.stderr and sys.stdout.isatty() and sys.stderr.isatty()
     if both and os.environ.get("TERM") not in (None, "", "dumb"):
         LINE.stream = sys.stderr

@@ -51,7 +51,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
-    if saved < logged and not replay.rolls_back:  # Else batches may be left out.
+    rolls_back = replay.recorded.get("on_nan") == "rollback"
+    if saved < logged and not rolls_back:  # Else batches may be left out.
         segments.append((saved, logged))
     breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
     count = 0 if breaks else min(given["segments"], len(segments))
@@ -165,7 +166,7 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
         yield f"chain in steps {old}: an earlier version wrote these checkpoints"
     if replay.begun:
         yield f"steps in 1 to {replay.begun}: they began with weights from elsewhere"
-    if saved < logged and replay.rolls_back:
+    if saved < logged and recorded.get("on_nan") == "rollback":
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:

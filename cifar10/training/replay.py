@@ -60,7 +60,6 @@ class Replay:
         manifests: Their manifests, by step.
         links: The links of these, by step.
         begun: The first step from which the run can be recomputed.
-        rolls_back: Whether the run leaves out batches after a failure.
         determining: The names of the settings that the replay has taken from the run.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
@@ -100,7 +99,6 @@ class Replay:
                 "values, or give another --num_gpus or --data_dir."
             )
         self.determining = {*determining}
-        self.rolls_back = training.config.checkpoints.on_nan == "rollback"
         self.facts = {name: training.settings[name] for name in FACTS}
         self._precision = training.config.network.precision
         self.manifests = {}
@@ -267,27 +265,23 @@ class Replay:
     def _compare_scores(self) -> Iterator[Difference]:
         """Compares the scores that the run shows of this step, and its temperatures."""
         state, towers = self._state, self._training.towers
-        is_saved = self.step in self.saved
         bound = ROUNDING[self._precision]
-        if not is_saved:  # The weights are the replay's, not the run's.
+        if self.step not in self.saved:  # The weights are the replay's, not the run's.
             bound = max(bound, self.bound)
         for part, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:
                 scored = self._scored_set(part, line["num_examples"])
                 found = scored.score(state.averages, towers.devices[0]).scalars
                 yield from self._differences(found, line, bound, scores.log_of(part))
+        folder = checkpoints.folder(self._directory, self.step)
         weights = [variable.value for variable in state.model.trainable_variables]
-        for name, values in zip(
-            temperature.FILES, (state.averages, weights), strict=True
-        ):
-            file = checkpoints.folder(self._directory, self.step) / name
-            if is_saved and file.exists():
-                scored = self._scored_set("val", None)
-                outcomes = scored.score(values, towers.devices[0]).outcomes
-                fitted = temperature.fit(outcomes.logits, outcomes.labels)
-                far = relative_difference(fitted, temperature.read(file))
-                bound = temperature.ROUNDING
-                yield far > bound, far, bound, self.step, name
+        of_files = dict(zip(temperature.FILES, (state.averages, weights), strict=True))
+        for name in [name for name in of_files if (folder / name).exists()]:
+            scored, bound = self._scored_set("val", None), temperature.ROUNDING
+            outcomes = scored.score(of_files[name], towers.devices[0]).outcomes
+            fitted = temperature.fit(outcomes.logits, outcomes.labels)
+            far = relative_difference(fitted, temperature.read(folder / name))
+            yield far > bound, far, bound, self.step, name
 
     def _restore(self, step: int) -> None:
         """Restores the checkpoint of a step; without one, the initial values."""
