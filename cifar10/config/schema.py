@@ -23,23 +23,26 @@ MANIFEST: Mapping[str, tuple] = {
     "time": _TIME,
     "validation": (dict,),
 }
-VALIDATION: dict[str, tuple] = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
-VALIDATION |= {"score": (float,), "best_by": (str,)}
+VALIDATION: Mapping[str, tuple] = {
+    "images": _COUNT,
+    "step": _STEP,
+    "without_gain": _COUNT,
+    "score": (float,),
+    "best_by": (str,),
+}
 # Those of a line of scores, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,
     "num_examples": (int, 1, 10**12),
     PRECISION: (float, 0.0, 1.0),
 }
-START: dict[str, tuple] = {
+START: Mapping[str, tuple] = {
     "step": _STEP,
     "time": _TIME,
     "machine": (str,),
     "devices": (str,),
+    "versions": (dict[str, str],),
 }
-START |= {"versions": (dict[str, str],)}
-
-
 # Entries of `config.json` that are not fields of the configuration.
 SETTINGS: dict[str, tuple] = {
     "class_names": (list[str],),
