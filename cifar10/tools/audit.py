@@ -33,7 +33,7 @@ under `unchecked`. Exit code 1: something differs.
 # Why values stay unchecked that no computation gives again, by file.
 UNCHECKED = {
     layout.CONFIG: "no number depends on them",
-    layout.METRICS: "clocks, and what rounding changes by its size",
+    layout.METRICS: "clocks, what rounding changes by its size, or unknown here",
     layout.STARTS: "each start says so of itself",
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
