@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
 from cifar10.config.run_config import IS_OWN
+from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
@@ -129,9 +130,12 @@ def _broken(
 
 
 def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
-    """Yields a message on what is there twice, or beyond the run's last step."""
+    """Yields a message on what is there twice, no scores, or beyond the run."""
     most = replay.recorded["max_steps"]
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
+    # Readers pass over the others; what a killed process has left is None.
+    if sum(map(bool, logs.read_lines(replay.run / layout.METRICS))) > len(logged):
+        yield f"{layout.METRICS}: a line has no step"
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
     yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
     starts = starting.read_starts(replay.run)
@@ -141,6 +145,9 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     ends[layout.STARTS] = [one["step"] for one in starts], last
     for part, lines in replay.scored.items():
         ends[scores.log_of(part)] = [line["step"] for line in lines], last
+        entries = logs.read_lines(replay.run / scores.log_of(part))
+        odd = [one for one in entries if one and wrong(one, SCORES, needs_all=True)]
+        yield from (f"{scores.log_of(part)}: {one} holds no scores" for one in odd)
     for place, (steps, end) in ends.items():
         yield from (f"{place}: step {at} is beyond {end}" for at in steps if at > end)
 

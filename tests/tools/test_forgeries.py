@@ -183,6 +183,7 @@ FOUND = {
         1,
         more_lines("metrics.jsonl", lambda last: {"step": 11}),
     ),
+    "a line that nobody reads": (1, in_lines("metrics.jsonl", step=-1)),
     "a line twice": (1, more_lines("metrics.jsonl", lambda last: last)),
     "a line beyond": (
         1,
@@ -193,6 +194,10 @@ FOUND = {
         more_lines(
             "eval/metrics.jsonl", lambda last: {**last, "step": 7, "macro F1": 1.0}
         ),
+    ),
+    "a score that is none": (
+        0,
+        in_lines("eval/metrics.jsonl", **{"precision @ 1": 2.0}),
     ),
     "a score beyond": (
         1,
