@@ -327,6 +327,7 @@ class Replay:
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what two trainings must share to be the same bit for bit."""
-    versions = settings["versions"]  # Other versions of these round otherwise.
+    given = settings["versions"]  # Other versions of these round otherwise.
+    versions = given if isinstance(given, dict) else {}  # A stranger's link.
     found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
     return found | {name: settings.get(name) for name in ("workers", "devices")}

@@ -128,9 +128,10 @@ def change_at_random(run, random):
         def change(lines):
             at = random.randrange(len(lines))
             if random.random() < 0.2:  # Twice, or of a step beyond.
-                names.append("a line")
                 beyond = {**lines[at], "step": lines[at]["step"] + 100}
-                return [*lines, random.choice([lines[at], beyond])]
+                added = random.choice([lines[at], beyond])
+                names.append("twice" if added == lines[at] else "beyond")
+                return [*lines, added]
             lines[at], name = change_leaf(lines[at], random)
             names.append(name)
             return lines

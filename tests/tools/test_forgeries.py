@@ -21,11 +21,12 @@ from forging import change_tensors, edit, edit_config, folder_of, forge
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 # What no command shows, or each computes anew, by file. Digests are the forger's own.
+# The same score may be there twice, as `eval` may be run twice.
 UNSHOWN = {
     "config.json": {"fresh"},
     "manifest.json": {"epoch", "position"},
-    "eval/metrics.jsonl": {"part", "temperature"},
-    "eval_val/metrics.jsonl": {"part", "temperature"},
+    "eval/metrics.jsonl": {"part", "temperature", "twice"},
+    "eval_val/metrics.jsonl": {"part", "temperature", "twice"},
 }
 
 
@@ -321,3 +322,16 @@ def test_every_figure_that_a_command_shows_has_a_row(run, capsys):
     averaged = {name for name in figures if name.endswith("/average")}
     missing = figures - rows - averaged
     assert not missing, missing
+
+
+@pytest.mark.parametrize("odd", [None, 5, "x", [1], {"a": [1]}])
+def test_a_link_of_any_types_ends_no_audit(run, capsys, odd):
+    manifest = forging.manifest_of(run, 12)
+    manifest["chain"] |= dict.fromkeys(("log", "step", "manifest", "config"), odd)
+    manifest["chain"]["starts"] = odd
+    for name in ("versions", "devices", "seed"):
+        manifest["chain"]["settings"][name] = odd
+    forging.write_manifest(run, 12, manifest)
+    found = audited(run, capsys)
+    assert found["breaks"]
+    assert not found["exact"]
