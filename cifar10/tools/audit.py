@@ -91,6 +91,8 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
     parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
     starts = [hashlib.sha256(part).hexdigest() for part in parts]
+    if len(starting.read_starts(run)) < len(lines):
+        yield f"{layout.STARTS}: a line is no start"
     for step in replay.saved:
         where = f"checkpoint of step {step}"
         try:

@@ -80,7 +80,8 @@ def _other(value, random):
     if isinstance(value, int):
         return value + random.choice([1, -1, 7])
     if isinstance(value, float):
-        return value * random.choice([1.01, 0.5, 2.0]) + random.choice([0.0, 0.25])
+        changed = value * random.choice([1.01, 0.5, 2.0]) + random.choice([0.0, 0.25])
+        return changed if changed != value else value + 0.5
     if isinstance(value, str):
         return f"{value}x"
     return 3
@@ -142,7 +143,7 @@ def change_at_random(run, random):
 
         def change_one(state):
             one = random.choice(state.variables())
-            value = one.numpy().copy()
+            value = np.array(one.numpy())
             flat = value.reshape(-1)
             flat[random.randrange(flat.size)] += 1
             one.assign(value)
