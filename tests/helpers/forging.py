@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from cifar10.config import run_config
 from cifar10.run_directory import checkpoints
 from cifar10.training.replay import Replay
