@@ -53,6 +53,7 @@ _Own: TypeAlias = Annotated[
     *(FLAG_ONLY, RECIPE_ONLY),
 ]
 PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"
+CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
 # The scores of eval that can select the best checkpoint.
 SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS_BETTER)

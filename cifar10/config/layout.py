@@ -13,6 +13,7 @@ DEBUG_CHECKPOINTS = "debug"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
+STARTS = "starts.jsonl"  # One line for each process that trained the run.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
 
@@ -25,7 +26,10 @@ def absolute_path(name: str) -> Path:
     """Returns the absolute path that a flag names; `~` and `~user` are home folders."""
     expanded = os.path.expanduser(name)  # noqa: PTH111 - pathlib raises other errors.
     # Links are not resolved, so that --fresh moves a link aside, not its target.
-    return Path(os.path.abspath(expanded))  # noqa: PTH100
+    try:
+        return Path(os.path.abspath(expanded))  # noqa: PTH100
+    except FileNotFoundError as error:
+        raise UsageError("The current folder is gone. Go to another one.") from error
 
 
 def refuse_link(folder: Path) -> None:

@@ -12,11 +12,13 @@ the help of the flag. Flags, recipes, the arguments of `Config` and the entries 
 `config.json` are all made from these declarations.
 """
 
+import ast
 import dataclasses
 import functools
 import inspect
 import json
 import re
+import sys
 import typing
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -166,7 +168,11 @@ def _attribute_texts(declared: type) -> dict[str, str]:
     """Returns the text on each attribute in the docstrings of a class and its bases."""
     texts = {}
     for one in reversed(declared.__mro__):
-        _, _, section = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
+        doc = one.__doc__ or ""
+        if sys.flags.optimize > 1 and one is not object:  # Has dropped docstrings.
+            tree: Any = ast.parse(inspect.getsource(one))
+            doc = ast.get_docstring(tree.body[0]) or ""
+        _, _, section = inspect.cleandoc(doc).partition("Attributes:\n")
         for name, text in re.findall(_ATTRIBUTE, section, re.MULTILINE):
             texts[name] = " ".join(text.split())
     return texts

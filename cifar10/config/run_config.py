@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, layout
-from cifar10.config.options import is_a, options
+from cifar10.config import fields, layout, schema
+from cifar10.config.options import options
 from cifar10.errors import UsageError, has_controls, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
 from cifar10.process import files
@@ -27,19 +27,6 @@ _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
     *("model", "parameters", "precision", "simulated"),
 )
-# The entries of `config.json` that are not fields of the configuration.
-_FACTS = {
-    "class_names": list[str],
-    "classes": int,
-    "data_division": str | None,
-    "data_fingerprint": str | None,
-    "data_parts": list[str],
-    "image_shape": list[int],
-    "global_batch_size": int,
-    "parameters": int,
-    "simulated": bool,
-    "versions": dict,
-}
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
@@ -64,11 +51,10 @@ def read_run_config(directory: Path) -> dict[str, Any]:
     except (OSError, RuntimeError):  # The home folder is missing or not readable.
         is_own = False
     if not is_own:
-        values = {**_inert(values), **dict.fromkeys(_PLACES)}
+        values = {**inert(values), **dict.fromkeys(_PLACES)}
     # Other entries are allowed, such as facts for readers and flags of older versions.
-    types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
-    known = [name for name in types if name in values]
-    wrong = [name for name in known if not is_a(values[name], types[name])]
+    types = {name: (one.type,) for name, one in options(fields.RECORDED).items()}
+    wrong = [name for name in [schema.wrong(values, types | schema.SETTINGS)] if name]
     wrong += [name for name in _NEEDED if name not in values]
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
         wrong.append("data_division")
@@ -166,12 +152,12 @@ def _note(content: bytes) -> Path:
     return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
 
 
-def _inert(value: Any) -> Any:
+def inert(value: Any) -> Any:
     """Escapes strings in a JSON value that have control characters."""
     if isinstance(value, str):
         return printable(value) if has_controls(value) else value
     if isinstance(value, list):
-        return [_inert(item) for item in value]
+        return [inert(item) for item in value]
     if isinstance(value, dict):
-        return {_inert(name): _inert(item) for name, item in value.items()}
+        return {inert(name): inert(item) for name, item in value.items()}
     return value

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+):[0-9]{1,5}")  # IPv6 has bracke
 # SLURM assigns no ports to a job. Ports that depend on the job ID keep two jobs apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
+_MOST = 100_000  # Nodes, or workers of one; more are a damaged list.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,9 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     try:
         job, index, nodes, tasks, this = (environ[name] for name in _SLURM)
         port = _FIRST_PORT + int(job) % _PORTS
+        counted = [_count_nodes(nodes), *map(int, re.findall(r"\d+", tasks))]
+        if max(counted) > _MOST:
+            raise ValueError(nodes)  # noqa: TRY301
         hosts = slurm_cluster_resolver.expand_hostlist(nodes)
         counts = slurm_cluster_resolver.expand_tasks_per_node(tasks)
         addresses = [
@@ -131,3 +136,13 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
             f"--distribution=block. To train on this machine alone, unset {_TASKS}."
         ) from error
     return Cluster(tuple(addresses), int(index))
+
+
+def _count_nodes(nodes: str) -> int:
+    """Counts the nodes in a list such as `a[1-9]b[1,4-7],c`, without expanding it."""
+    total = 0
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        groups = re.findall(r"\[([^\]]*)\]", name)
+        ranges = (re.findall(r"(\d+)(?:-(\d+))?", group) for group in groups)
+        total += math.prod(sum(int(b or a) - int(a) + 1 for a, b in r) for r in ranges)
+    return total

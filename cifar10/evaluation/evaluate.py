@@ -73,6 +73,8 @@ class _Evaluator(FollowedRun):
         )
         self._scored = ScoredSet(model.model, model.settings, dataset, scoring)
         if options.calibrate:
+            layout.refuse_link(self.directory / layout.CHECKPOINTS)
+            model.is_to_calibrate = True
             on_val = Scoring(split="val", batch_size=options.batch_size)
             self._val = ScoredSet(model.model, model.settings, dataset, on_val)
         if not (options.once or options.json):

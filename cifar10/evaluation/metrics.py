@@ -17,7 +17,6 @@ from cifar10.config.fields import CALIBRATION_ERROR, PRECISION
 from cifar10.errors import rounded
 from cifar10.run_directory import scores
 
-CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 _FEWEST = 5  # Images of a class whose scores mean something.
 _BINS = 15  # As many as in the paper that `run_directory/temperature.py` names.
 

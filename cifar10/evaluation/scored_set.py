@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config.fields import CALIBRATED
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.config.run_options import SCORED_BATCH_SIZE
@@ -238,7 +239,7 @@ class ScoredSet:
         if temperature != 1.0:
             calibrated = metrics.Sums.of(outcomes.at(temperature), self.dataset.classes)
             scalars["temperature"] = temperature
-            scalars[metrics.CALIBRATED] = calibrated.calibration_error
+            scalars[CALIBRATED] = calibrated.calibration_error
         return Result(sums, scalars, outcomes, calibrated)
 
     def close(self) -> None:

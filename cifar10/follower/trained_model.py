@@ -31,6 +31,7 @@ class TrainedModel:
         use_averages: Whether `trainable` has the variables' moving averages.
         trainable: Values for the model's trainable variables, in the same order: moving
             averages or last values.
+        is_to_calibrate: Whether the temperature of a checkpoint is left at 1.
         temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
         class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
@@ -77,6 +78,7 @@ class TrainedModel:
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self.use_averages = use_averages
         self.temperature = 1.0
+        self.is_to_calibrate = False
         with tf.device(device):
             self._averages = [
                 tf.Variable(value, trainable=False) for value in self._last_values
@@ -107,7 +109,8 @@ class TrainedModel:
         checkpoints.restore(checkpoint, parts, partly=True)
         kind = "" if self.use_averages else "_raw"
         self._file = checkpoint.path / f"temperature{kind}.txt"
-        self.temperature = temperature.read(self._file)
+        if not self.is_to_calibrate:  # Else a damaged file is replaced.
+            self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:
             say(f"The temperature of step {checkpoint.step} is {self.temperature:.3f}.")
 

@@ -1,6 +1,7 @@
 """Makes a `Dataset` from the arrays that a program passes as data."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,13 +54,30 @@ def _in_memory(data: Any) -> Any:
     # Images and labels in batches have the same first dimension, of one size or None.
     first = {str(getattr(spec, "shape", ())[:1]) for spec in specs}
     is_batched = len(first) == 1 and "," in first.pop()
+    if not hasattr(data, "cardinality"):
+        raise UsageError(f"data: {data} is an iterator. {_EXPECTED}")
     if is_batched or (count := int(data.cardinality())) < 1:
         what, fix = ("batches", ".unbatch()") if is_batched else ("no known size", "")
         raise UsageError(
             f"data: {data} has {what}. Leave out .repeat(), and add {fix}.apply("
             "tf.data.experimental.assert_cardinality(IMAGES))."
         )
-    return tuple(data.batch(count).get_single_element())
+    sizes = [getattr(spec.shape, "num_elements", int)() or 1 for spec in specs]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if count * sum(sizes) > memory:
+        raise UsageError(
+            f"data: {data} has {count:,} images, more than this machine's memory "
+            "can hold. Give fewer, or a folder of pictures."
+        )
+    import tensorflow as tf
+
+    try:
+        return tuple(data.batch(count).get_single_element())
+    except tf.errors.OpError as error:
+        raise UsageError(
+            f"data: {data} cannot be read: {reason(error).rstrip('.')}. It has to "
+            f"give {count:,} images of one size, each with its label."
+        ) from error
 
 
 def _checked(data: Dataset) -> Dataset:

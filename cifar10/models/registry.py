@@ -157,6 +157,10 @@ def build_model(
 
     given = {key: value for key, value in (options or {}).items() if value}
     builder = find_architecture(name).build
+    if (backend := keras.config.backend()) != "tensorflow":
+        raise UsageError(f"Keras runs on {backend}. Set KERAS_BACKEND=tensorflow.")
+    keras.config.set_image_data_format("channels_last")  # Whatever keras.json says.
+    keras.config.set_floatx("float32")
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
     keras.config.set_dtype_policy(f"mixed_{precision}" if mixed else precision)

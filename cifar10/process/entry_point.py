@@ -103,6 +103,7 @@ def import_tensorflow(
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     else:
         os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # Other programs may use another.
     if "tensorflow" in sys.modules:
         return
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -141,6 +142,10 @@ def guard_streams(*, output_is_log: bool) -> None:
     A failed write to stderr loses the line. A failed write to stdout ends the program
     or, if `output_is_log`, loses the line.
     """
+    # The lowest free number is taken first: else the next file would be stderr.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
     both = sys.stdout and sys.stderr and sys.stdout.isatty() and sys.stderr.isatty()
     if both and os.environ.get("TERM") not in (None, "", "dumb"):
         LINE.stream = sys.stderr
@@ -148,8 +153,9 @@ def guard_streams(*, output_is_log: bool) -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
     if sys.stdout:  # Absent if its descriptor was closed.
         sys.stdout = cast("TextIO", _Output(sys.stdout, lossy=output_is_log))
-    if sys.stderr:
-        sys.stderr = cast("TextIO", _Output(sys.stderr, lossy=True))
+    # Without one, `print` would take stdout instead.
+    stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
     # Python 3.13 would color tracebacks with control sequences.
     os.environ.setdefault("PYTHON_COLORS", "0")
 

@@ -138,10 +138,9 @@ def unused(path: Path) -> Path:
 
 def unreadable(path: Path, error: OSError) -> DiskError:
     """Returns the error to raise for a file that exists and cannot be read."""
-    return DiskError(
-        f"{path} cannot be read: {reason(error)}.",
-        "Make the path readable for this user and try again.",
-    )
+    is_no_file = error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR)
+    fix = "Put a file in its place" if is_no_file else "Make it readable for this user"
+    return DiskError(f"{path} cannot be read: {reason(error)}.", f"{fix}, then repeat.")
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, layout
-from cifar10.config.options import is_a
+from cifar10.config import fields, layout, schema
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.process import files
 from cifar10.run_directory import logs, scores
 
 MANIFEST = "manifest.json"
 LINK = "chain"  # The key of a link in a manifest.
+AVERAGES = "loss_averages"  # The key of the metrics' moving averages.
 KEEP = "keep"  # An empty file that the user or a rollback creates in a checkpoint.
 _STATE = "state"
 # Only the names that `folder` returns, so that each step has a single name.
@@ -36,15 +36,6 @@ _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
 # Prefix of folders that are half-written or half-deleted, and never read.
 INCOMPLETE = ".incomplete-"
-
-# Entries of a manifest that training and followers rely on. Some versions lack some.
-_TYPES = {
-    "hours": float,
-    "left_out": int,
-    "skipped_steps": int,
-    "loss_averages": dict[str, float],
-    "time": float,
-}
 
 # Raised while parsing a file that is not a manifest.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -114,16 +105,27 @@ def _sums(path: Path) -> dict[str, Any]:
 def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
     """Returns a checkpoint's link for its manifest, which reveals later changes.
 
-    It holds `settings`, and the SHA-256 of the log and of the manifest before `step`.
+    It holds `settings`, and the SHA-256 of the log up to `step`, of the manifest
+    before, and of the run's configuration and starts.
     """
     before = max((at for at in steps(directory) if at < step), default=None)
     link: dict[str, Any] = {"settings": {**settings}, "step": before}
+    run = directory.parent
     with contextlib.suppress(OSError, UsageError):  # Saving must not fail.
-        log = logs.lines_up_to(directory.parent / layout.METRICS, step)
+        log = logs.lines_up_to(run / layout.METRICS, step)
         link["log"] = hashlib.sha256(log).hexdigest()
         if before is not None:
             link["manifest"] = digest_of(read_manifest(directory, before))
+        link["config"] = files.sha256(run / layout.CONFIG)
+        link["starts"] = files.sha256(run / layout.STARTS)  # Earlier runs have none.
     return link
+
+
+def link_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest's link; {} if an earlier version wrote it, or none."""
+    link = manifest.get(LINK)
+    is_ours = isinstance(link, dict) and isinstance(link.get("settings"), dict)
+    return link if is_ours and link else {}
 
 
 def folder(directory: Path, step: int) -> Path:
@@ -176,9 +178,9 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         manifest = json.loads(files.read(file).decode())
         is_intact = manifest.pop("sha256") == digest_of(manifest)
         are_ours = all(map(_FILE_NAME.fullmatch, manifest["files"]))
-        known = _TYPES.keys() & manifest.keys()
-        are_ours &= all(is_a(manifest[name], _TYPES[name]) for name in known)
-        are_ours &= 0 <= manifest.get("left_out", 0) < 2**62
+        are_ours &= not schema.wrong(manifest, schema.MANIFEST)
+        if record := manifest.get("validation"):
+            are_ours &= not schema.wrong(record, schema.VALIDATION, needs_all=True)
         if not (is_intact and are_ours and manifest["step"] == step):
             raise DamagedError(f"{file} was edited, damaged or moved here")
     except (OSError, *_NOT_A_MANIFEST) as error:
@@ -240,10 +242,14 @@ def restore(
             status.assert_consumed()
     except OSError as error:
         raise files.unreadable(checkpoint.path, error) from error
-    except (AssertionError, ValueError, LookupError, tf.errors.OpError) as error:
+    except Exception as error:
         verify(checkpoint.path.parent, checkpoint.step)  # The files may have changed.
-        if isinstance(error, LookupError):  # The data file is truncated.
-            raise DamagedError(f"{checkpoint.path}: {reason(error)}") from error
+        of_others = AssertionError, ValueError, tf.errors.OpError
+        if isinstance(error, LookupError) or not isinstance(error, of_others):
+            what = "its data or its graph of objects is damaged"
+            raise DamagedError(
+                f"{checkpoint.path}: {what} ({reason(error)})"
+            ) from error
         raise UsageError(
             f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
         ) from error

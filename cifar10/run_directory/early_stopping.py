@@ -36,7 +36,9 @@ class EarlyStopping:
     def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> Self:
         """Returns a manifest's record, or an empty one if `best_by` has changed."""
         found = manifest.get(_ENTRY, {})
-        return cls(**found) if found.get("best_by") == best_by else cls(best_by=best_by)
+        if found.get("best_by") != best_by:
+            return cls(best_by=best_by)
+        return cls(**{one.name: found[one.name] for one in dataclasses.fields(cls)})
 
     def to_manifest(self) -> dict[str, Any]:
         """Returns the entry for a manifest; empty before the first evaluation."""

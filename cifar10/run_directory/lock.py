@@ -108,6 +108,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Returns whether a training run holds a directory's lock; True if unknown.
 
+    Refuses what is no file: no training run of this package has made it.
     The check itself locks the file for a moment, in which no training run can start.
     """
     try:
@@ -115,6 +116,10 @@ def is_locked(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:  # For example, this user may not read the file.
-        return True
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):
+            raise UsageError(
+                f"{path / _LOCK} locks nothing: {reason(error)}. Delete it."
+            ) from error
+        return True  # For example, this user may not read the file.
     return False

@@ -91,7 +91,7 @@ def restore_newest(
         seen.add(step := steps[-1])
         try:
             checkpoint = checkpoints.verify(directory, step)
-            _check_identity(checkpoint, settings)
+            check_identity(checkpoint, settings)
             load(checkpoint)
         except FileNotFoundError:
             continue
@@ -102,7 +102,7 @@ def restore_newest(
     return None, refused
 
 
-def _check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+def check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Raises a `UsageError` if a checkpoint belongs to another run."""
     for name in _RUN_IDENTITY:
         recorded, expected = checkpoint.manifest.get(name), settings.get(name)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cifar10.config import layout, run_config
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
-from cifar10.config.options import is_a
+from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
 
@@ -30,6 +30,11 @@ class Deciding(NamedTuple):
     values: dict[int, float]  # By step.
 
 
+def log_of(part: str) -> str:
+    """Returns the path of a split's scores in a run's directory."""
+    return f"{layout.evaluation_events(part)}/{layout.METRICS}"
+
+
 def deciding_part(run: Path) -> str:
     """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
     return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
@@ -44,9 +49,9 @@ def _recorded(run: Path, name: str, default: Any) -> Any:
 def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
     part, by = deciding_part(run), _recorded(run, "best_by", PRECISION)
-    log = run / layout.evaluation_events(part) / layout.METRICS
-    scored = comparable(logs.read_lines(log)).items()
-    values = {step: one[by] for step, one in scored if is_a(one.get(by), float)}
+    scored = comparable(logs.read_lines(run / log_of(part))).items()
+    # Whole numbers of any size are none that `eval` writes.
+    values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}
     images = max((one[_COUNT] for _, one in scored), default=0)
     return Deciding(part, by, images, values)
 
@@ -94,23 +99,22 @@ def shown(by: str, value: float, count: int) -> str:
 
 
 def comparable(entries: Iterable[Any]) -> dict[int, dict]:
-    """Maps each step to the entry for its evaluation on the most images of all.
+    """Maps each step to its entry among those that are `compared`.
 
-    Scores on few images do not compare with scores on the whole set. Several entries of
-    a step are merged, and later scores replace earlier ones.
+    Several entries of a step are merged, and later scores replace earlier ones.
     """
-    found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
-    count = max((entry[_COUNT] for entry in found), default=0)
     by_step: dict[int, dict] = {}
-    for entry in found:
-        if entry[_COUNT] == count:
-            by_step.setdefault(entry["step"], {}).update(entry)
+    for entry in compared(entries):
+        by_step.setdefault(entry["step"], {}).update(entry)
     return by_step
 
 
-def _is_intact(entry: Any) -> bool:
-    try:
-        are_integers = all(isinstance(entry[name], int) for name in ("step", _COUNT))
-        return are_integers and 0 <= entry[PRECISION] <= 1
-    except (KeyError, TypeError):
-        return False
+def compared(entries: Iterable[Any]) -> list[dict]:
+    """Returns the entries of the evaluations on the most images, ordered by step.
+
+    Scores on few images do not compare with scores on the whole set.
+    """
+    intact = [one for one in entries if not wrong(one, SCORES, needs_all=True)]
+    count = max((one[_COUNT] for one in intact), default=0)
+    found = [one for one in intact if one[_COUNT] == count]
+    return sorted(found, key=operator.itemgetter("step"))

@@ -5,17 +5,23 @@ settings that determine the result are unchanged; `find_differences` compares th
 """
 
 import json
+import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout, options, run_config
+from cifar10.config.schema import START, wrong
 from cifar10.process import files
+from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
 # Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 _ABSENT = "not recorded"
+# Settings that a resumed run may change; with them, rounding may change.
+OF_MACHINE = ("versions", "devices", "workers", "towers")
 
 
 def find_run(path: Path) -> dict[str, Any] | None:
@@ -41,6 +47,21 @@ def find_differences(
         for name, value in determining.items()
         if before.get(name) != value
     }
+
+
+def record_start(path: Path, step: int, settings: Mapping[str, Any]) -> None:
+    """Adds a line to the run's history: from which step it goes on, where and how."""
+    start = {name: settings[name] for name in ("devices", "versions")}
+    now = {"step": step, "time": time.time(), "machine": platform.node()}
+    with explaining_errors(path):
+        logs.append_line(path / layout.STARTS, {**now, **start})
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """Returns the run's history; empty if an earlier version wrote the run."""
+    lines = logs.read_lines(path / layout.STARTS)
+    intact = [one for one in lines if not wrong(one, START, needs_all=True)]
+    return run_config.inert(intact)
 
 
 def start_run(

@@ -1,17 +1,26 @@
 """`python -m cifar10 audit`: checks a run's checksums and recomputes some steps."""
 
 import argparse
+import collections
+import hashlib
 import itertools
 import json
 import random
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
+from cifar10.config.fields import CALIBRATED
+from cifar10.config.run_config import IS_OWN
+from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, starting
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.replay import compare, open_run
+
+if TYPE_CHECKING:
+    from cifar10.training.replay import Replay
 
 HELP = "find out whether a run was altered, by checksums and by recomputing steps"
 DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputation.
@@ -19,8 +28,18 @@ DESCRIPTION = """Finds out whether a run was altered, by checksums and recomputa
     python -m cifar10 audit runs/cifar10_train --segments 5 --seed 7
 
 Checks the manifests' checksums, then recomputes segments between checkpoints,
-drawn by a --seed to be chosen after the run. Exit code 1: something differs.
+drawn by a --seed to be chosen after the run. Lists what it could not check
+under `unchecked`. Exit code 1: something differs.
 """
+# Why values stay unchecked that no computation gives again, by file.
+UNCHECKED = {
+    layout.CONFIG: "no number depends on them",
+    layout.METRICS: "clocks, what rounding changes by its size, or unknown here",
+    layout.STARTS: "each start says so of itself",
+    checkpoints.MANIFEST: "clocks, and what was left out or ended early",
+}
+# Entries that no command shows, and a number of images, which is that of the scores.
+UNSHOWN = {IS_OWN, "fresh", "part", "num_examples", "temperature", CALIBRATED}
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -29,56 +48,135 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--json", action="store_true", help="print JSON")
     replay, given = open_run(parser, words)
-    linked, breaks = _check_chain(replay.run, replay.recorded)
     segments = [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
+    saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
+    rolls_back = replay.recorded.get("on_nan") == "rollback"
+    if saved < logged and not rolls_back:  # Else batches may be left out.
+        segments.append((saved, logged))
+    breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
     count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
     worst = {(first, last): compare(replay, first + 1, last) for first, last in drawn}
-    verified = sum(last - first for (first, last), one in worst.items() if not one[0])
+    agree = sum(last - first for (first, last), one in worst.items() if not one[0])
     report = {
+        "exact": not replay.why_not_exact,
+        "bound": f"{replay.bound:g} {replay.why_not_exact}".strip(),
         "checkpoints": len(replay.saved),
-        "linked": linked,  # Checkpoints of an earlier version have no link.
+        "linked": sum(map(bool, replay.links.values())),
+        "last": checkpoints.digest_of(replay.manifests.get(saved)),
+        "starts": starting.read_starts(replay.run),
         "breaks": breaks,
         "segments": len(segments),
         "recomputed": drawn,
         "differs": bool(breaks) or any(one[0] for one in worst.values()),
         "differences": [one[1:] for one in worst.values() if one[0]],
         "largest": max(worst.values())[1:] if worst else None,
-        "verified": verified / segments[-1][1],
+        "agree": agree / segments[-1][1],
         "missed": 1 - count / len(segments),
+        "unchecked": [*_unchecked(replay, saved, logged)],
     }
-    lines = "\n".join(f"{name + ':':13}{value}" for name, value in report.items())
-    print(json.dumps(report, indent=2) if given["json"] else lines)
+    lines = []
+    for name, value in report.items():  # A list has a line for each of its items.
+        several = value if isinstance(value, list) and value else [value]
+        lines += [f"{name + ':':13}{one}" for one in several]
+    print(json.dumps(report, indent=2) if given["json"] else "\n".join(lines))
     return 1 if report["differs"] else 0
 
 
-def _check_chain(run: Path, recorded: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Returns the number of linked checkpoints, and a message on each contradiction."""
-    directory, linked, breaks = run / layout.CHECKPOINTS, 0, []
-    saved = checkpoints.steps(directory)
-    for step in saved:
+def _contradictions(replay: "Replay") -> Iterator[str]:
+    """Yields a message on each contradiction of the checkpoints, config and starts."""
+    run, recorded = replay.run, replay.recorded
+    lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
+    parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
+    starts = [hashlib.sha256(part).hexdigest() for part in parts]
+    if len(starting.read_starts(run)) < len(lines):
+        yield f"{layout.STARTS}: a line is no start"
+    for step in replay.saved:
         where = f"checkpoint of step {step}"
         try:
-            link = checkpoints.verify(directory, step).manifest.get(checkpoints.LINK)
-        except checkpoints.DamagedError as error:
-            breaks.append(f"{where}: {error}")
+            found = checkpoints.verify(run / layout.CHECKPOINTS, step)
+            restoring.check_identity(found, recorded)
+        except UsageError as error:
+            yield f"{where}: {error}"
+        if not (link := replay.links.get(step)):
             continue
-        if not isinstance(link, dict) or not isinstance(link.get("settings"), dict):
-            continue  # An earlier version wrote the manifest.
-        linked += 1
-        now = checkpoints.make_link(directory, step, {})
-        is_deleted = link.get("step") not in (None, *saved)  # The one before.
-        breaks += [
-            f"{where}: the {name} before it has changed"
-            for name in (["log"] if is_deleted else ["log", "step", "manifest"])
-            if link.get(name) != now.get(name)
-        ]
-        changed = starting.find_differences(run, recorded, link["settings"])
-        breaks += [
-            f"{layout.CONFIG}: {name} is {now!r}, but was {then!r} at step {step}"
-            for name, (now, then) in changed.items()
-            if name != "versions"
-        ]
-    return linked, breaks
+        yield from (f"{where}: {one}" for one in _broken(replay, step, link, starts))
+    # A process that started later may have other settings, and have saved nothing.
+    link = replay.links.get(replay.saved[-1]) or {}
+    is_last_start = link.get("starts") in starts[-1:]
+    if is_last_start and link.get("config") != files.sha256(run / layout.CONFIG):
+        yield f"{layout.CONFIG} has changed since the last checkpoint"
+    facts = {name: fact for name, fact in replay.facts.items() if name in recorded}
+    for name, (said, fact) in starting.find_differences(run, recorded, facts).items():
+        yield f"{layout.CONFIG}: {name} is {said!r}, not {fact!r}"
+
+
+def _broken(
+    replay: "Replay", step: int, link: dict[str, Any], starts: Sequence[str]
+) -> Iterator[str]:
+    """Yields what a link names that is another now; `starts` are possible digests."""
+    now = checkpoints.make_link(replay.run / layout.CHECKPOINTS, step, {})
+    is_deleted = link.get("step") not in (None, *replay.saved)  # The one before.
+    for name in ["log"] if is_deleted else ["log", "step", "manifest"]:
+        if link.get(name) != now.get(name):
+            yield f"the {name} before it has changed"
+    if "config" in link and link.get("starts") not in starts:
+        yield f"{layout.STARTS} before it has changed"
+    names = replay.determining & link["settings"].keys()
+    then = {name: link["settings"][name] for name in names}
+    changed = starting.find_differences(replay.run, replay.recorded, then)
+    for name, (new, old) in changed.items():
+        yield f"{name} was {old!r}, but is {new!r} in {layout.CONFIG}"
+
+
+def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
+    """Yields a message on what is there twice, no scores, or beyond the run."""
+    most = replay.recorded["max_steps"]
+    logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
+    # Readers pass over the others; what a killed process has left is None.
+    if sum(map(bool, logs.read_lines(replay.run / layout.METRICS))) > len(logged):
+        yield f"{layout.METRICS}: a line has no step"
+    twice = [step for step, count in collections.Counter(logged).items() if count > 1]
+    yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
+    starts = starting.read_starts(replay.run)
+    if len({one["time"] for one in starts}) < len(starts):
+        yield f"{layout.STARTS}: a start is there twice"
+    ends = {"checkpoint": (replay.saved, most), layout.METRICS: (logged, most)}
+    ends[layout.STARTS] = [one["step"] for one in starts], last
+    for part, lines in replay.scored.items():
+        ends[scores.log_of(part)] = [line["step"] for line in lines], last
+        entries = logs.read_lines(replay.run / scores.log_of(part))
+        odd = [one for one in entries if one and wrong(one, SCORES, needs_all=True)]
+        yield from (f"{scores.log_of(part)}: {one} holds no scores" for one in odd)
+    for place, (steps, end) in ends.items():
+        yield from (f"{place}: step {at} is beyond {end}" for at in steps if at > end)
+
+
+def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
+    """Yields the names of values that were not checked, where they are, and why."""
+    recorded, manifests = replay.recorded, replay.manifests.values()
+    checked = {*replay.determining, *replay.facts}
+    if not recorded.get("max_epochs"):  # Only they give the last step again.
+        checked -= {"max_steps"} - replay.determining
+    history = starting.read_starts(replay.run)
+    claims = ("time", "hours", "validation", "left_out")
+    names = {
+        layout.CONFIG: recorded.keys() - checked,
+        **replay.unread,
+        layout.STARTS: {name for one in history for name in one},
+        checkpoints.MANIFEST: {k for one in manifests for k in claims if one.get(k)},
+    }
+    for file, of in names.items():
+        if shown := ", ".join(sorted(of - UNSHOWN)):
+            yield f"{shown} in {file}: {UNCHECKED.get(file, 'unknown here')}"
+    if old := [step for step, link in replay.links.items() if not link]:
+        yield f"chain in steps {old}: an earlier version wrote these checkpoints"
+    if replay.begun:
+        yield f"steps in 1 to {replay.begun}: they began with weights from elsewhere"
+    if saved < logged and recorded.get("on_nan") == "rollback":
+        yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
+    failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
+    if max(failed, default=0) > logged:
+        yield f"step in {layout.DEBUG_CHECKPOINTS}: steps that failed are not computed"

@@ -20,7 +20,7 @@ from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, logs, restoring, scores
+from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.training.results import divergence
 
@@ -52,6 +52,7 @@ class Run:
         self.scored = _evaluations(path, self.part)
         self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]
         self.saved = _checkpoints(path / layout.CHECKPOINTS)
+        self.starts = starting.read_starts(path)
         self.scores: Scores | None = None  # Set by `score`.
         self.notes = self._notes()
 
@@ -119,8 +120,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _evaluations(run: Path, part: str) -> list[dict[str, float]]:
-    log = run / layout.evaluation_events(part) / layout.METRICS
-    return [*scores.comparable(_lines(log)).values()]
+    return [*scores.comparable(_lines(run / scores.log_of(part))).values()]
 
 
 def _lines(path: Path) -> list[dict[str, float]]:

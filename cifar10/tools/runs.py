@@ -14,7 +14,7 @@ from typing import Any
 from cifar10.config import flags, layout, run_config
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
-from cifar10.run_directory import checkpoints, logs, scores
+from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 
@@ -69,7 +69,8 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`, others
-    have `step`, `best`, and `max_steps` (null with --max_hours). Follows no links.
+    have `step`, `best`, `starts` and `max_steps` (null with --max_hours). Follows no
+    links.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -121,7 +122,8 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         state = "finished" if why_ended(settings, manifest) else state
     state = "training" if is_locked(path) else state
     last = None if settings.get("max_hours") else settings["max_steps"]
-    return {"state": state, "step": step, "max_steps": last, "best": best}
+    numbers = {"step": step, "max_steps": last, "best": best}
+    return {"state": state, **numbers, "starts": starting.read_starts(path)}
 
 
 def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
@@ -133,6 +135,8 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
         if best := run.get("best"):
             score = scores.shown(best["by"], best["score"], best["images"])
             said += f", best {score} on {best['part']} at step {best['step']:,}"
+        if len(starts := run.get("starts", ())) > 1:
+            said += f", {len(starts)} starts, the last from step {starts[-1]['step']:,}"
         size = f"{run['bytes'] / 1e6:,.1f} MB"
         age = f"{timedelta(seconds=int(max(0.0, time.time() - run['changed'])))} ago"
         start = f"{printable(name):{width}}  {run['state']:8}  {size:>10}  {age:>15}"
@@ -147,11 +151,19 @@ def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         why = "there is no run of this name."
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
-    elif any(Path(name) in Path(other).parents for other in runs):
+    elif _holds_others(Path(runs[name]["path"])):
         why = "this run's directory contains other runs. Move them away."
     else:
         return runs[name]
     raise UsageError(f"--prune {name}: {why}")
+
+
+def _holds_others(path: Path) -> bool:
+    """Returns whether a run's directory contains other runs, hidden ones too."""
+    folders = (
+        Path(folder) for folder, _, names in os.walk(path) if layout.CONFIG in names
+    )
+    return any(folder != path and _read(folder) for folder in folders)
 
 
 def remove(path: Path) -> None:

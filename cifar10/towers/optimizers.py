@@ -69,7 +69,7 @@ def check_optimizer(
             )
         # Larger numbers are not finite in float32, or no float at all.
         if not is_own and not (isinstance(value, int | float) and abs(value) < 1e30):
-            raise UsageError(f"{what}: give true, false or a finite number.")
+            raise UsageError(f"{what}: give true, false or a number below 1e30.")
 
 
 def build_optimizer(

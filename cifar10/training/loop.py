@@ -12,6 +12,7 @@ from signal import Signals
 from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
+from cifar10.run_directory import starting
 from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
@@ -36,7 +37,10 @@ class Loop:
             config,
             len(training.images),
             writes=training.workers.is_chief,
-            settings={**training.determining(), "versions": settings["versions"]},
+            settings={
+                **training.determining(),
+                **{name: settings[name] for name in starting.OF_MACHINE},
+            },
         )
         skips = config.checkpoints.on_nan == "skip"
         # Those of steps that have not been read from the devices yet.

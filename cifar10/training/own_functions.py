@@ -1,5 +1,7 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
+import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,15 +77,26 @@ def with_own(
         found = compute(logits, labels, penalties)
         logits = tf.cast(logits, found["total_loss"].dtype)
         if callable(own.loss):
-            mean = tf.reduce_mean(own.loss(_expected(own.loss, labels, logits), logits))
-            found["total_loss"] = tf.cast(mean, logits.dtype) + found["penalties"]
+            values = own.loss(_expected(own.loss, labels, logits), logits)
+            mean = _mean("total_loss", values, logits.dtype)
+            found["total_loss"] = mean + found["penalties"]
         if labels.dtype.is_floating:
             labels = tf.argmax(labels, axis=1)
         metrics = own.metrics(labels, logits) if own.metrics else {}
         for name, values in metrics.items():
-            found[name] = tf.reduce_mean(tf.cast(values, logits.dtype))
+            found[name] = _mean(name, values, logits.dtype)
         return found
 
+    functions = {"total_loss": own.loss, **(own.metrics or {})}
+    for name, function in functions.items():
+        with contextlib.suppress(ValueError):  # It does not say what it takes.
+            signature = callable(function) and inspect.signature(function)
+            try:
+                _ = signature and signature.bind(None, None)
+            except TypeError as error:
+                raise UsageError(
+                    f"{name}: {error}. Losses and metrics take labels and logits."
+                ) from error
     random = np.random.default_rng(0)
     dtype = tf.float64 if precision == "float64" else tf.float32
     images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
@@ -94,6 +107,11 @@ def with_own(
         whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
     for name, value in whole.items():
         of_halves = np.mean([half[name] for half in halves])
+        if not np.isfinite(value):
+            raise UsageError(
+                f"{name} is {value:g} for random logits. Make it finite, such as with "
+                "tf.math.softplus in place of a logarithm."
+            )
         is_mean = np.isclose(value, of_halves, _TOLERANCE, _TOLERANCE)
         if not is_mean or tape.watched_variables():
             raise UsageError(
@@ -103,6 +121,17 @@ def with_own(
                 f"{of_halves:.6g} as the mean of its halves."
             )
     return loss
+
+
+def _mean(name: str, values: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns the mean of what a user's function has returned; refuses nonsense."""
+    try:
+        return tf.reduce_mean(tf.cast(values, dtype))
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"{name}: the function returned {values!r}, which is not a number for each "
+            "image. Return a tensor of them, or their mean."
+        ) from error
 
 
 def _expected(loss: Any, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

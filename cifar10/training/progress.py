@@ -138,6 +138,7 @@ class Progress:
         """
         if not self._writes:
             return None
+        layout.refuse_link(self._directory)  # Put there since the start.
         keep = self._config.checkpoints
         with contextlib.suppress(DiskError):  # Makes room if many have accumulated.
             checkpoints.delete_old(self._directory, keep, self.step)

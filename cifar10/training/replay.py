@@ -5,29 +5,45 @@ step, and the number of towers affects only rounding. So every step can be recom
 from the checkpoint before it. Nothing is written to the run's directory.
 """
 
-from collections.abc import Iterator, Sequence
+import collections
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
+from cifar10.config.fields import PRECISION
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
-from cifar10.run_directory import checkpoints, logs, scores, starting
+from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
+from cifar10.towers import schedule
+from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
 from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
+from cifar10.training.results import AVERAGED, average
 
-# Not the precision: rounding may move it by a whole image.
-_COMPARED = ("total_loss", "cross_entropy", "learning_rate", "gradient_norm")
 # How far rounding moves losses and weights, ten times the difference after 20 steps
 # (docs/auditing.md); less in 16 bits, where it would be any two trainings.
 _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
+# Batch statistics, and the size of an optimizer's slots: up to the fivefold.
+_OF_STATE = 0.8
+_FAR = 1e308  # Larger numbers, and what is none, count as infinity.
+# Rounding moves these by their size, so they are compared only if the replay is exact.
+_BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
+# Entries of config.json that the data and the model give again.
+FACTS = (
+    *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
+    *("data_parts", "data_division", "global_batch_size", "max_steps"),
+)
 # Whether a value is farther from the run's record than rounding explains, how far, that
 # bound, the step and the place. The largest tuple is the worst difference.
 Difference: TypeAlias = "tuple[bool, float, float, int, str]"
@@ -39,8 +55,17 @@ class Replay:
     Attributes:
         run: The run's directory.
         recorded: The content of its `config.json`.
+        logged: The lines of its log, by step.
+        scored: The scores that commands show of it, by split.
         saved: The steps of its checkpoints.
+        manifests: Their manifests, by step.
+        links: The links of these, by step.
         begun: The first step from which the run can be recomputed.
+        determining: The names of the settings that the replay has taken from the run.
+        facts: `FACTS` as the data and the model give them here.
+        why_not_exact: Why the run is not compared bit for bit; empty if it is.
+        bound: How far losses and weights may be from the run's.
+        unread: Names of values in logs that were not recomputed, by the log's path.
         step: The step that was restored or computed last.
     """
 
@@ -50,10 +75,15 @@ class Replay:
         self.run = run
         self.recorded = recorded = run_config.read_run_config(run)
         lines = logs.read_steps(run / layout.METRICS)
-        self._logged = {line["step"]: line for line in lines}
-        self._directory, most = run / layout.CHECKPOINTS, recorded["max_steps"]
-        self.saved = [at for at in checkpoints.steps(self._directory) if at <= most]
+        self.logged = {line["step"]: line for line in lines}
+        self.scored = {
+            part: scores.compared(logs.read_lines(run / scores.log_of(part)))
+            for part in ("test", "val")
+        }
+        self._directory = run / layout.CHECKPOINTS
+        self.saved = checkpoints.steps(self._directory)
         has_weights = recorded.get("initial_weights")
+        most = recorded["max_steps"]
         self.begun = min(self.saved, default=most) if has_weights else 0
         batches = recorded.get("towers", 1) * recorded.get("accumulate", 1)
         towers = towers or max(1, recorded.get("towers", 1))
@@ -63,19 +93,42 @@ class Replay:
         values["accumulate"] = max(1, batches // towers)
         values["data_dir"] = data_dir or recorded["data_dir"]
         self._training = training = assemble(Config.from_values(values))
-        if changed := starting.find_differences(run, recorded, training.determining()):
+        determining = training.determining()
+        if changed := starting.find_differences(run, recorded, determining):
             raise UsageError(
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
-        where = ("workers", "devices")  # The same to the bit on the same alone.
-        same = [recorded.get(name) == training.settings[name] for name in where]
-        is_exact = training.config.speed.deterministic and all(same)
+        self.determining = {*determining}
+        self.facts = {name: training.settings[name] for name in FACTS}
         self._precision = training.config.network.precision
-        self._bound = 0.0 if is_exact else _BOUNDS[self._precision]
+        self.manifests = {}
+        for step in self.saved:
+            with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
+                self.manifests[step] = checkpoints.read_manifest(self._directory, step)
+        manifests = self.manifests.items()
+        self.links = {step: checkpoints.link_of(one) for step, one in manifests}
+        self.why_not_exact = self._why_not_exact()
+        self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
+        # Else an earlier version wrote the run, which may have logged less.
+        self._is_linked = any("config" in link for link in self.links.values())
+        self.unread = collections.defaultdict[str, set[str]](set)
+        self._scored_set = functools.cache(functools.partial(scored_set, training))
         self.step = 0
         self._state = training.towers.state
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
+
+    def _why_not_exact(self) -> str:
+        settings = self._training.settings
+        if not settings["deterministic"]:
+            return "because the run was not --deterministic"
+        places = {f"the chain at step {at}": of for at, of in self.links.items()}
+        places = {place: link.get("settings", {}) for place, link in places.items()}
+        here = _machine(settings)
+        for place, found in {layout.CONFIG: self.recorded, **places}.items():
+            if (there := _machine({**settings, **found})) != here:
+                return f"because {there} in {place} is {here} on this machine"
+        return ""
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields each step's batches before the step; pass them to `advance`."""
@@ -95,32 +148,74 @@ class Replay:
                         yield batches
 
     def advance(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Computes the next step; returns its metrics, each finite or infinity."""
-        metrics = self._training.towers.step(batches).metrics
+        """Computes the next step; returns what the run logs, finite or infinity."""
+        config, result = self._training.config, self._training.towers.step(batches)
+        self._share *= float(
+            schedule.average_decay(config.update.moving_average_decay, self.step)
+        )
         self.step += 1
-        found = {name: float(metrics[name]) for name in _COMPARED}
+        (found,), losses = split_numbers(result.numbers.numpy(), result.metrics)
+        if np.isfinite([*losses.flat, found["gradient_norm"]]).all():
+            average(self._averages, found)
+        else:
+            self._skipped += 1
+        if self._has_averages:
+            names = self._averages.keys() & AVERAGED
+            found |= {f"{name}/average": self._averages[name] for name in names}
+        if config.checkpoints.on_nan == "skip":
+            found["skipped_steps"] = self._skipped
         return {name: of if np.isfinite(of) else np.inf for name, of in found.items()}
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
-        """Computes the next step; compares it with its log line and its checkpoint.
+        """Computes the next step; compares it with its lines and its checkpoint.
 
-        The replay goes on from the checkpoint, whose scores are compared too.
+        The replay goes on from the checkpoint.
         """
-        metrics, line = self.advance(batches), self._logged.get(self.step, {})
-        if bound := self._bound:
-            del metrics["gradient_norm"]  # It soon differs by its size.
-        records = [(metrics, line, bound, layout.METRICS)]
+        found = self.advance(batches)
+        if self.bound:
+            found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
+        if line := self.logged.get(self.step):
+            yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
-            ours = self._values()
-            self._restore(self.step)
-            far = max(map(relative_difference, ours, self._values()))
-            yield far > bound, far, bound, self.step, "checkpoint"
-            records += self._scores()
-        for found, line, bound, log in records:
-            for name in found.keys() & line.keys():
-                logged = line[name] if isinstance(line[name], float) else np.inf
-                far = relative_difference(found[name], logged)
-                yield far > bound, far, bound, self.step, f"{name} in {log}"
+            yield from self._compare_checkpoint()
+        yield from self._compare_scores()
+
+    def _differences(
+        self, found: Mapping[str, float], line: dict[str, Any], bound: float, log: str
+    ) -> Iterator[Difference]:
+        """Compares what was recomputed with a line; all of it has to be there."""
+        self.unread[log] |= line.keys() - found.keys() - {"step"}
+        lacks = found.keys() - line.keys() if self._is_linked else set()
+        if lacks or not found.keys() & line.keys():
+            yield True, 2.0, bound, self.step, f"{', '.join(sorted(lacks))} in {log}"
+        for name in found.keys() & line.keys():
+            is_number = is_a(line[name], float) and abs(line[name]) < _FAR
+            logged = line[name] if is_number else np.inf
+            allowed = min(bound, 1e-6) if name == "learning_rate" else bound
+            far = relative_difference(found[name], logged)
+            if PRECISION in name and bound:  # A share of images, which may be 0.
+                far = abs(found[name] - logged)
+            yield far > allowed, far, allowed, self.step, f"{name} in {log}"
+
+    def _compare_checkpoint(self) -> Iterator[Difference]:
+        """Compares all variables with the checkpoint's, then goes on from it."""
+        ours, averages, skipped = self._values(), self._averages, self._skipped
+        share, had_averages = 1 - self._share, self._has_averages
+        self._restore(self.step)
+        theirs = self._values()
+        allowed = dict.fromkeys(ours, self.bound) | {"counters": 0.0}
+        if self.bound:
+            # An average moves by the weights of these steps alone.
+            allowed["averages"] = max(self.bound * share, _BOUNDS["float64"])
+            of_state = min(_OF_STATE, 100 * self.bound)
+            allowed |= {"statistics": of_state, "optimizer": of_state}
+        for group, bound in allowed.items():
+            far = max(map(relative_difference, ours[group], theirs[group]), default=0.0)
+            yield far > bound, far, bound, self.step, f"{group} of the checkpoint"
+        facts = {**averages, "skipped_steps": skipped}
+        manifest = {**self._averages, "skipped_steps": self._skipped}
+        if had_averages and self._has_averages:
+            yield from self._differences(facts, manifest, self.bound, "the manifest")
 
     def find(self, first: int, last: int) -> tuple[int, float, float]:
         """Finds the step in which loss or gradient norm rises most, in one pass.
@@ -165,33 +260,75 @@ class Replay:
         """The number of the next input batch; rollbacks have left out earlier ones."""
         saved = [at for at in self.saved if at > self.step] or self.saved[-1:]
         manifests = [checkpoints.read_manifest(self._directory, at) for at in saved[:1]]
+        manifests = [self.manifests.get(at, {}) for at in saved[:1]]
         return self.step + sum(one.get("left_out", 0) for one in manifests)
 
-    def _scores(self) -> Iterator[tuple[dict[str, float], dict, float, str]]:
-        """Scores the restored checkpoint; yields scores, log line, bound, log."""
-        towers = self._training.towers
-        for part in ("test", "val"):
-            log = f"{layout.evaluation_events(part)}/{layout.METRICS}"
-            entries = logs.read_lines(self.run / log)
-            if line := scores.comparable(entries).get(self.step):
-                scored = scored_set(self._training, part, line["num_examples"])
-                found = scored.score(towers.state.averages, towers.devices[0])
-                yield found.scalars, line, ROUNDING[self._precision], log
+    def _compare_scores(self) -> Iterator[Difference]:
+        """Compares the scores that the run shows of this step, and its temperatures."""
+        state, towers = self._state, self._training.towers
+        bound = ROUNDING[self._precision]
+        if self.step not in self.saved:  # The weights are the replay's, not the run's.
+            bound = max(bound, self.bound)
+        for part, lines in self.scored.items():
+            for line in [line for line in lines if line["step"] == self.step]:
+                scored = self._scored_set(part, line["num_examples"])
+                found = scored.score(state.averages, towers.devices[0]).scalars
+                yield from self._differences(found, line, bound, scores.log_of(part))
+        folder = checkpoints.folder(self._directory, self.step)
+        weights = [variable.value for variable in state.model.trainable_variables]
+        of_files = dict(zip(temperature.FILES, (state.averages, weights), strict=True))
+        for name in [name for name in of_files if (folder / name).exists()]:
+            scored, bound = self._scored_set("val", None), temperature.ROUNDING
+            outcomes = scored.score(of_files[name], towers.devices[0]).outcomes
+            fitted = temperature.fit(outcomes.logits, outcomes.labels)
+            far = relative_difference(fitted, temperature.read(folder / name))
+            yield far > bound, far, bound, self.step, name
 
     def _restore(self, step: int) -> None:
         """Restores the checkpoint of a step; without one, the initial values."""
+        manifest: Mapping[str, Any] = {checkpoints.AVERAGES: {}}
         if step in self.saved:
             found = checkpoints.verify(self._directory, step)
             checkpoints.restore(found, self._state.trackables())
+            manifest = found.manifest
         else:
             for variable, value in self._initial:
                 variable.assign(value)
         self._state.halted.assign(False)
-        self.step = step
+        self.step, self._share = step, 1.0
+        # An earlier version wrote none.
+        self._has_averages = checkpoints.AVERAGES in manifest
+        self._averages = {**manifest.get(checkpoints.AVERAGES, {})}
+        self._skipped = manifest.get("skipped_steps", 0)
 
-    def _values(self) -> list[np.ndarray]:
-        """Returns what is compared: each variable, or all weights as a single one."""
-        if self._bound:
-            weights = self._state.model.trainable_variables
-            return [np.concatenate([np.ravel(weight) for weight in weights])]
-        return [variable.numpy() for variable in self._state.variables()]
+    def _values(self) -> dict[str, list[np.ndarray]]:
+        """Returns what is compared, by group: each variable, or vectors of several.
+
+        Rounding leaves little of a single variable that is close to 0, and of an
+        optimizer's slots only the size.
+        """
+        state, found = self._state, collections.defaultdict[str, list[np.ndarray]](list)
+        for group, variables in {
+            "weights": state.model.trainable_variables,
+            "averages": state.averages,
+            "statistics": state.model.non_trainable_variables,
+            "optimizer": state.optimizer.variables,
+            "counters": [state.global_step],
+        }.items():
+            for value in map(np.asarray, variables):
+                is_whole = value.dtype.kind in "iub"
+                found["counters" if is_whole else group].append(value)
+        if not self.bound:
+            return found
+        for group in found.keys() - {"counters"}:
+            found[group] = [np.concatenate([*map(np.ravel, found[group])])]
+        found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
+        return found
+
+
+def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what two trainings must share to be the same bit for bit."""
+    given = settings["versions"]  # Other versions of these round otherwise.
+    versions = given if isinstance(given, dict) else {}  # A stranger's link.
+    found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
+    return found | {name: settings.get(name) for name in ("workers", "devices")}

@@ -33,7 +33,7 @@ from cifar10.training.progress import Progress
 
 # The decay of the moving averages, as in the tutorial; they make curves smoother.
 METRIC_AVERAGE_DECAY = 0.9
-_AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
+AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 # A few bad images do not spoil this many steps in a row, so no later update is likely
 # to succeed.
@@ -48,6 +48,15 @@ _SHOWN_NAMES = 3
 
 class NeverFiniteError(NotFiniteError):
     """A loss or gradient is not finite, and probably stays so in later steps."""
+
+
+def average(averages: dict[str, float], newest: Mapping[str, float]) -> None:
+    """Updates the moving averages of metrics with a step's metrics."""
+    for name in [name for name in AVERAGED if name in newest]:
+        old = averages.get(name, newest[name])
+        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
+    first = averages.setdefault(_FIRST, newest["total_loss"])
+    averages[_HIGHEST] = max(averages.get(_HIGHEST, first), newest["total_loss"])
 
 
 class Results:
@@ -100,7 +109,7 @@ class Results:
                 self._count(step, metrics, losses[step - first_step])
                 averages = self._progress.metric_averages
                 # A damaged checkpoint may hold names that event files cannot store.
-                known = [name for name in _AVERAGED if name in averages]
+                known = [name for name in AVERAGED if name in averages]
                 yield step, metrics | {f"{n}/average": averages[n] for n in known}
         self._pending = later
 
@@ -122,13 +131,7 @@ class Results:
                 "scale is",
             )
         self._skipped_in_a_row = 0
-        averages = self._progress.metric_averages
-        for name in [name for name in _AVERAGED if name in newest]:
-            average = averages.get(name, newest[name])
-            average += (1 - METRIC_AVERAGE_DECAY) * (newest[name] - average)
-            averages[name] = average
-        first = averages.setdefault(_FIRST, newest["total_loss"])
-        averages[_HIGHEST] = max(averages.get(_HIGHEST, first), newest["total_loss"])
+        average(self._progress.metric_averages, newest)
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""

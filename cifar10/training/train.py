@@ -99,10 +99,12 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     note, end = "", config.run.max_steps
     # A finished run keeps its config.json, unless this step has become its end.
     is_new_end = saved == end != (earlier or {}).get("max_steps")
-    if saved is None or saved < end or is_new_end:
+    if starts := saved is None or saved < end or is_new_end:
         started = training.train_dir, settings, earlier, lock
         note = starting.start_run(*started, fresh=fresh) or ""
     restored = [*loop.progress.restore(), loop.progress.first_line()]
+    if starts:
+        starting.record_start(training.train_dir, loop.step, settings)
     return [*first_lines(training), wrap(note), wrap(taken), *restored]
 
 

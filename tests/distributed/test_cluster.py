@@ -136,6 +136,10 @@ def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
         ("SLURM_PROCID", "-1"),
         ("SLURM_PROCID", "1"),  # As with --distribution=cyclic.
         ("SLURM_STEP_NODELIST", "node[2-3]-ib"),
+        ("SLURM_STEP_NODELIST", "node[1-1000000000]"),  # They would fill the memory.
+        ("SLURM_STEP_NODELIST", "a[1-9999]b[1-9999]"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1000000000"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x1000000000)"),
     ):
         with pytest.raises(UsageError, match="'SLURM_PROCID'") as refused:
             in_slurm(**{name: value})

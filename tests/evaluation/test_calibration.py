@@ -171,6 +171,27 @@ def test_a_damaged_temperature_is_refused_by_name(calibrated, tmp_path):
             evaluate(run)
 
 
+def test_calibrating_again_replaces_a_damaged_temperature(calibrated, tmp_path):
+    _, after, found = calibrated
+    run = shutil.copytree(after, tmp_path / "run")
+    (path,) = run.glob("checkpoints/*/temperature.txt")
+    path.write_text("damaged")
+    done = runs.call("eval.py", "--json", "--calibrate", "--train_dir", run)
+    again = json.loads(done.stdout)
+    assert again["temperature"] == found["temperature"]
+    assert again["step"] == found["step"]
+
+
+def test_a_temperature_is_not_written_through_a_link(calibrated, tmp_path):
+    run = shutil.copytree(calibrated[0], tmp_path / "run")
+    mine = (run / "checkpoints").rename(tmp_path / "mine")
+    (run / "checkpoints").symlink_to(mine)
+    done = runs.call("eval.py", "--calibrate", "--train_dir", run)
+    assert done.returncode == 2
+    assert "is a link" in done.stderr
+    assert not [*mine.glob("*/temperature*")]
+
+
 def test_nothing_is_fitted_on_the_test_part(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     runs.train(run, stand_in_dir, max_steps=2, batch_size=8)

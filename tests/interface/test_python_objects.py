@@ -461,3 +461,65 @@ def test_a_schedule_of_the_programs_own_sets_the_rate(tmp_path):
         record = train(config(tmp_path / f"{number}", **given))
         rates = [line["learning_rate"] for line in record.history.values()]
         assert rates == [0.25, 0.5, 0.75]
+def failing():
+    def images():
+        yield X[0], 0
+        raise KeyError("of the generator")
+
+    kinds = (tf.TensorSpec((8, 8, 3), tf.uint8), tf.TensorSpec((), tf.int64))
+    return tf.data.Dataset.from_generator(images, output_signature=kinds)
+
+
+def ragged():
+    images = ((X[at, : at + 1], 0) for at in range(8))
+    kinds = (tf.TensorSpec((None, 8, 3), tf.uint8), tf.TensorSpec((), tf.int64))
+    return tf.data.Dataset.from_generator(lambda: images, output_signature=kinds)
+
+
+def of(count):
+    return tf.data.experimental.assert_cardinality(count)
+
+
+UNREADABLE = {
+    "cannot be read: .*contained only": lambda: (
+        stream().filter(lambda x, y: y > 0).apply(of(40))
+    ),
+    "cannot be read: .*of the generator": lambda: failing().apply(of(40)),
+    "cannot be read: .*different shapes": lambda: ragged().apply(of(8)),
+    "is an iterator": lambda: iter(stream()),
+    "more than this machine": lambda: stream().take(40).repeat(10**13),
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_a_stream_that_fails_while_it_is_read_says_how(tmp_path, why):
+    with pytest.raises(UsageError, match=why):
+        train(config(tmp_path / "run", data=UNREADABLE[why]()))
+    assert not (tmp_path / "run").exists()
+
+
+NONSENSE = {
+    "returned None": lambda labels, logits: None,
+    "returned 'x'": lambda labels, logits: "x",
+    r"returned \{\}": lambda labels, logits: {},
+    "too many positional arguments": lambda logits: logits,
+    "is nan for random logits": lambda labels, logits: tf.constant(np.nan),
+}
+
+
+@pytest.mark.parametrize("why", NONSENSE)
+@pytest.mark.parametrize("kind", ["loss", "metrics"])
+def test_what_an_own_function_has_to_return_is_said(tmp_path, why, kind):
+    function = NONSENSE[why]
+    given = {"m": function} if kind == "metrics" else function
+    name = "metrics/m" if kind == "metrics" else "total_loss"
+    with pytest.raises(UsageError, match=f"^{name}.*{why}"):
+        train(config(tmp_path / "run", **{kind: given}))
+
+
+def test_an_exception_of_an_own_function_stays_as_it_is(tmp_path):
+    def loss(*_):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(config(tmp_path / "run", loss=loss))

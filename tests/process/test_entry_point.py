@@ -1,16 +1,20 @@
 """The scripts' frame: exit codes, a quiet start, and output that cannot be written."""
 
 import io
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 import runs
+from cifar10.config import layout
 from cifar10.errors import StoppedError, UsageError
 from cifar10.process import entry_point
 
@@ -227,3 +231,46 @@ def test_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):
     entry_point.run_program(lambda: print("step 20", flush=True), output_is_log=True)
     assert stream.detach().getvalue() == b"\nstep 20\n"
     assert "codec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_ends_no_training(tmp_path, stand_in_dir, closed):
+    flags = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=2)
+    command = shlex.join([sys.executable, "train.py", *map(str, flags)])
+    env = runs.of_a_user() | {"CIFAR10_DATA_DIR": str(stand_in_dir)}
+    shell = ["sh", "-c", f"exec {command} {closed}"]
+    done = subprocess.call(shell, cwd=runs.ROOT, env=env)
+    assert done == 0
+    assert runs.checkpoint(tmp_path / "run", 2).is_dir()
+
+
+@pytest.mark.slow
+def test_what_keras_is_set_to_elsewhere_changes_nothing(tmp_path, stand_in_dir):
+    settings = {"backend": "jax", "image_data_format": "channels_first"}
+    (tmp_path / "keras.json").write_text(json.dumps(settings | {"floatx": "float16"}))
+    found = []
+    for name, env in (
+        ("usual", {}),
+        ("by file", {"KERAS_HOME": str(tmp_path)}),
+        ("by name", {"KERAS_BACKEND": "torch"}),
+    ):
+        run = tmp_path / name
+        flags = runs.training_flags(run, stand_in_dir, max_steps=2)
+        words = ("train.py", "--deterministic", *flags)
+        done = runs.run_anew(*words, env=runs.of_a_user() | env)
+        assert done.returncode == 0, done.stderr
+        found.append(runs.variables(runs.checkpoint(run, 2)))
+    runs.assert_equal(found[1], found[0])
+    runs.assert_equal(found[2], found[0])
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        with pytest.raises(UsageError, match="current folder"):
+            layout.absolute_path("runs")
+        assert layout.absolute_path("/runs") == Path("/runs")
+    finally:
+        os.chdir(tmp_path)

@@ -34,7 +34,7 @@ LANGUAGES = {"sh", "text", "python", "toml", "nginx"}
 # Programs of others, which only clusters and containers have, or which need a network.
 FOREIGN = {
     *("curl", "docker", "export", "kill", "kubectl", "sbatch", "source", "sudo"),
-    *("tensorboard", "unshare", "uv"),
+    *("ssh-keygen", "tensorboard", "unshare", "uv"),
 }
 
 

@@ -75,7 +75,10 @@ class Found(NamedTuple):
     bound: float
 
 
-METRICS = ("total_loss", "cross_entropy", "learning_rate")
+AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
+METRICS = ("learning_rate", *AVERAGED, *(f"{name}/average" for name in AVERAGED))
+GROUPS = ("weights", "averages", "statistics", "optimizer", "counters")
+FACTS = (*AVERAGED, "first loss", "highest loss", "skipped_steps")
 SCORES = ("precision @ 1", "low of precision @ 1", "high of precision @ 1")
 SCORES += ("precision @ 5", "macro F1", "balanced accuracy", "total_loss")
 SCORES += ("cross_entropy", "penalties", "expected calibration error")
@@ -91,14 +94,25 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     found = compared(Replay(run_dir, towers), 7, 20)
     # Only a replay that is exact compares the gradient's norm and each variable.
     metrics = (*METRICS, "gradient_norm") if towers == 2 else METRICS
+    # The model has no batch statistics.
+    groups = {*GROUPS} - ({"statistics"} if towers == 2 else set())
     assert found.keys() == {
         *((s, f"{name} in metrics.jsonl") for s in range(8, 21, 2) for name in metrics),
-        *((step, "checkpoint") for step in (10, 12, 15, 20)),
+        *(
+            (s, f"{group} of the checkpoint")
+            for s in (10, 12, 15, 20)
+            for group in groups
+        ),
+        *((s, f"{name} in the manifest") for s in (10, 12, 15, 20) for name in FACTS),
         *((s, f"{name} in eval/metrics.jsonl") for s in (10, 20) for name in SCORES),
     }
     assert max(one.relative for one in found.values()) <= (0 if towers == 2 else 1e-5)
-    bounds = {0.0, 1e-4} if towers == 2 else {0.5, 1e-4}
-    assert {one.bound for one in found.values()} == bounds
+    bounds = {one.bound for one in found.values()}
+    if towers == 2:
+        assert bounds == {0.0, 1e-4}
+    else:  # Those of the averages depend on their decay.
+        assert {0.0, 0.5, 0.8, 1e-4, 1e-6} < bounds
+        assert max(bounds) == 0.8
     assert contents(run_dir) == before
 
 
@@ -147,7 +161,7 @@ def test_other_towers_differ_within_the_bound_of_the_precision(
     run = trained(tmp_path / "run", **values)
     bound, of_scores = precision_bounds()[precision]
     found = compared(Replay(run, 4), 1, 10)
-    assert {one.bound for one in found.values()} == {bound, of_scores}
+    assert {bound, of_scores} <= {one.bound for one in found.values()}
     assert all(one.relative <= one.bound / 5 for one in found.values())
     factors = {"total_loss": 1.5 / (1 - bound), "cross_entropy": 1 + bound / 2}
     edit(
@@ -176,7 +190,7 @@ def test_scores_are_compared_on_the_images_that_were_scored(
         words = ["--train_dir", run, "--run_once", "--num_examples", 20]
         called(eval_command, capsys, *words)
     capsys.readouterr()
-    assert audited(run, capsys)["verified"] == 1.0
+    assert audited(run, capsys)["agree"] == 1.0
     edit(log, better_score)
     (found,) = audited(run, capsys)["differences"]
     place = f"precision @ 1 in {log.parent.name}/metrics.jsonl"
@@ -361,7 +375,7 @@ def audited(run, capsys, segments=9, seed=0):
 
 def assert_verified(found, linked):
     assert not found["breaks"] + found["differences"]
-    assert (found["linked"], found["verified"], found["missed"]) == (linked, 1.0, 0.0)
+    assert (found["linked"], found["agree"], found["missed"]) == (linked, 1.0, 0.0)
 
 
 def test_an_honest_run_is_verified(run_dir, capsys):
@@ -605,7 +619,7 @@ def test_what_was_tampered_with_is_found(copied, capsys, kind):
     }
     if segments is None:
         assert found["breaks"]
-        assert found["verified"] == 0.0
+        assert found["agree"] == 0.0
     else:
         assert not found["breaks"]
         assert begun == segments
@@ -622,8 +636,7 @@ def test_an_edited_configuration_is_found_by_the_chain(copied, capsys):
     with pytest.raises(UsageError, match="edited"):
         called(audit, capsys, copied)
     breaks = audited(copied, capsys)["breaks"]
-    assert len(breaks) == 5
-    assert "config.json: seed is 1, but was 0 at step 5" in breaks
+    assert "checkpoint of step 5: seed was 0, but is 1 in config.json" in breaks
 
 
 def test_stolen_weights_that_a_run_goes_on_with_are_found(
@@ -640,4 +653,6 @@ def test_stolen_weights_that_a_run_goes_on_with_are_found(
     capsys.readouterr()
     found = audited(run, capsys)
     assert not found["breaks"]
-    assert [one[2:] for one in found["differences"]] == [[10, "checkpoint"]]
+    assert [one[2:] for one in found["differences"]] == [
+        [10, "averages of the checkpoint"]
+    ]

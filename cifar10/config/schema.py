@@ -1,0 +1,78 @@
+"""Says what the files of a run may hold; all commands read them by these rules.
+
+A run may come from a stranger. Entries that are not named here are not read.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cifar10.config.fields import PRECISION
+from cifar10.config.options import is_a
+
+_STEP, _COUNT = (int, 0, 2**63 - 1), (int, 0, 10**12)
+_TIME = float, 0.0, 1e11  # Calendars end soon after.
+# By name the type and, of numbers, the least and the largest. Those of a checkpoint's
+# manifest, of which an earlier version wrote fewer, and of its entry `validation`:
+MANIFEST: Mapping[str, tuple] = {
+    "step": _STEP,
+    "left_out": (int, 0, 2**62),
+    "skipped_steps": _COUNT,
+    "loss_averages": (dict[str, float], -sys.float_info.max, sys.float_info.max),
+    "hours": (float, 0.0, 1e6),
+    "time": _TIME,
+    "validation": (dict,),
+}
+VALIDATION: Mapping[str, tuple] = {
+    "images": _COUNT,
+    "step": _STEP,
+    "without_gain": _COUNT,
+    "score": (float,),
+    "best_by": (str,),
+}
+# Those of a line of scores, and of a process that trained the run.
+SCORES: dict[str, tuple] = {
+    "step": _STEP,
+    "num_examples": (int, 1, 10**12),
+    PRECISION: (float, 0.0, 1.0),
+}
+START: Mapping[str, tuple] = {
+    "step": _STEP,
+    "time": _TIME,
+    "machine": (str,),
+    "devices": (str,),
+    "versions": (dict[str, str],),
+}
+# Entries of `config.json` that are not fields of the configuration.
+SETTINGS: dict[str, tuple] = {
+    "class_names": (list[str],),
+    "classes": (int, 1, 10**6),
+    "data_division": (str | None,),
+    "data_fingerprint": (str | None,),
+    "data_parts": (list[str],),
+    "image_shape": (list[int],),
+    "global_batch_size": (int, 1, 10**12),
+    "parameters": (int, 0, 10**15),
+    "simulated": (bool,),
+    "versions": (dict[str, str],),
+}
+
+
+def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> str:
+    """Returns the name of an entry that breaks its rule or, if `needs_all`, is missing.
+
+    Returns an empty string if there is none.
+    """
+    if not isinstance(values, Mapping):
+        return "all"
+    for name, (kind, *limits) in schema.items():
+        if name not in values:
+            if needs_all:
+                return name
+            continue
+        of = values[name].values() if isinstance(values[name], dict) else [values[name]]
+        if not is_a(values[name], kind) or (
+            limits and not all(limits[0] <= one <= limits[1] for one in of)
+        ):
+            return name
+    return ""
