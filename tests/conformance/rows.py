@@ -1,0 +1,172 @@
+"""What a row of the tables is, and how it is compared with plain Keras.
+
+A row is a model. The package trains it for three steps of eight images with sgd, on one
+tower and on two, and then evaluates it; so does a plain Keras loop (`plain.py`), which
+begins with the same values and sees the same batches. Losses, all variables and logits
+have to be equal within 1e-9, in float64. The rules:
+
+- A row is either equal or refused, with a sentence. A row that is neither is marked
+  xfail, with the reason.
+- Two towers equal Keras on the whole batch. Only where a layer's result for one image
+  depends on other images of the batch or on random numbers (`by_tower`), two towers
+  equal Keras on both halves, as `plain.step` has it: each half meets the same values,
+  gradients and batch statistics are averaged, the first half advances counters and
+  random generators, and the seeds of tower n are those of the model plus n times
+  0x9E3779B1. With one tower such a row equals Keras on the whole batch.
+- Where a layer has no float64 (`tolerance`), 1e-4.
+- Evaluation is `model(images, training=False)`.
+- Building and checking a model changes nothing: training begins with the values that
+  the model's function makes, to the last bit.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.follower.trained_model import evaluation_logits
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
+from cifar10.towers.devices import Placement
+from cifar10.towers.towers import TowerBuilder
+from cifar10.training import assembly
+from conformance import plain
+
+RATE = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model, and what becomes of it."""
+
+    name: str
+    build: Callable[..., keras.Model]
+    refused: str | None = None  # A pattern of the sentence.
+    by_tower: bool = False
+    tolerance: float = 1e-9
+    quick: bool = False  # Whether it is part of the fast tests.
+    differs: str | None = None  # The reason of an xfail.
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def params(rows):
+    """Returns the rows for `pytest.mark.parametrize`."""
+    found = []
+    for row in rows:
+        marks = [] if row.quick else [pytest.mark.slow]
+        if row.differs:
+            marks.append(pytest.mark.xfail(strict=True, reason=row.differs))
+        found.append(pytest.param(row, id=row.name, marks=marks))
+    return found
+
+
+def check(row, devices, record_property):
+    """Fails unless a row is equal, or refused as it says."""
+    record_property("outcome", "refused" if row.refused else "equal")
+    if row.refused:
+        with pytest.raises(UsageError) as caught:
+            trained(row, devices[:1])
+        assert re.search(row.refused, str(caught.value)), caught.value
+        return
+    for count in (1, 2):
+        assert_equal(trained(row, devices[:count]), expected(row, count), row.tolerance)
+
+
+def make_towers(row, devices):
+    """Returns the towers of a row's model, as a training assembles them."""
+    placement = Placement(tuple(devices), simulated=True, description="towers")
+    requested = Config(
+        **{
+            "model": row.build,
+            "recipe": "tutorial",
+            "precision": "float64",
+            "seed": plain.SEED,
+            "optimizer": "sgd",
+            "learning_rate": RATE,
+            "momentum": 0.0,
+            "moving_average_decay": 0.5,
+            "batch_size": 8 // len(devices),
+            "distortions": "none",
+            **row.given,
+        }
+    )
+    config = assembly.resolve_config(requested, placement)
+    name = config.network.model
+    ARCHITECTURES[name] = Architecture(name, row.build)
+    state = assembly.build_state(config, "/cpu:0", plain.SHAPE, plain.CLASSES)
+    return TowerBuilder(
+        state,
+        devices,
+        tower=assembly.build_tower(config.loss),
+        update=assembly.build_update(config, 10**9),
+    )
+
+
+def trained(row, devices):
+    """Returns what the package computes: losses, variables at both ends, logits."""
+    towers = make_towers(row, devices)
+    model, losses = towers.state.model, []
+    begins = values(model)
+    for images, labels in plain.batches():
+        parts = [
+            (tf.constant(one), tf.constant(two, tf.int32))
+            for one, two in halves(images, labels, len(devices))
+        ]
+        losses.append(float(towers.step(parts).metrics["total_loss"]))
+    ends = values(model)
+    variables = model.trainable_variables, model.non_trainable_variables
+    of_values = [[variable.value for variable in each] for each in variables]
+    images = tf.constant(plain.batches(4)[-1][0])
+    logits, _ = evaluation_logits(model, *of_values, images)
+    return {"losses": losses, "begins": begins, "ends": ends, "logits": logits}
+
+
+def expected(row, count):
+    """Returns the same as plain Keras computes it."""
+    model = plain.built(row.build)
+    optimizer, losses = keras.optimizers.SGD(RATE), []
+    optimizer.build(model.trainable_variables)
+    begins = values(model)
+    for images, labels in plain.batches():
+        parts = halves(images, labels, count if row.by_tower else 1)
+        losses.append(plain.step(model, optimizer, parts))
+    ends = values(model)
+    logits = model(tf.constant(plain.batches(4)[-1][0]), training=False)
+    return {"losses": losses, "begins": begins, "ends": ends, "logits": logits}
+
+
+def halves(images, labels, count):
+    return [*zip(np.split(images, count), np.split(labels, count), strict=True)]
+
+
+def values(model):
+    """Returns copies of all variables, by place and name."""
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    return {
+        f"{number} {variable.name}": np.array(variable.numpy())
+        for number, variable in enumerate(variables)
+    }
+
+
+def assert_equal(found, wanted, tolerance):
+    np.testing.assert_allclose(
+        found["losses"], wanted["losses"], tolerance, tolerance, err_msg="losses"
+    )
+    for when, within in (("begins", 0.0), ("ends", tolerance)):
+        ours, theirs = found[when], wanted[when]
+        assert ours.keys() == theirs.keys(), when
+        for name, value in theirs.items():
+            where = f"{when}: {name}"
+            assert ours[name].dtype == value.dtype, where
+            np.testing.assert_allclose(
+                ours[name], value, within, within, err_msg=where
+            )
+    logits = np.asarray(found["logits"]), np.asarray(wanted["logits"])
+    np.testing.assert_allclose(*logits, tolerance, tolerance, err_msg="evaluation")
