@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.models.layer_tree import GENERATOR_STATE, unseeded, written_variables
+
 
 def inference(
     model: keras.Model,
@@ -32,31 +34,67 @@ def inference(
 
     Returns:
         logits: floating [batch, classes].
-        non_trainable: New values of the non-trainable variables; None if unchanged.
+        assigned: The values that layers assign to `written_variables(model)`; None for
+            a variable that they leave as it is.
         penalties: Scalars to add to the loss, such as the weight decay.
     """
-    mapping = [
-        *zip(model.trainable_variables, trainable, strict=True),
-        *zip(model.non_trainable_variables, non_trainable, strict=True),
-    ]
+    values = [*non_trainable, *trainable]
+    mapping = [*zip(written_variables(model), values, strict=True)]
     # Not `model.stateless_call`: it bypasses `__call__`, from which nested layers take
     # `training`.
-    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-        before = [scope.get_current_value(v) for v in model.non_trainable_variables]
+    with _Call(model, mapping) as scope:
+        before = [scope.get_current_value(v) for v, _ in mapping]
         logits = model(images, training=training)
-        penalties = list(scope.losses)  # From `add_loss`.
+        after = [scope.get_current_value(v) for v, _ in mapping]
+        penalties = list(map(tf.reduce_sum, scope.losses))  # From `add_loss`.
         # If the model is cut into sections, only the last one adds the weight decay.
         if not getattr(model, "recomputed", False):
             penalties += [
-                variable.regularizer(value)
-                for variable, value in mapping[: len(trainable)]
+                variable.regularizer(scope.get_current_value(variable))
+                for variable in model.trainable_variables
                 if variable.regularizer
             ]
-    after = [scope.get_current_value(v) for v in model.non_trainable_variables]
-    changed = [
+    assigned = [
         None if new is old else new for old, new in zip(before, after, strict=True)
     ]
-    return logits, changed, penalties
+    return logits, assigned, penalties
+
+
+class _Call(keras.StatelessScope):
+    """Computes with given values of a model's variables, and keeps those assigned.
+
+    As in Keras's `fit`, a layer that assigns a trainable variable trains the assigned
+    value: the assignment has no gradient of its own.
+    """
+
+    def __init__(self, model: keras.Model, mapping: list[tuple]) -> None:
+        super().__init__(mapping, collect_losses=True)
+        self._given = {id(variable): value for variable, value in mapping}
+        self._unseeded = unseeded(model)
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value last assigned, or else the given one."""
+        return super().get_current_value(self._own(variable))
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Keeps a value that a layer assigns to a variable."""
+        variable, value = self._own(update[0]), update[1]
+        given = self._given.get(id(variable))
+        if variable.trainable and given is not None:
+            value = _assigned(given, value)
+        super().add_update((variable, value))
+
+    def _own(self, variable: keras.Variable) -> keras.Variable:
+        if self._unseeded is None or id(variable) in self._given:
+            return variable
+        return self._unseeded if variable.name == GENERATOR_STATE else variable
+
+
+@tf.custom_gradient
+def _assigned(given: tf.Tensor, value: tf.Tensor) -> tuple:
+    """Returns an assigned value, whose gradient is that of the variable."""
+    del given
+    return tf.identity(value), lambda gradient: (gradient, None)
 
 
 def loss(

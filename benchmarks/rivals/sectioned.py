@@ -143,7 +143,7 @@ def _infer_recomputed(
         outputs, statistics, penalties = inference(
             section, variables, start, taken, training=training
         )
-        pairs = zip(start, statistics, strict=True)
+        pairs = zip(start, statistics, strict=False)
         kept = [old if new is None else new for old, new in pairs]
         return outputs, kept, penalties
 
@@ -159,7 +159,7 @@ def _infer_recomputed(
         outputs, non_trainable, own = computed(*tf.nest.flatten(structure))
         values |= zip(map(id, section.output_tensors), outputs, strict=True)
         penalties += own
-    return outputs[0], non_trainable, penalties
+    return outputs[0], [*non_trainable, *[None] * len(trainable)], penalties
 
 
 def _reset_peak(device: str) -> int:

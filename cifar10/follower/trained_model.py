@@ -73,13 +73,15 @@ class TrainedModel:
                 f"--model {name} has {self.model.count_params():,} parameters, but had "
                 f"{self.settings['parameters']:,} in training. Restore its code."
             )
-        last_values = [v.value for v in self.model.trainable_variables]
+        self._last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self.use_averages = use_averages
         self.temperature = 1.0
         with tf.device(device):
-            self._averages = [tf.Variable(v, trainable=False) for v in last_values]
-        self.trainable = self._averages if use_averages else last_values
+            self._averages = [
+                tf.Variable(value, trainable=False) for value in self._last_values
+            ]
+        self.trainable = self._averages if use_averages else self._last_values
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
@@ -96,10 +98,13 @@ class TrainedModel:
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Loads an intact checkpoint; raises the errors of `checkpoints.restore`."""
+        parts = {"averages": self._averages, "non_trainable": self.non_trainable}
         # Skipping the model's last values saves two thirds of the time.
-        last_values = {} if self.use_averages else {"model": self.model}
-        lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
+        if not self.use_averages:
+            # Not in `model`, where layers in lists and dicts are missing.
+            last = tf.train.Checkpoint(_trainable_variables=self._last_values)
+            parts["optimizer"] = last
+        checkpoints.restore(checkpoint, parts, partly=True)
         kind = "" if self.use_averages else "_raw"
         self._file = checkpoint.path / f"temperature{kind}.txt"
         self.temperature = temperature.read(self._file)

@@ -3,20 +3,31 @@
 import contextlib
 import importlib
 import os
+import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from cifar10 import errors
 from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.models import layer_tree
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
     for module in (errors, keras, os, tf)
 )
+# Methods of a model that `fit`, `evaluate` and `predict` call, but no tower.
+_OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
+# Operations that write variables, and those that draw random numbers from a state of
+# their own or run Python code.
+_WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
+_RANDOM = (
+    r"Random|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|(Eager)?PyFunc$"
+)
+_ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 
 @contextlib.contextmanager
@@ -33,6 +44,8 @@ def explained(name: str, problem: str) -> Iterator[None]:
             if not frame.filename.startswith(("<", *_LIBRARIES))
         ]
         lines = f"{type(error).__name__}: {reason(error)}\n"
+        if "float16" in lines and "float32" in lines:
+            problem += ". Give --precision float32, or cast to the dtype of the inputs"
         lines += "".join(traceback.format_list(frames))
         raise UsageError(f"--model {name}: {problem}.\n{lines.rstrip()}") from error
 
@@ -52,44 +65,147 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     return builder
 
 
+class _Recorder(keras.StatelessScope):
+    """Notes which variables a call reads and assigns. No variable changes."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True)
+        self.read: list[keras.Variable] = []
+        self.assigned: list[keras.Variable] = []
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value last assigned, or None, for that of the variable."""
+        self.read.append(variable)
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Keeps a value that a layer assigns to a variable."""
+        self.assigned.append(update[0])
+        super().add_update(update)
+
+
 def check(
-    name: str, model: object, image_shape: tuple[int, int, int], classes: int
+    name: str,
+    model: object,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    is_code: bool = False,
 ) -> None:
-    """Checks a model by a call, which creates the variables of one not built yet."""
+    """Checks a model by a call, which creates the variables of one not built yet.
+
+    If the model `is_code` of a user, also traces it in training mode.
+    """
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    with explained(name, f"the model failed on images of shape {image_shape}"):
+    failed = explained(name, f"the model failed on images of shape {image_shape}")
+    with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
+    if is_code:
+        _, call = _traced(name, model, image_shape, classes)
     if not model.trainable_variables:
         raise UsageError(f"--model {name}: the model has no trainable variables.")
+    layer_tree.mark_head(model, call.read)
+    _hold_generators(name, model, call.assigned)
+
+
+def _hold_generators(
+    name: str, model: keras.Model, assigned: Sequence[keras.Variable]
+) -> None:
+    """Gives a model a generator in place of those that none of its layers holds."""
+    held = {id(variable) for variable in [*model.variables, *model.metrics_variables]}
+    for variable in (one for one in assigned if id(one) not in held):
+        if variable.name != layer_tree.GENERATOR_STATE:
+            raise UsageError(
+                f"--model {name}: it assigns {variable.path}, which none of its layers "
+                "holds, so no checkpoint would. Make it an attribute of a layer."
+            )
+        if layer_tree.unseeded(model) is None:
+            generator = keras.random.SeedGenerator(0, name=layer_tree.UNSEEDED)
+            generator.state.assign(variable.value)
+            # A built model takes no new attributes.
+            model._seed_generators.append(generator)  # noqa: SLF001
 
 
 def check_training(
-    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
+    name: str,
+    model: keras.Model,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    deterministic: bool = False,
 ) -> None:
-    """Traces a model as in a training step, and checks that it returns logits.
+    """Checks that a training step computes what Keras would, from logits.
 
     Evaluation does not call this, because it also scores models that return
     probabilities.
     """
-    compute = tf.function(_logits, autograph=False)
-    with explained(name, f"training failed on images of shape {image_shape}"):
-        images = tf.TensorSpec((2, *image_shape))
-        traced = compute.get_concrete_function(
-            images, name, model, classes, training=True
-        )
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UsageError(
+                f"--model {name}: its class overrides {method}(), which the towers do "
+                "not call. Pass a loss to cifar10.Config, or use add_loss() in call()."
+            )
+    traced, _ = _traced(name, model, image_shape, classes)
+    _check_operations(name, model, traced.graph, deterministic=deterministic)
     op = traced.outputs[0].op
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
-    if op.type in ("Softmax", "Sigmoid"):
-        raise UsageError(
-            f"--model {name}: it ends in a {op.type.lower()}, but the loss takes "
-            "logits. Leave out the activation (in keras.applications, "
-            "classifier_activation=None)."
+    images = tf.random.stateless_normal((2, *image_shape), (0, 0))
+    with keras.StatelessScope():
+        rows = tf.cast(model(images, training=False), tf.float32)
+    sums = tf.reduce_sum(rows, axis=1)
+    if tf.reduce_all(rows >= 0.0) and tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING):
+        ends = "softmax"
+    elif op.type == "Sigmoid":
+        ends = "sigmoid"
+    else:
+        return
+    raise UsageError(
+        f"--model {name}: it ends in a {ends}, but the loss takes logits. Leave out "
+        "the activation (in keras.applications, classifier_activation=None)."
+    )
+
+
+def _check_operations(
+    name: str, model: keras.Model, graph: tf.Graph, *, deterministic: bool
+) -> None:
+    """Refuses operations whose state no checkpoint holds."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node]
+    for function in definition.library.function:
+        nodes += function.node_def
+    names = {layer.name for layer in layer_tree.layers(model)}
+    for node in nodes:
+        parts = reversed(node.name.split("/"))
+        where = f"layer {next((one for one in parts if one in names), model.name)}"
+        if re.match(_WRITING, node.op):
+            raise UsageError(
+                f"--model {name}: {where} changes a tf.Variable ({node.op}), and so "
+                "would every tower. Use add_weight(trainable=False) of the layer."
+            )
+        if deterministic and re.match(_RANDOM, node.op):
+            raise UsageError(
+                f"--deterministic: {where} of {name} calls {node.op}, whose state no "
+                "checkpoint holds. Draw random numbers with keras.random."
+            )
+
+
+def _traced(
+    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
+) -> tuple[tf.types.experimental.ConcreteFunction, _Recorder]:
+    """Traces a model as in a training step, for two images."""
+    compute = tf.function(_logits, autograph=False)
+    images = tf.TensorSpec((2, *image_shape))
+    failed = explained(name, f"training failed on images of shape {image_shape}")
+    with failed, _Recorder() as call:
+        traced = compute.get_concrete_function(
+            images, name, model, classes, training=True
         )
+    return traced, call
 
 
 def _logits(

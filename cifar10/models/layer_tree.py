@@ -2,10 +2,28 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from cifar10.errors import UsageError
 
 if TYPE_CHECKING:
     import keras
+
+GENERATOR_STATE = "seed_generator_state"  # What Keras calls such a variable.
+# That of the random numbers that a model draws without a generator in its layers.
+UNSEEDED = "unseeded"
+
+
+def written_variables(model: "keras.Layer") -> "list[keras.Variable]":
+    """Returns the variables that a call may assign, the trainable ones last."""
+    return [*model.non_trainable_variables, *model.trainable_variables]
+
+
+def unseeded(model: "keras.Layer") -> "keras.Variable | None":
+    """Returns the state of random numbers drawn without a generator in a layer."""
+    path = f"{UNSEEDED}/{GENERATOR_STATE}"
+    return next((v for v in model.non_trainable_variables if v.path == path), None)
 
 
 def layers(model: "keras.Layer") -> "list[keras.Layer]":
@@ -16,9 +34,21 @@ def layers(model: "keras.Layer") -> "list[keras.Layer]":
     return found
 
 
+def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
+    """Marks the head: the layer whose trainable variables a call `read` last."""
+    found = layers(model)
+    for variable in reversed(read):
+        for place in reversed(range(len(found))):
+            if any(one is variable for one in found[place].trainable_variables):
+                model.head_place = place  # Keras would track the layer.
+                return
+
+
 def head(model: "keras.Model") -> "keras.Layer":
-    """Returns a model's last layer that has trainable variables."""
-    return [layer for layer in layers(model) if layer.trainable_variables][-1]
+    """Returns the layer that was called last of those with trainable variables."""
+    if (place := getattr(model, "head_place", None)) is None:
+        raise UsageError(f"{model.name} has no layer with trainable variables.")
+    return layers(model)[place]
 
 
 def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
@@ -50,6 +80,14 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
         within = by_name(layer)
         named |= {f"{name}/{inner}": variables for inner, variables in within.items()}
     return named
+
+
+def paths(model: "keras.Model") -> dict[int, str]:
+    """Maps the ids of floating-point variables to LAYER/VARIABLE, as in `by_name`."""
+    found = {id(variable): variable.name for variable in model.trainable_variables}
+    for layer, variables in by_name(model).items():
+        found |= {id(variable): f"{layer}/{variable.name}" for variable in variables}
+    return found
 
 
 def same_but_number(name: str, other: str) -> bool:

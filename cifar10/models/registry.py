@@ -170,7 +170,7 @@ def build_model(
             )
             with custom.explained(name, problem):
                 model = builder(image_shape, classes, **given)
-            custom.check(name, model, image_shape, classes)
+            custom.check(name, model, image_shape, classes, is_code=is_code(name))
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model

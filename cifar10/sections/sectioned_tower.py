@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from cifar10.errors import UsageError
 from cifar10.sections.cutting import Section, cut
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import Gradient
@@ -58,6 +59,7 @@ class SectionedTower(Tower):
             ]
         values = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
         changed: list[tf.Tensor | None] = [None] * len(non_trainable)
+        unassigned = [None] * len(trainable)
         penalties: Tensors = []
         for section, function in self._functions[key]:
             taken = [values[id(tensor)] for tensor in section.input_tensors]
@@ -66,7 +68,7 @@ class SectionedTower(Tower):
             changed = _updated(changed, statistics)
             values |= zip(map(id, section.output_tensors), outputs, strict=True)
             penalties += added
-        return outputs[0], changed, penalties
+        return outputs[0], [*changed, *unassigned], penalties
 
 
 def section_function(section: Section, tower: Tower, device: str) -> SectionFunction:
@@ -78,7 +80,14 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
     """
 
     def infer(variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
-        return tower.inference(section, variables, start, inputs, training=True)
+        inferred = tower.inference(section, variables, start, inputs, training=True)
+        outputs, assigned, penalties = inferred
+        if any(value is not None for value in assigned[len(start) :]):
+            raise UsageError(
+                "--sections: a layer of the model assigns its trainable variables, as "
+                "SpectralNormalization does. Leave out --sections."
+            )
+        return outputs, assigned[: len(start)], penalties
 
     def recompute(
         variables: Tensors, start: Tensors, inputs: Tensors, upstream: list[Gradient]

@@ -106,7 +106,7 @@ def prepare_model(
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
     """Refuses names that match no layer or variable, or that freeze all variables."""
-    paths = [variable.path for variable in model.trainable_variables]
+    paths = [*layer_tree.paths(model).values()]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
@@ -124,12 +124,13 @@ def find_frozen(
     model: "keras.Model", variables: Sequence["keras.Variable"], names: Sequence[str]
 ) -> list[bool]:
     """Returns for each variable whether `names`, from `Stage.frozen`, freeze it."""
-    of_head: set[int] = set()
+    if not names:
+        return [False] * len(variables)
+    paths, of_head = layer_tree.paths(model), set(map(id, variables))
     if _ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model).variables}
     return [
-        _is_named(variable.path, names)
-        or (_ALL_BUT_HEAD in names and id(variable) not in of_head)
+        _is_named(paths.get(id(variable), ""), names) or id(variable) not in of_head
         for variable in variables
     ]
 

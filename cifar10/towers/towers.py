@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import CorruptedError, StoppedError, UsageError
+from cifar10.models.layer_tree import GENERATOR_STATE
 from cifar10.towers.graphs import join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
@@ -47,7 +48,7 @@ class TowerResult(NamedTuple):
 
     metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
     gradients: list[Gradient]  # Of each trainable variable, in the model's order.
-    # New values of the non-trainable variables; None for an unchanged variable.
+    # What layers assign, in the order of `written_variables`; None if unchanged.
     statistics: list[tf.Tensor | None]
 
 
@@ -109,6 +110,7 @@ class Tower:
                     state.model, trainable, non_trainable, inputs, training=True
                 )
                 metrics = self.loss(outputs, labels, penalties)
+                _check_scalars(metrics)
                 scaled_loss = metrics["total_loss"]
                 if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
                     scaled_loss *= tf.cast(scale, scaled_loss.dtype)
@@ -402,7 +404,7 @@ def average_gradients(
 def average_statistics(
     tower_statistics: Sequence[Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor | None]:
-    """Merges the new values of the non-trainable variables from all towers.
+    """Merges the values that layers assign in all towers.
 
     Averages floating-point values, such as batch statistics. Takes other values from
     the first tower, since counters and states of random generators must advance once
@@ -432,10 +434,19 @@ def _sum(values: Sequence[Gradient]) -> Gradient:
     return values[0] if len(values) == 1 else tf.add_n(values)
 
 
+def _check_scalars(metrics: dict[str, tf.Tensor]) -> None:
+    for name, value in metrics.items():
+        if value.shape.rank != 0:
+            raise UsageError(
+                f"The metric {name} has the shape {value.shape}. The loss function has "
+                "to return scalars, such as means over the batch."
+            )
+
+
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
     """Reads a non-trainable variable; a random state differs from tower to tower."""
     value = tf.identity(variable.value)
-    if number and variable.name == "seed_generator_state":
+    if number and variable.name == GENERATOR_STATE:
         offset = (number * _TOWER_SEED_STRIDE) % 2**32
         value += tf.constant([offset, 0], value.dtype)
     return value

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from cifar10.models.layer_tree import written_variables
 from cifar10.towers.graphs import assign_unless
 
 Gradient: TypeAlias = "tf.Tensor | None"
@@ -73,8 +74,8 @@ class TrainState:
 class Averages(NamedTuple):
     """The means of all towers' results, which the update applies.
 
-    `gradients` and `statistics` (new values of the non-trainable variables) are in the
-    order of the model's variables. None leaves a variable unchanged.
+    `gradients` are in the order of the trainable variables, `statistics` (what layers
+    assign) in that of `written_variables`. None leaves a variable unchanged.
     """
 
     gradients: list[Gradient]
@@ -124,7 +125,10 @@ class Update:
         if self.clip_norm is not None:
             factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
             present = [
-                (tf.math.scalar_mul(factor, gradient), variable)
+                (
+                    tf.math.scalar_mul(tf.cast(factor, gradient.dtype), gradient),
+                    variable,
+                )
                 for gradient, variable in present
             ]
         writes = _all_finite(averages.tower_losses)
@@ -152,13 +156,12 @@ class Update:
     ) -> None:
         learning_rate = state.optimizer.learning_rate
         learning_rate.assign(tf.cast(rate, learning_rate.dtype))
-        gradients, variables = zip(*gradients_and_variables, strict=True)
-        state.optimizer.apply(list(gradients), list(variables))
-        for variable, value in zip(
-            state.model.non_trainable_variables, statistics, strict=True
-        ):
+        written = written_variables(state.model)
+        for variable, value in zip(written, statistics, strict=True):
             if value is not None:
                 variable.assign(value)
+        gradients, variables = zip(*gradients_and_variables, strict=True)
+        state.optimizer.apply(list(gradients), list(variables))
         if self.average_decay is not None:
             decay = self.average_decay(state.global_step)
             trained = state.model.trainable_variables
@@ -170,10 +173,11 @@ class Update:
 
 
 def _gradient_metrics(
-    state: TrainState, gradients: Sequence[Gradient]
+    state: TrainState, gradients: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """Returns the global norm of the gradients and, in float16, the loss scale."""
-    norm = tf.linalg.global_norm(gradients)
+    widest = max((one.dtype for one in gradients), key=lambda dtype: dtype.size)
+    norm = tf.linalg.global_norm([tf.cast(one, widest) for one in gradients])
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)

@@ -308,7 +308,13 @@ def build_state(
         options={option: getattr(config.network, option) for option in OPTIONS},
     )
     if is_code(config.network.model):
-        custom.check_training(config.network.model, model, image_shape, classes)
+        custom.check_training(
+            config.network.model,
+            model,
+            image_shape,
+            classes,
+            deterministic=config.speed.deterministic,
+        )
     if config.update.stages or config.fine_tuning.freeze:
         prepare_model(
             model, config.network.model, config.all_stages, image_shape, classes

@@ -80,10 +80,13 @@ def save(
     for variable in made.variables:
         if "seed" not in variable.path:
             variable.assign(random.uniform(0.1, 0.5, variable.shape))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(made.trainable_variables)
     return checkpoints.save(
         run_dir / "checkpoints",
         {
             "model": made,
+            "optimizer": optimizer,
             "averages": [
                 tf.Variable(random.normal(size=one.shape).astype(one.dtype) * 0.3)
                 for one in made.trainable_variables

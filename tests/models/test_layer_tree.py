@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from cifar10.models import layer_tree
+from cifar10.models import custom, layer_tree
 from cifar10.towers.stages import find_frozen
 
 
@@ -12,6 +12,7 @@ def test_the_head_is_the_last_layer_that_is_trained():
     inner = keras.Sequential([keras.layers.Dense(3, name="head")])
     layers = [keras.layers.Dense(4, name="hidden"), inner, keras.layers.Dropout(0.5)]
     model = keras.Sequential([keras.Input((2,)), *layers])
+    custom.check("own", model, (2,), 3, is_code=True)
     assert layer_tree.head(model).name == "head"
     frozen = find_frozen(model, model.trainable_variables, ["all-but-head"])
     assert frozen == [True, True, False, False]

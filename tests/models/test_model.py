@@ -104,7 +104,7 @@ def test_inference_uses_the_values_given_and_not_the_variables(stateful):
     expected = BATCH / math.sqrt(1.001) @ kernel + bias
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
     assert [float(penalty) for penalty in penalties] == [0.5 * 140.0]
-    assert new == [None] * len(stateful.non_trainable_variables)
+    assert new == [None] * len(stateful.variables)
 
 
 class Forgetful(keras.Model):

@@ -33,6 +33,8 @@ def test_the_private_names_are_these_and_exist():
     existing = {
         # The order in which Keras computes layers, and so advances random states.
         "_nodes_by_depth": model._functional._nodes_by_depth,
+        # What a built model holds, which takes no new attributes.
+        "_seed_generators": model._seed_generators,
         # The layers within a layer that is no model.
         "_flatten_layers": model.layers[0]._flatten_layers,
         # The flags of a parser, also those that its help does not list.
