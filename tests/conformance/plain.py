@@ -42,18 +42,27 @@ def batches(steps=3, images=8):
     ]
 
 
-def gradients(model, images, labels, loss):
-    """Returns the loss of a batch and its gradients; layers keep their new state."""
-    with tf.GradientTape() as tape:
-        logits = model(tf.constant(images), training=True)
-        logits = tf.cast(logits, tf.float64)
-        total = loss(labels, logits)
-        for penalty in model.losses:
-            total += tf.cast(penalty, total.dtype)
-    return total, tape.gradient(total, [v.value for v in model.trainable_variables])
+def compiled(model, loss=cross_entropy):
+    """Returns the function of a batch that `fit` compiles, without the update.
+
+    It returns the loss and its gradients. Layers keep their new state.
+    """
+
+    @tf.function(autograph=False)
+    def compute(images, labels):
+        with tf.GradientTape() as tape:
+            logits = tf.cast(model(images, training=True), model.variable_dtype)
+            total = loss(labels, logits)
+            for penalty in model.losses:
+                total += tf.reduce_sum(tf.cast(penalty, total.dtype))
+        found = tape.gradient(total, [v.value for v in model.trainable_variables])
+        dense = [one if one is None else tf.convert_to_tensor(one) for one in found]
+        return total, dense
+
+    return compute
 
 
-def step(model, optimizer, parts, loss=cross_entropy):
+def step(model, optimizer, compute, parts):
     """Trains one step on the parts of a batch, one for each tower; returns the loss.
 
     Each part meets the same values of all variables. The update takes the mean of the
@@ -69,7 +78,7 @@ def step(model, optimizer, parts, loss=cross_entropy):
                 seed, counter = value.tolist()
                 value = np.array([(seed + number * STRIDE) % 2**32, counter])
             variable.assign(value)
-        one, of_part = gradients(model, images, labels, loss)
+        one, of_part = compute(tf.constant(images), tf.constant(labels))
         losses.append(float(one))
         found.append(of_part)
         after.append([variable.numpy() for variable in state])
@@ -77,14 +86,10 @@ def step(model, optimizer, parts, loss=cross_entropy):
         is_number = "float" in variable.dtype
         variable.assign(np.mean(values, axis=0) if is_number else values[0])
     means = [
-        None if any(one is None for one in each) else sum(map(dense, each)) / len(each)
+        None if any(one is None for one in each) else sum(each) / len(each)
         for each in zip(*found, strict=True)
     ]
     pairs = zip(means, model.trainable_variables, strict=True)
     present, variables = zip(*((g, v) for g, v in pairs if g is not None), strict=True)
     optimizer.apply(present, variables)
     return np.mean(losses)
-
-
-def dense(gradient):
-    return tf.convert_to_tensor(gradient)
