@@ -92,8 +92,9 @@ def say(text: str) -> None:
 
 def reason(error: Exception) -> str:
     """Extracts the cause from an error, without the text that TensorFlow adds."""
-    # Keras puts the message of a failing layer in bold.
-    said = str(error).partition("\033[1m")[2] or str(error)
+    # Keras puts the message of a failing layer in bold, or last.
+    last = str(error).rpartition("Error encountered:\n\n")[2]
+    said = str(error).partition("\033[1m")[2] or last
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
     text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
     return text or type(error).__name__

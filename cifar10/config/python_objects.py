@@ -4,11 +4,14 @@
 configuration. A run resumes only if these records are the same.
 """
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
+from cifar10.towers.optimizers import EXCLUDED
 
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
@@ -23,17 +26,40 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         given = {**_settings(optimizer), **given, "optimizer": type(optimizer)}
     rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):
-        first = rate.get_config().get("initial_learning_rate", 0.0)
+        first = _described(rate).get("initial_learning_rate", 0.0)
+        _refuse(given, "a schedule of Keras", "schedule", "epochs_per_decay")
         given |= {"keras_schedule": rate, "learning_rate": first}
         given = {"schedule": "staircase", "warmup_epochs": 0.0, **given}
     if callable(loss := given.get("loss")):
+        _refuse(given, "an own loss", "label_smoothing", "class_weights")
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
-        described: dict[str, Any] = getattr(loss, "get_config", dict)()
-        if described.get("from_logits") is False:
-            raise UsageError("The loss gets logits. Create it with from_logits=True.")
+        _check_takes_logits("The loss", loss)
     if given.get("metrics") is not None:
         given["metrics"] = OwnMetrics(given["metrics"])
     return given
+
+
+def _refuse(given: Mapping[str, Any], beside: str, *names: str) -> None:
+    """Refuses settings that have no effect."""
+    for name in names:
+        if given.get(name):
+            raise UsageError(f"{name} has no effect beside {beside}. Leave it out.")
+
+
+def _check_takes_logits(what: str, function: Callable) -> None:
+    """Refuses a loss or metric that would take logits for probabilities."""
+    if hasattr(function, "get_config"):
+        from_logits = function.get_config().get("from_logits")
+    else:
+        parameters: dict[str, Any] = {}
+        with contextlib.suppress(TypeError, ValueError):  # Of some built-in callables.
+            parameters = {**inspect.signature(function).parameters}
+        from_logits = getattr(parameters.get("from_logits"), "default", None)
+    if from_logits is False:
+        raise UsageError(
+            f"{what} gets logits. Create it with from_logits=True, or give "
+            "functools.partial(FUNCTION, from_logits=True)."
+        )
 
 
 class OwnMetrics(dict[str, Callable]):
@@ -46,6 +72,8 @@ class OwnMetrics(dict[str, Callable]):
                 f"metrics {metrics!r}: give a dict of functions that keep no state,\n"
                 "such as metrics={'top': keras.metrics.sparse_categorical_accuracy}."
             )
+        for name, metric in metrics.items():
+            _check_takes_logits(f"The metric {name}", metric)
         super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
     def __call__(self, labels: Any, logits: Any) -> dict[str, Any]:
@@ -54,15 +82,40 @@ class OwnMetrics(dict[str, Callable]):
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    config = optimizer.get_config()
+    name = type(optimizer).__name__
+    try:
+        usual = type(optimizer)(0.0).get_config()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"optimizer: {name} cannot be made from a learning rate alone. Give one "
+            "that can, without a LossScaleOptimizer, which precision='float16' adds."
+        ) from error
+    # The object itself, which Keras could recreate only if it were registered.
+    rate = vars(optimizer)["_learning_rate"]
+    config = _described(optimizer)
     config.pop("name")  # Keras numbers its objects in their names.
-    usual, rate = type(optimizer)(0.0).get_config(), config.pop("learning_rate")
-    if isinstance(rate, Mapping):
-        import keras
-
-        rate = keras.optimizers.schedules.deserialize(rate)
+    if isinstance(config.pop("learning_rate"), float):
+        rate = float(rate)
     arguments = {name: value for name, value in config.items() if value != usual[name]}
+    if vars(optimizer).get("_exclude_from_weight_decay"):
+        raise UsageError(
+            "optimizer.exclude_from_weight_decay(var_list=...): the variables are not "
+            "those of the training's model. Give var_names."
+        )
+    if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
+        arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # Of a set.
     return {"learning_rate": rate, "momentum": 0.0, "optimizer_arguments": arguments}
+
+
+def _described(given: Any) -> dict[str, Any]:
+    """Returns the configuration of an object of Keras."""
+    try:
+        return given.get_config()
+    except NotImplementedError as error:
+        raise UsageError(
+            f"{type(given).__name__}: its learning rate needs a method get_config(), "
+            "which returns its arguments: a resumed run has to have the same."
+        ) from error
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:

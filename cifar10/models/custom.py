@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import os
 import re
 import traceback
@@ -27,6 +28,7 @@ _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
 _RANDOM = (
     r"Random|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|(Eager)?PyFunc$"
 )
+_CUSTOM_GRADIENTS = inspect.getsourcefile(tf.custom_gradient)
 _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 
@@ -44,7 +46,7 @@ def explained(name: str, problem: str) -> Iterator[None]:
             if not frame.filename.startswith(("<", *_LIBRARIES))
         ]
         lines = f"{type(error).__name__}: {reason(error)}\n"
-        if "float16" in lines and "float32" in lines:
+        if re.search(r"b?float16\b.*float32|float32.*b?float16\b", str(error)):
             problem += ". Give --precision float32, or cast to the dtype of the inputs"
         lines += "".join(traceback.format_list(frames))
         raise UsageError(f"--model {name}: {problem}.\n{lines.rstrip()}") from error
@@ -65,6 +67,20 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     return builder
 
 
+@contextlib.contextmanager
+def inlined() -> Iterator[None]:
+    """Traces the functions that a model compiles itself anew in every tower.
+
+    TensorFlow would reuse their graphs, which read the first tower's values.
+    """
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
 class _Recorder(keras.StatelessScope):
     """Notes which variables a call reads and assigns. No variable changes."""
 
@@ -72,10 +88,14 @@ class _Recorder(keras.StatelessScope):
         super().__init__(collect_losses=True)
         self.read: list[keras.Variable] = []
         self.assigned: list[keras.Variable] = []
+        self.hidden: list[keras.Variable] = []  # Read where no tape sees it.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns the value last assigned, or None, for that of the variable."""
         self.read.append(variable)
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+        if variable.trainable and any(map(_CUSTOM_GRADIENTS.__eq__, files)):
+            self.hidden.append(variable)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -149,8 +169,14 @@ def check_training(
                 f"--model {name}: its class overrides {method}(), which the towers do "
                 "not call. Pass a loss to cifar10.Config, or use add_loss() in call()."
             )
-    traced, _ = _traced(name, model, image_shape, classes)
-    _check_operations(name, model, traced.graph, deterministic=deterministic)
+    traced, call = _traced(name, model, image_shape, classes)
+    if call.hidden:
+        raise UsageError(
+            f"--model {name}: {call.hidden[0].path} is read within a custom gradient, "
+            "such as that of keras.remat, where towers see only arguments. Pass it as "
+            "an argument; to save memory, give --sections."
+        )
+    _check_operations(name, traced.graph, deterministic=deterministic)
     op = traced.outputs[0].op
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
@@ -170,27 +196,22 @@ def check_training(
     )
 
 
-def _check_operations(
-    name: str, model: keras.Model, graph: tf.Graph, *, deterministic: bool
-) -> None:
+def _check_operations(name: str, graph: tf.Graph, *, deterministic: bool) -> None:
     """Refuses operations whose state no checkpoint holds."""
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:
         nodes += function.node_def
-    names = {layer.name for layer in layer_tree.layers(model)}
-    for node in nodes:
-        parts = reversed(node.name.split("/"))
-        where = f"layer {next((one for one in parts if one in names), model.name)}"
+    for node in nodes:  # Their names begin with those of the layers.
         if re.match(_WRITING, node.op):
             raise UsageError(
-                f"--model {name}: {where} changes a tf.Variable ({node.op}), and so "
-                "would every tower. Use add_weight(trainable=False) of the layer."
+                f"--model {name}: {node.name} changes a tf.Variable, and so would every "
+                "tower. Use add_weight(trainable=False) of the layer."
             )
         if deterministic and re.match(_RANDOM, node.op):
             raise UsageError(
-                f"--deterministic: {where} of {name} calls {node.op}, whose state no "
-                "checkpoint holds. Draw random numbers with keras.random."
+                f"--deterministic: {node.name} of {name} has a state that no checkpoint "
+                "holds. Draw random numbers with keras.random."
             )
 
 
@@ -212,7 +233,8 @@ def _logits(
     images: tf.Tensor, name: str, model: keras.Model, classes: int, *, training: bool
 ) -> tf.Tensor:
     """Returns a model's logits for two images, after checking their type and shape."""
-    logits = model(images, training=training)
+    with inlined():
+        logits = model(images, training=training)
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"

@@ -14,6 +14,7 @@ Keras, biases do not decay, nor do scales and offsets of normalization.
 Arguments that Keras does not know are refused when `build_optimizer` is called.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,11 @@ _SET_BY_FLAGS = (
     *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
     *("gradient_accumulation_steps", "loss_scale_factor"),
 )
-# Filters and matrices decay. Biases, scales and offsets, which are vectors, do not.
+# Filters and matrices decay. Biases, scales and offsets do not. Most are vectors.
 _LEAST_DIMENSIONS_TO_DECAY = 2
+_NOT_TO_DECAY = r"(^|_)(bias|gamma|beta|scale)$"
+# Among the arguments, a pattern of the names of further variables not to decay.
+EXCLUDED = "exclude_from_weight_decay"
 
 
 def check_optimizer(
@@ -87,7 +91,7 @@ def build_optimizer(
         momentum: Ignored by optimizers that are not in `WITH_MOMENTUM`.
         arguments: Further arguments of the optimizer's class; Muon takes none.
         variables: The variables to be updated. Vectors and scalars among them do not
-            decay.
+            decay, nor does what its name calls a bias, scale or offset.
         trained_parts: `Architecture.trained_parts`, which only Muon uses.
         scale_loss: Whether to scale the loss by an adaptive factor and skip updates
             that overflow, as float16 requires.
@@ -102,6 +106,7 @@ def build_optimizer(
     if name in WITH_MOMENTUM:
         given["momentum"] = float(momentum)
     given |= arguments or {}
+    excluded = given.pop(EXCLUDED, None)
     if name == _MUON:
         kind: type[keras.optimizers.Optimizer] = optimizer_classes.Muon
         given["trained_parts"] = trained_parts
@@ -117,7 +122,13 @@ def build_optimizer(
             f"optimizer_arguments: {kind.__name__} refuses these arguments.\n{error}"
         ) from error
     optimizer.exclude_from_weight_decay(
-        [v for v in variables if len(v.shape) < _LEAST_DIMENSIONS_TO_DECAY]
+        [
+            variable
+            for variable in variables
+            if len(variable.shape) < _LEAST_DIMENSIONS_TO_DECAY
+            or re.search(_NOT_TO_DECAY, variable.name)
+        ],
+        [excluded] if excluded else None,
     )
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 

@@ -106,7 +106,8 @@ def prepare_model(
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
     """Refuses names that match no layer or variable, or that freeze all variables."""
-    paths = [*layer_tree.paths(model).values()]
+    known = layer_tree.paths(model)
+    paths = [known[id(variable)] for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]

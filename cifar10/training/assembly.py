@@ -101,6 +101,8 @@ class Training:
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         entries = {**self.settings, "stateful_model": is_stateful}
         names = [*fields.result_determining(entries), "data_fingerprint"]
+        if own_functions.synchronized(self.towers.state.model):
+            names.append("towers")  # Whose statistics are shared.
         return {name: self.settings[name] for name in names}
 
 
@@ -167,6 +169,7 @@ def assemble(
         strategy,
         workers,
         images,
+        dataset.classes,
         class_weights=resolve_class_weights(
             config.loss.class_weights, labels, dataset.class_names
         ),
@@ -199,7 +202,8 @@ def resolve_config(
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
             f"--global_batch_size {images} does not divide into {batches} batches "
-            f"(towers times --accumulate). Give {divisible}."
+            f"(towers times --accumulate). Give {divisible}, or, to resume, other "
+            "towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
     return ResolvedConfig.from_values(
@@ -223,11 +227,11 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps
     if images > examples_per_epoch:
-        batches = config.machine.towers * config.batch.accumulate
+        most = examples_per_epoch // (config.machine.towers * config.batch.accumulate)
         raise UsageError(
             f"--batch_size {config.batch.batch_size}: the global batch of {images:,} "
             f"images is larger than the training set of {examples_per_epoch:,}. Give "
-            f"at most --batch_size {examples_per_epoch // batches}."
+            + (f"at most --batch_size {most}." if most else "fewer towers.")
         )
     epochs = steps * images / examples_per_epoch
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
@@ -340,6 +344,7 @@ def build_towers(
     strategy: tf.distribute.Strategy | None,
     workers: Workers,
     images: Images,
+    classes: int,
     *,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
@@ -349,12 +354,17 @@ def build_towers(
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
+    shape = distortions.image_shape(config.images.distortions, images.shape[1:])
+    if is_code(config.network.model):
+        sharing = len(placement.devices) // len(states)
+        count = config.machine.towers * config.batch.accumulate
+        own_functions.check_model(states[0].model, shape, sharing, count)
     if config.loss.loss or config.loss.metrics:
-        logits = states[0].model.outputs[0]
         mixed = augmentation.mixes(config.images.augmentation)
+        dtype = "float64" if config.network.precision == "float64" else "float32"
+        logits = tf.TensorSpec([None, classes], dtype)
         tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
     update = build_update(config, len(images))
-    shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     planner = planning.Planner(
         states[0],
         tower,

@@ -1,15 +1,65 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import model as models
 from cifar10.config import fields
 from cifar10.errors import UsageError
+from cifar10.models import layer_tree
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
+_FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
+
+
+def synchronized(model: keras.Model) -> list[str]:
+    """Returns the names of the layers that share statistics among replicas."""
+    layers = layer_tree.layers(model)
+    return [layer.name for layer in layers if getattr(layer, "synchronized", False)]
+
+
+def check_model(
+    model: keras.Model, image_shape: Sequence[int], sharing: int, batches: int
+) -> None:
+    """Refuses a model that would train otherwise if the towers were others.
+
+    Args:
+        model: A user's own model.
+        image_shape: Height, width and channels of one image.
+        sharing: Number of towers that share a set of variables.
+        batches: Number of batches into which an update's images are divided.
+    """
+    if sharing > 1 and (names := synchronized(model)):
+        raise UsageError(
+            f"Layer {names[0]} has synchronized=True, but towers that share variables "
+            "compute statistics of their own images. Give --variable_update mirrored."
+        )
+    if batches == 1:
+        return
+    regularized = sum(bool(one.regularizer) for one in model.trainable_variables)
+    trainable = [variable.value for variable in model.trainable_variables]
+    non_trainable = [variable.value for variable in model.non_trainable_variables]
+
+    def added(images: tf.Tensor, *, training: bool) -> float:
+        state = trainable, non_trainable
+        *_, penalties = models.inference(model, *state, images, training=training)
+        return sum(map(float, penalties[: len(penalties) - regularized]))
+
+    images = tf.random.stateless_normal((2 * _FEW, *image_shape), (0, 0))
+    # Batch norm sees the same images in equal halves, and none of them in evaluation.
+    for batch, training in (tf.concat([images[:_FEW]] * 2, 0), True), (images, False):
+        whole = added(batch, training=training)
+        halves = [added(part, training=training) for part in tf.split(batch, 2)]
+        if not np.isclose(whole, np.mean(halves), _ROUGHLY, _TOLERANCE):
+            raise UsageError(
+                "add_loss() of the model has to add a mean over the images of a batch, "
+                f"so that towers can divide it. In a test it was {whole:.6g} for a "
+                f"batch, and {np.mean(halves):.6g} as the mean of its halves."
+            )
 
 
 def with_own(

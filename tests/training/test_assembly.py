@@ -118,6 +118,7 @@ def test_towers_are_numbered_across_workers():
         strategy,
         Workers(cluster),
         np.zeros((100, 32, 32, 3), np.uint8),
+        10,
     )
     assert (towers.first_tower, towers.num_towers) == (4, 6)
     assert towers.tower_names[4] == "/cpu:0 of worker 2"
