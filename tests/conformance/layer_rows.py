@@ -340,5 +340,6 @@ def rows():
                 quick=name in QUICK,
                 refused=REFUSED.get(name),
                 precision="float32" if name in IN_FLOAT32 else "float64",
+                tolerance=1e-4 if name in IN_FLOAT32 else 1e-9,
                 differs=DIFFERS.get(name),
             )

@@ -6,6 +6,8 @@ import pytest
 from conformance import layer_rows
 from conformance.rows import check, params
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+
 
 @pytest.mark.parametrize("row", params(layer_rows.rows()))
 def test_a_layer_is_equal_or_refused(row, four_cpus, record_property):
