@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.models.custom import inlined
 from cifar10.models.layer_tree import GENERATOR_STATE, unseeded, written_variables
 
 
@@ -45,8 +44,7 @@ def inference(
     # `training`.
     with _Call(model, mapping) as scope:
         before = [scope.get_current_value(v) for v, _ in mapping]
-        with inlined():
-            logits = model(images, training=training)
+        logits = model(images, training=training)
         after = [scope.get_current_value(v) for v, _ in mapping]
         penalties = list(map(tf.reduce_sum, scope.losses))  # From `add_loss`.
         # If the model is cut into sections, only the last one adds the weight decay.

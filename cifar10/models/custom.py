@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import itertools
 import os
 import re
 import traceback
@@ -25,9 +26,7 @@ _OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
 # Operations that write variables, and those that draw random numbers from a state of
 # their own or run Python code.
 _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
-_RANDOM = (
-    r"Random|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|(Eager)?PyFunc$"
-)
+_RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial|(Eager)?PyFunc$"
 _CUSTOM_GRADIENTS = inspect.getsourcefile(tf.custom_gradient)
 _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
@@ -67,20 +66,6 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     return builder
 
 
-@contextlib.contextmanager
-def inlined() -> Iterator[None]:
-    """Traces the functions that a model compiles itself anew in every tower.
-
-    TensorFlow would reuse their graphs, which read the first tower's values.
-    """
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
-
-
 class _Recorder(keras.StatelessScope):
     """Notes which variables a call reads and assigns. No variable changes."""
 
@@ -88,14 +73,14 @@ class _Recorder(keras.StatelessScope):
         super().__init__(collect_losses=True)
         self.read: list[keras.Variable] = []
         self.assigned: list[keras.Variable] = []
-        self.hidden: list[keras.Variable] = []  # Read where no tape sees it.
+        self.hidden: list[str] = []  # Paths of those that a tower could not replace.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns the value last assigned, or None, for that of the variable."""
         self.read.append(variable)
-        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-        if variable.trainable and any(map(_CUSTOM_GRADIENTS.__eq__, files)):
-            self.hidden.append(variable)
+        files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)}
+        if variable.trainable and _CUSTOM_GRADIENTS in files:
+            self.hidden.append(variable.path)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -170,11 +155,15 @@ def check_training(
                 "not call. Pass a loss to cifar10.Config, or use add_loss() in call()."
             )
     traced, call = _traced(name, model, image_shape, classes)
+    calls = (op for op in traced.graph.get_operations() if "PartitionedCall" in op.type)
+    for op in calls:
+        if any(tensor.dtype == tf.resource for tensor in op.inputs):
+            call.hidden.append(f"a variable of {op.name}")
     if call.hidden:
         raise UsageError(
-            f"--model {name}: {call.hidden[0].path} is read within a custom gradient, "
-            "such as that of keras.remat, where towers see only arguments. Pass it as "
-            "an argument; to save memory, give --sections."
+            f"--model {name}: {call.hidden[0]} is read within a tf.function, "
+            "keras.remat or another custom gradient, which would miss the values of a "
+            "tower. Leave it out: --xla compiles, --sections saves memory."
         )
     _check_operations(name, traced.graph, deterministic=deterministic)
     op = traced.outputs[0].op
@@ -198,20 +187,19 @@ def check_training(
 
 def _check_operations(name: str, graph: tf.Graph, *, deterministic: bool) -> None:
     """Refuses operations whose state no checkpoint holds."""
-    definition = graph.as_graph_def()
-    nodes = [*definition.node]
-    for function in definition.library.function:
-        nodes += function.node_def
-    for node in nodes:  # Their names begin with those of the layers.
+    whole = graph.as_graph_def()
+    inner = (function.node_def for function in whole.library.function)
+    # The names of nodes begin with those of the layers.
+    for node in itertools.chain(whole.node, *inner):
         if re.match(_WRITING, node.op):
             raise UsageError(
-                f"--model {name}: {node.name} changes a tf.Variable, and so would every "
+                f"--model {name}: {node.name} changes a tf.Variable, and so would each "
                 "tower. Use add_weight(trainable=False) of the layer."
             )
         if deterministic and re.match(_RANDOM, node.op):
             raise UsageError(
-                f"--deterministic: {node.name} of {name} has a state that no checkpoint "
-                "holds. Draw random numbers with keras.random."
+                f"--deterministic: {node.name} has a state that no checkpoint holds. "
+                "Draw random numbers with keras.random."
             )
 
 
@@ -233,8 +221,7 @@ def _logits(
     images: tf.Tensor, name: str, model: keras.Model, classes: int, *, training: bool
 ) -> tf.Tensor:
     """Returns a model's logits for two images, after checking their type and shape."""
-    with inlined():
-        logits = model(images, training=training)
+    logits = model(images, training=training)
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"

@@ -125,10 +125,7 @@ class Update:
         if self.clip_norm is not None:
             factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
             present = [
-                (
-                    tf.math.scalar_mul(tf.cast(factor, gradient.dtype), gradient),
-                    variable,
-                )
+                (tf.cast(factor, gradient.dtype) * gradient, variable)
                 for gradient, variable in present
             ]
         writes = _all_finite(averages.tower_losses)

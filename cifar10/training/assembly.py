@@ -361,9 +361,8 @@ def build_towers(
         own_functions.check_model(states[0].model, shape, sharing, count)
     if config.loss.loss or config.loss.metrics:
         mixed = augmentation.mixes(config.images.augmentation)
-        dtype = "float64" if config.network.precision == "float64" else "float32"
-        logits = tf.TensorSpec([None, classes], dtype)
-        tower.loss = own_functions.with_own(tower.loss, config.loss, logits, mixed)
+        given = config.loss, classes, config.network.precision, mixed
+        tower.loss = own_functions.with_own(tower.loss, *given)
     update = build_update(config, len(images))
     planner = planning.Planner(
         states[0],

@@ -63,7 +63,7 @@ def check_model(
 
 
 def with_own(
-    compute: Callable, own: fields.Loss, logits: tf.TensorSpec, mixed: bool
+    compute: Callable, own: fields.Loss, classes: int, precision: str, mixed: bool
 ) -> Callable:
     """Returns the function `compute`, extended by the user's loss and metrics.
 
@@ -84,8 +84,9 @@ def with_own(
             found[name] = tf.reduce_mean(tf.cast(values, logits.dtype))
         return found
 
-    random, classes = np.random.default_rng(0), logits.shape[-1]
-    images = tf.constant(random.normal(size=(_IMAGES, classes)), logits.dtype)
+    random = np.random.default_rng(0)
+    dtype = tf.float64 if precision == "float64" else tf.float32
+    images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
     labels = tf.constant(random.integers(0, classes, _IMAGES))
     labels = tf.one_hot(labels, classes) if mixed else labels
     parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from cifar10 import Config, evaluate, train
+from cifar10 import Config, evaluate, model as models, train
+from cifar10.errors import UsageError
 from cifar10.models import custom
 from cifar10.models.registry import build_model
 from small_towers import make_towers, split
@@ -59,6 +60,63 @@ class PerImage(layers.Layer):
     def call(self, inputs):
         self.add_loss(0.01 * keras.ops.mean(keras.ops.square(inputs), axis=1))
         return inputs
+
+
+class SumOfLoss(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(inputs)))
+        return inputs
+
+
+class Compiled(layers.Layer):
+    """Compiles its own call, which TensorFlow traces once for all towers."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 5), initializer="ones")
+
+    @tf.function
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+
+class Recomputed(layers.Layer):
+    def build(self, shape):
+        self.dense = layers.Dense(5)
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return keras.remat(self.dense)(inputs)
+
+
+class OfTensorFlow(layers.Layer):
+    """Draws from a state of TensorFlow's, or counts in a variable of its own."""
+
+    def __init__(self, *, counts):
+        super().__init__()
+        self.count = tf.Variable(0.0, trainable=False) if counts else None
+
+    def call(self, inputs):
+        if self.count is None:
+            return inputs + tf.random.uniform(tf.shape(inputs), dtype=inputs.dtype)
+        self.count.assign_add(1.0)
+        return inputs
+
+
+class OwnStep(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return 0.1 * super().compute_loss(*args, **kwargs)
+
+
+def two_softmaxes(image_shape, classes):
+    image = keras.Input(image_shape)
+    parts = [layers.Dense(classes, activation="softmax") for _ in range(2)]
+    flat = layers.Flatten()(image)
+    return keras.Model(image, layers.Average()([part(flat) for part in parts]))
+
+
+def own_step(image_shape, classes):
+    image = keras.Input(image_shape)
+    return OwnStep(image, layers.Dense(classes)(layers.Flatten()(image)))
 
 
 class InLists(keras.Model):
@@ -135,7 +193,6 @@ def test_a_tower_trains_it_as_keras_does(monkeypatch, kind):
 
 
 def test_towers_agree_on_what_a_layer_assigns(monkeypatch, four_cpus):
-    """Each computes the same from the same values; images do not matter here."""
     ends = []
     for count in (1, 2, 4):
         model = built(monkeypatch, MODELS["assigned kernel"])
@@ -160,6 +217,159 @@ def test_a_check_leaves_the_state_of_a_model_alone(monkeypatch):
     assert float(counter) == 0.0
 
 
+REFUSED = {
+    "remat": (lambda *of: sequential(*of, Recomputed()), "custom gradient"),
+    "compiled": (lambda *of: sequential(*of, Compiled()), "tf.function"),
+    "tf.Variable": (lambda *of: sequential(*of, OfTensorFlow(counts=True)), "tf.Var"),
+    "method of fit": (own_step, "compute_loss"),
+    "probabilities": (two_softmaxes, "softmax"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_towers_would_compute_otherwise_is_refused(monkeypatch, kind):
+    function, why = REFUSED[kind]
+    model = built(monkeypatch, function)  # An evaluation takes it.
+    with pytest.raises(UsageError, match=why):
+        custom.check_training("own", model, SHAPE, CLASSES)
+
+
+def test_numbers_that_no_checkpoint_holds_are_random_or_refused(monkeypatch):
+    kind = lambda *of: sequential(*of, OfTensorFlow(counts=False))  # noqa: E731
+    model = built(monkeypatch, kind)
+    custom.check_training("own", model, SHAPE, CLASSES)
+    with pytest.raises(UsageError, match="RandomUniform"):
+        custom.check_training("own", model, SHAPE, CLASSES, deterministic=True)
+
+
+def test_a_state_that_no_layer_holds_is_refused(monkeypatch):
+    outside = keras.Variable(0.0, name="outside", trainable=False)
+
+    class Counting(layers.Layer):
+        def call(self, inputs):
+            generator_of_nobody = [outside]
+            generator_of_nobody[0].assign_add(1.0)
+            return inputs
+
+    with pytest.raises(UsageError, match="outside"):
+        built(monkeypatch, lambda *of: sequential(*of, Counting()))
+
+
+PICTURES = RANDOM.integers(0, 256, (16, *SHAPE), np.uint8)
+OF_PICTURES = np.arange(16) % CLASSES
+
+
+class Kept:
+    """Notes what the model of a training begins with."""
+
+    def on_start(self, run):
+        self.model = run.state.model
+        self.first = [variable.numpy() for variable in self.model.weights]
+
+    def moved(self):
+        pairs = zip(self.model.weights, self.first, strict=True)
+        return [bool(np.any(variable.numpy() != first)) for variable, first in pairs]
+
+
+def run(train_dir, model, *hooks, **changes):
+    data = ((PICTURES, OF_PICTURES), (PICTURES, OF_PICTURES))
+    given = {"model": model, "data": data, "train_dir": train_dir}
+    given |= {"recipe": "tutorial", "distortions": "none", "precision": "float32"}
+    given |= {"num_gpus": 1, "global_batch_size": 16, "max_steps": 3}
+    return train(Config(**{**given, **changes}), hooks=hooks)
+
+
+def test_random_numbers_without_a_generator_go_on_after_a_resume(tmp_path):
+    ends = []
+    for stops in ([4], [2, 4]):
+        for stop in stops:
+            kept = Kept()
+            path = tmp_path / f"{len(stops)}"
+            run(path, MODELS["unseeded"], kept, max_steps=stop, deterministic=True)
+        ends.append([variable.numpy() for variable in kept.model.variables])
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_loss_that_depends_on_the_size_of_a_batch_is_of_one_tower(tmp_path):
+    def model(*of):
+        return sequential(*of, SumOfLoss())
+
+    run(tmp_path / "one", model)
+    with pytest.raises(UsageError, match="add_loss"):
+        run(tmp_path / "two", model, num_gpus=2)
+    run(tmp_path / "mean", MODELS["activity"], num_gpus=2)
+
+
+def test_synchronized_statistics_are_of_the_global_batch_or_refused(tmp_path):
+    def model(*of):
+        return sequential(*of, layers.BatchNormalization(synchronized=True))
+
+    def end(name, **changes):
+        kept = Kept()
+        run(tmp_path / name, model, kept, **changes)
+        return kept.model.weights
+
+    with pytest.raises(UsageError, match="mirrored"):
+        end("two", num_gpus=2)
+    mirrored = end("mirrored", num_gpus=2, variable_update="mirrored")
+    for one, other in zip(end("one"), mirrored, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    with pytest.raises(UsageError, match="towers"):
+        run(tmp_path / "mirrored", model, accumulate=2, max_steps=4)
+
+
+class HeadFirst(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.last = layers.Dense(classes)  # Made first, called last.
+        self.features = layers.Dense(5)
+        self.flat = layers.Flatten()
+
+    def call(self, images):
+        return self.last(self.features(self.flat(images)))
+
+
+def test_the_head_is_the_layer_called_last(tmp_path):
+    kept = Kept()
+    run(
+        tmp_path / "run",
+        lambda _, classes: HeadFirst(classes),
+        kept,
+        freeze="all-but-head",
+    )
+    assert kept.moved() == [True, True, False, False]
+
+
+def test_names_to_freeze_are_those_of_the_model(tmp_path):
+    """Keras numbers layers throughout a process, and a notebook trains many models."""
+
+    def model(image_shape, classes):
+        base = sequential(image_shape, 5, layers.Dense(4), layers.Dense(4))
+        return keras.Sequential([keras.Input(image_shape), base, layers.Dense(classes)])
+
+    for number in range(2):
+        kept = Kept()
+        freeze = "sequential/dense_1, dense/bias"
+        run(tmp_path / f"{number}", model, kept, freeze=freeze)
+        frozen = [False, False, True, True, False, False, False, True]
+        assert kept.moved() == [not one for one in frozen]
+    mirrored = {"num_gpus": 2, "variable_update": "mirrored"}
+    run(tmp_path / "mirrored", model, freeze="sequential/*", **mirrored)
+    with pytest.raises(UsageError, match="sequential/dense_2, dense"):
+        run(tmp_path / "none", model, freeze="dense_7")
+
+
+def test_a_metric_that_is_no_scalar_is_named(monkeypatch):
+    def loss(outputs, labels, penalties):
+        found = models.loss(outputs, labels, penalties)
+        return {**found, "by class": tf.reduce_mean(outputs, axis=0)}
+
+    builder = make_towers(built(monkeypatch, sequential), ["/cpu:0"], loss=loss)
+    with pytest.raises(UsageError, match="by class"):
+        builder.step([(tf.constant(IMAGES), tf.constant(LABELS))])
+
+
 def scored(record, **options):
     found = evaluate(record, **options)
     return found["cross_entropy"], found["precision @ 1"]
@@ -168,20 +378,12 @@ def scored(record, **options):
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_last_values_are_restored_whatever_holds_them(tmp_path, precision):
     """A checkpoint's `model` lacks the layers that are in a list or a dict."""
-    pictures = RANDOM.integers(0, 256, (16, *SHAPE), np.uint8)
-    labels = np.arange(16) % CLASSES
-
-    record = train(
-        Config(
-            model=MODELS["layers in lists"],
-            data=((pictures, labels), (pictures, labels)),
-            train_dir=tmp_path / "run",
-            recipe="tutorial",
-            distortions="none",
-            precision=precision,
-            batch_size=16,
-            max_steps=5,
-            moving_average_decay=0.0,  # The averages are the last values.
-        ),
+    options = {"precision": precision, "max_steps": 5}
+    # Averages of such a decay are the last values.
+    record = run(
+        tmp_path / "run",
+        MODELS["layers in lists"],
+        moving_average_decay=0.0,
+        **options,
     )
     assert scored(record, use_averages=False) == pytest.approx(scored(record))
