@@ -57,7 +57,11 @@ class Row:
     tolerance: float = 1e-9
     quick: bool = False  # Whether it is part of the fast tests.
     differs: str | None = None  # The reason of an xfail.
-    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    given: Callable[[], Mapping[str, Any]] = dict  # Further arguments of `Config`.
+    # The same for the plain loop.
+    optimizer: Callable = lambda: keras.optimizers.SGD(RATE)
+    loss: Callable = plain.cross_entropy
+    metrics: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
 
 
 def params(rows):
@@ -103,7 +107,7 @@ def make_towers(row, devices):
             "moving_average_decay": 0.5,
             "batch_size": 8 // len(devices),
             "distortions": "none",
-            **row.given,
+            **row.given(),
         }
     )
     config = assembly.resolve_config(requested, placement)
@@ -119,14 +123,14 @@ def make_towers(row, devices):
 def trained(row, devices):
     """Returns what the package computes: losses, variables at both ends, logits."""
     towers = make_towers(row, devices)
-    model, losses = towers.state.model, []
+    model, results = towers.state.model, []
     begins = values(model)
     for images, labels in plain.batches():
         parts = [
-            (tf.constant(one, towers.state.model.variable_dtype), tf.constant(two))
-            for one, two in halves(images, labels, len(devices))
+            (tf.constant(one, model.variable_dtype), tf.constant(two))
+            for one, two in halves(images, labels, len(towers.devices))
         ]
-        losses.append(float(towers.step(parts).metrics["total_loss"]))
+        results.append(towers.step(parts).metrics)
     ends = values(model)
     if row.unseeded:
         begins, ends = begins[:-1], ends[:-1]
@@ -134,21 +138,38 @@ def trained(row, devices):
     of_values = [[variable.value for variable in each] for each in variables]
     images = tf.constant(plain.batches(4)[-1][0])
     logits, _ = evaluation_logits(model, *of_values, images)
-    return {"losses": losses, "begins": begins, "ends": ends, "logits": logits}
+    return {
+        "losses": [float(result["total_loss"]) for result in results],
+        "metrics": [[float(one[f"metrics/{n}"]) for n in row.metrics] for one in results],
+        "begins": begins,
+        "ends": ends,
+        "averages": [average.numpy() for average in towers.state.averages],
+        "logits": logits,
+    }
 
 
 def expected(row, count):
     """Returns the same as plain Keras computes it."""
     model = plain.built(row.build, row.precision)
-    optimizer, losses = keras.optimizers.SGD(RATE), []
+    optimizer, losses, metrics = row.optimizer(), [], []
     optimizer.build(model.trainable_variables)
-    begins, compute = values(model), plain.compiled(model)
+    begins, compute = values(model), plain.compiled(model, row.loss)
     for images, labels in plain.batches():
+        if row.metrics:  # Of the model before the update, in training mode.
+            logits = model(tf.constant(images), training=True)
+            found = [one(tf.constant(labels), logits) for one in row.metrics.values()]
+            metrics.append([float(np.mean(one)) for one in found])
         parts = halves(images, labels, count if row.by_tower else 1)
         losses.append(plain.step(model, optimizer, compute, parts))
     ends = values(model)
     logits = model(tf.constant(plain.batches(4)[-1][0]), training=False)
-    return {"losses": losses, "begins": begins, "ends": ends, "logits": logits}
+    found = {"losses": losses, "begins": begins, "ends": ends, "logits": logits}
+    if metrics:
+        found["metrics"] = metrics
+    if optimizer.use_ema:
+        optimizer.finalize_variable_values(model.trainable_variables)
+        found["averages"] = [one.numpy() for one in model.trainable_variables]
+    return found
 
 
 def halves(images, labels, count):
@@ -170,5 +191,8 @@ def assert_equal(found, wanted, tolerance):
             where = f"{when}: {name}"
             assert ours.dtype == theirs.dtype, where
             np.testing.assert_allclose(ours, theirs, within, within, err_msg=where)
-    logits = np.asarray(found["logits"]), np.asarray(wanted["logits"])
-    np.testing.assert_allclose(*logits, tolerance, tolerance, err_msg="evaluation")
+    for what in ("logits", "metrics", "averages"):
+        pairs = zip(found[what], wanted[what], strict=True) if what in wanted else ()
+        for pair in pairs:
+            ours, theirs = map(np.asarray, pair)
+            np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=what)

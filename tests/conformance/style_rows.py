@@ -459,7 +459,7 @@ def rows():
             refused_for_two=REFUSED_FOR_TWO.get(name),
             unseeded="unseeded" in name,
             differs=DIFFERS.get(name),
-            given={"deterministic": True} if "deterministic" in name else {},
+            given=lambda name=name: {"deterministic": "deterministic" in name},
         )
         for name, build in builds.items()
     ]
