@@ -28,6 +28,11 @@ _OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
 _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
 _RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial|(Eager)?PyFunc$"
 _CUSTOM_GRADIENTS = inspect.getsourcefile(tf.custom_gradient)
+_HIDDEN = (
+    "{} reads a variable within a tf.function, keras.remat or another custom gradient, "
+    "which would miss the value of a tower. Leave it out: --xla compiles, --sections "
+    "saves memory."
+)
 _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 
@@ -73,14 +78,14 @@ class _Recorder(keras.StatelessScope):
         super().__init__(collect_losses=True)
         self.read: list[keras.Variable] = []
         self.assigned: list[keras.Variable] = []
-        self.hidden: list[str] = []  # Paths of those that a tower could not replace.
+        self.hidden: list[str] = []  # Layers whose values no tower could replace.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns the value last assigned, or None, for that of the variable."""
         self.read.append(variable)
         files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)}
         if variable.trainable and _CUSTOM_GRADIENTS in files:
-            self.hidden.append(variable.path)
+            self.hidden.append(variable.path.rpartition("/")[0])
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -148,59 +153,65 @@ def check_training(
     Evaluation does not call this, because it also scores models that return
     probabilities.
     """
-    for method in _OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UsageError(
-                f"--model {name}: its class overrides {method}(), which the towers do "
-                "not call. Pass a loss to cifar10.Config, or use add_loss() in call()."
-            )
     traced, call = _traced(name, model, image_shape, classes)
-    calls = (op for op in traced.graph.get_operations() if "PartitionedCall" in op.type)
-    for op in calls:
-        if any(tensor.dtype == tf.resource for tensor in op.inputs):
-            call.hidden.append(f"a variable of {op.name}")
-    if call.hidden:
-        raise UsageError(
-            f"--model {name}: {call.hidden[0]} is read within a tf.function, "
-            "keras.remat or another custom gradient, which would miss the values of a "
-            "tower. Leave it out: --xla compiles, --sections saves memory."
-        )
-    _check_operations(name, traced.graph, deterministic=deterministic)
-    op = traced.outputs[0].op
-    while op.type in ("Identity", "Cast", "Reshape"):
-        op = op.inputs[0].op
     images = tf.random.stateless_normal((2, *image_shape), (0, 0))
     with keras.StatelessScope():
         rows = tf.cast(model(images, training=False), tf.float32)
-    sums = tf.reduce_sum(rows, axis=1)
-    if tf.reduce_all(rows >= 0.0) and tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING):
-        ends = "softmax"
-    elif op.type == "Sigmoid":
-        ends = "sigmoid"
-    else:
-        return
-    raise UsageError(
-        f"--model {name}: it ends in a {ends}, but the loss takes logits. Leave out "
-        "the activation (in keras.applications, classifier_activation=None)."
-    )
+    for problem in itertools.chain(
+        _problems_of_class(model),
+        _problems_of_graph(traced.graph, call.hidden, deterministic=deterministic),
+        _problems_of_outputs(traced.outputs[0].op, rows),
+    ):
+        raise UsageError(f"--model {name}: {problem}")
 
 
-def _check_operations(name: str, graph: tf.Graph, *, deterministic: bool) -> None:
-    """Refuses operations whose state no checkpoint holds."""
+def _problems_of_class(model: keras.Model) -> Iterator[str]:
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            yield (
+                f"its class overrides {method}(), which no tower calls. Pass a loss to "
+                "cifar10.Config, or use add_loss() in call()."
+            )
+    for layer in (model, *layer_tree.layers(model)):
+        if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
+            yield _HIDDEN.format(layer.name)
+
+
+def _problems_of_graph(
+    graph: tf.Graph, hidden: Sequence[str], *, deterministic: bool
+) -> Iterator[str]:
+    yield from map(_HIDDEN.format, hidden)
+    for op in graph.get_operations():
+        takes_variables = any(tensor.dtype == tf.resource for tensor in op.inputs)
+        if "PartitionedCall" in op.type and takes_variables:
+            yield _HIDDEN.format(op.name)
     whole = graph.as_graph_def()
     inner = (function.node_def for function in whole.library.function)
     # The names of nodes begin with those of the layers.
     for node in itertools.chain(whole.node, *inner):
         if re.match(_WRITING, node.op):
-            raise UsageError(
-                f"--model {name}: {node.name} changes a tf.Variable, and so would each "
-                "tower. Use add_weight(trainable=False) of the layer."
+            yield (
+                f"{node.name} changes a tf.Variable, and so would each tower. Use "
+                "add_weight(trainable=False) of the layer."
             )
         if deterministic and re.match(_RANDOM, node.op):
-            raise UsageError(
-                f"--deterministic: {node.name} has a state that no checkpoint holds. "
-                "Draw random numbers with keras.random."
+            yield (
+                f"{node.name} has a state that no checkpoint holds. Draw random "
+                "numbers with keras.random, or leave out --deterministic."
             )
+
+
+def _problems_of_outputs(op: tf.Operation, rows: tf.Tensor) -> Iterator[str]:
+    while op.type in ("Identity", "Cast", "Reshape"):
+        op = op.inputs[0].op
+    sums = tf.reduce_sum(rows, axis=1)
+    is_one = tf.reduce_all(rows >= 0.0) & tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING)
+    if is_one or op.type == "Sigmoid":
+        yield (
+            f"it ends in a {'softmax' if is_one else 'sigmoid'}, but the loss takes "
+            "logits. Leave out the activation (in keras.applications, "
+            "classifier_activation=None)."
+        )
 
 
 def _traced(

@@ -85,7 +85,23 @@ def trained(train_dir, **given):
     return record, runs.variables(runs.checkpoint(train_dir, 3))
 
 
+class Subclass(keras.Model):
+    """A model without a graph of layers."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.flat, self.dense = keras.layers.Flatten(), keras.layers.Dense(classes)
+
+    def call(self, images):
+        return self.dense(self.flat(images))
+
+
 CASES = {
+    "subclass": lambda: {
+        "loss": focal,
+        "metrics": {"margin": margin},
+        "model": lambda _, classes: Subclass(classes),
+    },
     "function": lambda: {"loss": focal},
     "mean": lambda: {
         "loss": lambda labels, logits: tf.reduce_mean(focal(labels, logits))
@@ -279,8 +295,47 @@ class Centre(keras.losses.Loss):
         return tf.reduce_sum(labels * logits, axis=-1) * self.centre
 
 
+class Rising(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def __call__(self, step):
+        return self.step * (tf.cast(step, tf.float32) + 1.0)
+
+
+class DescribedRising(Rising):
+    def get_config(self):
+        return {"step": self.step}
+
+
+def excluding(**what):
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(**what)
+    return optimizer
+
+
+sparse = keras.losses.SparseCategoricalCrossentropy
 BAD = {
-    "from_logits": lambda: {"loss": keras.losses.SparseCategoricalCrossentropy()},
+    "from_logits": lambda: {"loss": sparse()},
+    "loss gets logits": lambda: {"loss": keras.losses.sparse_categorical_crossentropy},
+    "metric m gets logits": lambda: {
+        "metrics": {"m": keras.losses.sparse_categorical_crossentropy}
+    },
+    "label_smoothing has no effect": lambda: {
+        "loss": sparse(from_logits=True),
+        "label_smoothing": 0.1,
+    },
+    "schedule has no effect": lambda: {
+        "learning_rate": DescribedRising(0.1),
+        "schedule": "cosine",
+    },
+    "Rising: .* get_config": lambda: {"learning_rate": Rising(0.1)},
+    "Adam: .* get_config": lambda: {"optimizer": keras.optimizers.Adam(Rising(0.1))},
+    "LossScaleOptimizer cannot be made": lambda: {
+        "optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))
+    },
+    "Give var_names": lambda: {"optimizer": excluding(var_list=[keras.Variable(1.0)])},
     "total_loss": lambda: {"loss": Sum(reduction="sum")},
     "random numbers or variables": lambda: {"loss": Centre()},
     "the mean of such": lambda: {"loss": lambda _, logits: tf.reduce_max(logits)},
@@ -332,3 +387,62 @@ def test_two_streams_are_a_training_and_a_test_part(tmp_path):
     streams = stream().batch(7).unbatch().apply(sized), stream().take(12)
     two = train(config(tmp_path / "2", max_steps=1, data=streams))
     assert evaluate(one) == evaluate(two) == evaluate(two, data=stream().take(12))
+
+
+class Position(keras.layers.Layer):
+    def build(self, shape):
+        given = {"shape": (1, *shape[1:]), "initializer": "ones"}
+        self.pos_embed = self.add_weight(name="pos_embed", **given)
+
+    def call(self, inputs):
+        return inputs + self.pos_embed
+
+
+def attentive(image_shape, classes):
+    image, layers = keras.Input(image_shape), keras.layers
+    net = Position(name="pos")(layers.Reshape((64, 3))(image))
+    net = layers.LayerNormalization(axis=[1, 2], name="norm")(net)
+    net = layers.MultiHeadAttention(2, 4, bias_initializer="ones", name="mha")(net, net)
+    return keras.Model(image, layers.Dense(classes)(layers.Flatten()(net)))
+
+
+def test_weight_decay_is_of_kernels_alone_and_of_those_not_excluded(tmp_path):
+    seen = {}
+
+    class Kept:
+        def on_start(self, run):
+            self.model = run.state.model
+            self.first = [one.numpy() for one in self.model.trainable_variables]
+
+        def on_end(self, *_):
+            pairs = zip(self.model.trainable_variables, self.first, strict=True)
+            for variable, first in pairs:
+                if first.any():
+                    factors = variable.numpy()[first != 0] / first[first != 0]
+                    seen[variable.path] = float(np.median(factors))
+
+    # Nothing moves but by decay.
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e9)
+    optimizer.exclude_from_weight_decay(var_names=["pos_embed", "value"])
+    given = config(tmp_path / "run", model=attentive, optimizer=optimizer, max_steps=1)
+    train(given, hooks=[Kept()])
+    for path, factor in seen.items():
+        is_kernel = path.endswith("kernel") and "value" not in path
+        assert factor == pytest.approx(0.95 if is_kernel else 1.0), path
+    assert len(seen) == 11
+    settings = run_config.read_run_config(tmp_path / "run")
+    assert settings["optimizer_arguments"]["exclude_from_weight_decay"] == (
+        "pos_embed|value"
+    )
+
+
+def test_a_schedule_of_the_programs_own_sets_the_rate(tmp_path):
+    for number, given in enumerate(
+        (
+            {"learning_rate": DescribedRising(0.25)},
+            {"optimizer": keras.optimizers.Adam(DescribedRising(0.25))},
+        )
+    ):
+        record = train(config(tmp_path / f"{number}", **given))
+        rates = [line["learning_rate"] for line in record.history.values()]
+        assert rates == [0.25, 0.5, 0.75]

@@ -79,6 +79,16 @@ class Compiled(layers.Layer):
         return tf.matmul(inputs, self.kernel)
 
 
+class CompiledModel(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.flat, self.dense = layers.Flatten(), layers.Dense(classes)
+
+    @tf.function
+    def call(self, images):
+        return self.dense(self.flat(images))
+
+
 class Recomputed(layers.Layer):
     def build(self, shape):
         self.dense = layers.Dense(5)
@@ -220,6 +230,7 @@ def test_a_check_leaves_the_state_of_a_model_alone(monkeypatch):
 REFUSED = {
     "remat": (lambda *of: sequential(*of, Recomputed()), "custom gradient"),
     "compiled": (lambda *of: sequential(*of, Compiled()), "tf.function"),
+    "compiled as a whole": (lambda _, classes: CompiledModel(classes), "tf.function"),
     "tf.Variable": (lambda *of: sequential(*of, OfTensorFlow(counts=True)), "tf.Var"),
     "method of fit": (own_step, "compute_loss"),
     "probabilities": (two_softmaxes, "softmax"),
