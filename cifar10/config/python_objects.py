@@ -13,6 +13,19 @@ from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
 from cifar10.towers.optimizers import EXCLUDED
 
+# Losses and metrics, however their names are spelled.
+_OF_PROBABILITIES = (
+    *("categoricalgeneralizedcrossentropy", "ctc", "dice", "kldivergence"),
+    *("poisson", "tversky"),
+)
+_OF_ONE_HOT = ("categorical_accuracy", "top_k_categorical_accuracy")
+# Optimizers of Keras that a run cannot have, and why.
+_UNFIT = {
+    "LossScaleOptimizer": "is what precision='float16' adds",
+    "MultiOptimizer": "has several learning rates, and a run has one",
+    "ScheduleFreeAdamW": "evaluates other values than it trains, which no checkpoint "
+    "holds",
+}
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
 
@@ -55,6 +68,12 @@ def _check_takes_logits(what: str, function: Callable) -> None:
         with contextlib.suppress(TypeError, ValueError):  # Of some built-in callables.
             parameters = {**inspect.signature(function).parameters}
         from_logits = getattr(parameters.get("from_logits"), "default", None)
+    function = getattr(function, "func", function)  # Of a `functools.partial`.
+    name = getattr(function, "__name__", type(function).__name__)
+    if name.replace("_", "").lower() in _OF_PROBABILITIES:
+        raise UsageError(f"{what}, {name}, takes probabilities, but it gets logits.")
+    if name in _OF_ONE_HOT:
+        raise UsageError(f"{what} gets whole numbers as labels. Give sparse_{name}.")
     if from_logits is False:
         raise UsageError(
             f"{what} gets logits. Create it with from_logits=True, or give "
@@ -83,12 +102,14 @@ class OwnMetrics(dict[str, Callable]):
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
+    if reason := _UNFIT.get(name):
+        raise UsageError(f"optimizer: {name} {reason}. Give another one.")
     try:
         usual = type(optimizer)(0.0).get_config()
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"optimizer: {name} cannot be made from a learning rate alone. Give one "
-            "that can, without a LossScaleOptimizer, which precision='float16' adds."
+            "that can."
         ) from error
     # The object itself, which Keras could recreate only if it were registered.
     rate = vars(optimizer)["_learning_rate"]

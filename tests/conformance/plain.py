@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 SHAPE, CLASSES = (8, 8, 3), 4
-SEED = 3
+SEED, DECAY = 3, 0.5
 # docs/subtleties.md: the seeds of tower n are those of the model plus n times this.
 STRIDE = 0x9E3779B1
 
@@ -93,3 +93,12 @@ def step(model, optimizer, compute, parts):
     present, variables = zip(*((g, v) for g, v in pairs if g is not None), strict=True)
     optimizer.apply(present, variables)
     return np.mean(losses)
+
+
+def averaged(averages, model, decay, step):
+    """Returns moving averages after a step, as `tf.train.ExponentialMovingAverage`."""
+    decay = min(decay, (1 + step) / (10 + step))
+    return [
+        (decay * one + (1.0 - decay) * variable.numpy()).astype(one.dtype)
+        for one, variable in zip(averages, model.trainable_variables, strict=True)
+    ]

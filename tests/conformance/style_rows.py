@@ -242,6 +242,14 @@ def _penalty(value):
     return call
 
 
+def compiled(self, inputs, training):
+    return tf.function(self.dense)(inputs)
+
+
+def rematerialized(self, inputs, training):
+    return keras.remat(self.dense)(inputs)
+
+
 def checkpointed(net):
     return keras.layers.Lambda(lambda values: keras.remat(ops.tanh)(values))(net)
 
@@ -391,7 +399,7 @@ EQUAL = {
             lambda x: ops.cond(ops.mean(x) > 0, lambda: x, lambda: 2.0 * x)
         )(net)
     ),
-    "rematerialization": around(checkpointed),
+    "rematerialization of operations": around(checkpointed),
     "stop_gradient": around(lambda net: net + ops.stop_gradient(net)),
     "synchronized batch norm": around(
         lambda net: L.BatchNormalization(momentum=0.5, synchronized=True)(net)
@@ -419,6 +427,8 @@ REFUSED = {
     ),
     "noise of TensorFlow, deterministic": (layer(tensorflow_noise), "--deterministic"),
     "RNN that keeps its state": (around(stateful), "batch size must be static"),
+    "layer within tf.function": (layer(compiled, _dense), "tf.function|reads"),
+    "rematerialization of a layer": (layer(rematerialized, _dense), "remat|reads"),
     "failing function": (lambda shape, classes: 1 / 0, "ZeroDivisionError"),
 }
 # What a layer makes of an image depends on the others of its batch, or on chance.

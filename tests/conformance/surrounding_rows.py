@@ -5,10 +5,10 @@ Each public name of the modules of Keras is in it. An optimizer without a row of
 is the row of its object, `Config(optimizer=keras.optimizers.Adam(...))`.
 """
 
+import dataclasses
 import functools
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers as L  # noqa: N812
 from keras import ops
@@ -17,6 +17,8 @@ from conformance import plain
 from conformance.rows import RATE, Row
 
 K = keras.optimizers
+# Keras itself has no float64 there.
+IN_FLOAT32 = {"precision": "float32", "tolerance": 1e-4}
 
 
 def small(image_shape, classes):
@@ -46,16 +48,6 @@ def _without_biases(make):
     return spared
 
 
-def _object(name, make, **options):
-    given = lambda: {"optimizer": make(), "learning_rate": None}  # noqa: E731
-    return _row(name, lambda: _without(given(), None), make, **options)
-
-
-def _without(values, absent):
-    return {name: value for name, value in values.items() if value is not absent}
-
-
-RATES = {"adadelta": 1.0, "adafactor": 0.05, "lion": 0.01, "rmsprop": 0.01}
 OPTIMIZERS = {
     "Adadelta": lambda: K.Adadelta(1.0, rho=0.9),
     "Adafactor": lambda: K.Adafactor(0.05, relative_step=False),
@@ -65,15 +57,15 @@ OPTIMIZERS = {
     "AdamW": lambda: K.AdamW(0.02, weight_decay=0.1),
     "Lamb": lambda: K.Lamb(0.02),
     "Lion": lambda: K.Lion(0.01, weight_decay=0.2),
+    "Ftrl": lambda: K.Ftrl(0.1),
     "Muon": lambda: K.Muon(0.02),
     "Nadam": lambda: K.Nadam(0.02),
     "RMSprop": lambda: K.RMSprop(0.01, momentum=0.9, centered=True),
     "SGD": lambda: K.SGD(0.1, momentum=0.9, nesterov=True),
 }
 OPTIMIZERS_REFUSED = {
-    "Ftrl": (lambda: K.Ftrl(0.1), "Ftrl"),
     "ScheduleFreeAdamW": (lambda: K.ScheduleFreeAdamW(0.1), "ScheduleFreeAdamW"),
-    "LossScaleOptimizer": (lambda: K.LossScaleOptimizer(K.SGD(0.1)), "learning rate"),
+    "LossScaleOptimizer": (lambda: K.LossScaleOptimizer(K.SGD(0.1)), "float16"),
     "MultiOptimizer": (
         lambda: K.MultiOptimizer(K.OptimizerMap(K.SGD(0.1))),
         "MultiOptimizer",
@@ -112,11 +104,12 @@ def optimizer_rows():
         decays = name in ("AdamW", "Lion", "Muon")
         yield _row(
             name,
-            lambda make=make: {"optimizer": make(), "learning_rate": _rate(make())},
+            lambda make=make: _of_object(make()),
             _without_biases(make) if decays else make,
+            **(IN_FLOAT32 if name == "Muon" else {}),
         )
     for name, (make, said) in OPTIMIZERS_REFUSED.items():
-        yield _row(name, lambda make=make: {"optimizer": make()}, refused=said)
+        yield _row(name, lambda make=make: _of_object(make()), refused=said)
     yield _row("own optimizer", lambda: _of_object(Signed(0.01)), lambda: Signed(0.01))
     for name in ("adagrad", "adam", "adamax", "lamb", "nadam"):
         kind = {key.lower(): kind for key, kind in vars(K).items()}[name]
@@ -138,11 +131,7 @@ def optimizer_rows():
     yield _row(
         "clip_norm", lambda: {"clip_norm": 0.2}, lambda: K.SGD(RATE, global_clipnorm=0.2)
     )
-    yield _row(
-        "averages",
-        lambda: {"moving_average_decay": 0.05},  # Below the ramp of `average_decay`.
-        lambda: K.SGD(RATE, use_ema=True, ema_momentum=0.05),
-    )
+    yield _row("averages", lambda: {"moving_average_decay": 0.15})
     yield _row(
         "averages of an object",
         lambda: _of_object(K.SGD(0.1, use_ema=True)),
@@ -173,11 +162,7 @@ def _excluding(optimizer, names):
 
 
 def _of_object(optimizer):
-    return {"optimizer": optimizer, "learning_rate": _rate(optimizer)}
-
-
-def _rate(optimizer):
-    return float(optimizer.learning_rate)
+    return {"optimizer": optimizer, "learning_rate": None, "momentum": None}
 
 
 # ---- schedules
@@ -210,7 +195,7 @@ def schedule_rows():
         )
         yield _row(
             f"{name} in an optimizer",
-            lambda plainly=plainly: {"optimizer": plainly(), "learning_rate": None},
+            lambda plainly=plainly: _of_object(plainly()),
             plainly,
         )
 
@@ -232,20 +217,20 @@ LOSSES = {
     "Huber": [{"dtype": "float64", "delta": 0.5}],
     "LogCosh": [{"dtype": "float64"}],
     "MeanAbsoluteError": [{"dtype": "float64"}],
+    "MeanAbsolutePercentageError": [{"dtype": "float64"}],
     "MeanSquaredError": [{"dtype": "float64"}],
+    "MeanSquaredLogarithmicError": [{"dtype": "float64"}],
     "SparseCategoricalCrossentropy": [{**_SPARSE}, {**_SPARSE, "reduction": None}],
     "SquaredHinge": [{"dtype": "float64"}],
 }
 LOSSES_REFUSED = {
-    "Circle": ({"dtype": "float64"}, "one value per image"),
-    "Dice": ({"dtype": "float64"}, "one value per image"),
-    "Tversky": ({"dtype": "float64"}, "one value per image"),
-    "CTC": ({"dtype": "float64"}, "loss"),
-    "CategoricalGeneralizedCrossEntropy": ({"dtype": "float64"}, "logits"),
-    "KLDivergence": ({"dtype": "float64"}, "logits"),
-    "Poisson": ({"dtype": "float64"}, "logits"),
-    "MeanAbsolutePercentageError": ({"dtype": "float64"}, "logits"),
-    "MeanSquaredLogarithmicError": ({"dtype": "float64"}, "logits"),
+    "Circle": "one value per image",
+    "CTC": "probabilities",
+    "CategoricalGeneralizedCrossEntropy": "probabilities",
+    "Dice": "probabilities",
+    "KLDivergence": "probabilities",
+    "Poisson": "probabilities",
+    "Tversky": "probabilities",
 }
 NO_LOSSES = {"Loss": "the base class"}
 LOSSES_FROM_PROBABILITIES = (
@@ -279,8 +264,8 @@ def loss_rows():
                 lambda make=make: {"loss": make()},
                 loss=plain_loss(make()),
             )
-    for name, (arguments, said) in LOSSES_REFUSED.items():
-        make = functools.partial(getattr(_C, name), **arguments)
+    for name, said in LOSSES_REFUSED.items():
+        make = functools.partial(getattr(_C, name), dtype="float64")
         yield _row(name, lambda make=make: {"loss": make()}, refused=said)
     for name in LOSSES_FROM_PROBABILITIES:
         make = getattr(_C, name)
@@ -339,6 +324,13 @@ METRICS = {
         _M.sparse_categorical_crossentropy, from_logits=True
     ),
 }
+# They take labels of other shapes than whole numbers, or compare images.
+METRICS_REFUSED = {
+    name: functools.partial(one, from_logits=True) if "entropy" in name else one
+    for name, one in vars(_M).items()
+    if not isinstance(one, type) and not name.startswith(("_", "sparse"))
+    if callable(one) and name not in ("deserialize", "get", "serialize")
+}
 
 
 def metric_rows():
@@ -347,6 +339,14 @@ def metric_rows():
             f"metric {name}",
             lambda metric=metric: {"metrics": {"it": metric}},
             metrics={"it": metric},
+            **(IN_FLOAT32 if "top_k" in name else {}),
+        )
+    for name, metric in METRICS_REFUSED.items():
+        said = "probabilities|whole numbers|it failed on labels"
+        yield _row(
+            f"metric {name}",
+            lambda metric=metric: {"metrics": {"it": metric}},
+            refused=said,
         )
     for name, kind in vars(_M).items():
         if isinstance(kind, type) and name not in NO_METRICS:
@@ -431,10 +431,11 @@ def part_rows():
         ("kernel_regularizer", REGULARIZERS),
     ):
         for name, make in table.items():
-            yield _row(f"{argument} {name}", build=_with(argument, make))
+            orthogonal = IN_FLOAT32 if name == "OrthogonalRegularizer" else {}
+            yield _row(f"{argument} {name}", build=_with(argument, make), **orthogonal)
 
 
-QUICK = ("AdamW", "clip_norm", "averages", "accumulate", "CosineDecay in an optimizer")
+QUICK = ("AdamW", "clip_norm", "accumulate", "CosineDecay in an optimizer", "Dice")
 DIFFERS = {}
 
 
@@ -442,7 +443,12 @@ def rows():
     found = []
     for of_kind in (optimizer_rows, schedule_rows, loss_rows, metric_rows, part_rows):
         found += of_kind()
-    return found
+    return [
+        dataclasses.replace(
+            row, quick=row.name in QUICK, differs=DIFFERS.get(row.name)
+        )
+        for row in found
+    ]
 
 
 # Tables that have each public name of a module.
@@ -454,4 +460,3 @@ COMPLETE = (
     (_T, CONSTRAINTS, NO_CONSTRAINTS),
     (_R, REGULARIZERS, NO_REGULARIZERS),
 )
-_ = np
