@@ -87,7 +87,7 @@ def build_towers(
         config, placement, replicas, types.SimpleNamespace(classes=10), images[:64]
     )
     towers, *_ = assembly.build_towers(
-        config, placement, states, strategy, Workers(), images
+        config, placement, states, strategy, Workers(), images, classes=10
     )
     size = config.batch.batch_size
     shape = distortions.image_shape(config.images.distortions, images.shape[1:])

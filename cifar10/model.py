@@ -68,7 +68,8 @@ class _Call(keras.StatelessScope):
     """
 
     def __init__(self, model: keras.Model, mapping: list[tuple]) -> None:
-        super().__init__(mapping, collect_losses=True)
+        # Keras makes a generator in each thread of replicas. No value of it is used.
+        super().__init__(mapping, collect_losses=True, initialize_variables=False)
         self._given = {id(variable): value for variable, value in mapping}
         self._unseeded = unseeded(model)
 

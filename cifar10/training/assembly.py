@@ -169,7 +169,7 @@ def assemble(
         strategy,
         workers,
         images,
-        dataset.classes,
+        classes=dataset.classes,
         class_weights=resolve_class_weights(
             config.loss.class_weights, labels, dataset.class_names
         ),
@@ -302,8 +302,9 @@ def build_state(
 ) -> TrainState:
     """Builds an initialized model and its optimizer on the device `home`."""
     image_shape = distortions.image_shape(config.images.distortions, shape)
+    name = config.network.model
     model = build_model(
-        config.network.model,
+        name,
         image_shape,
         classes,
         precision=config.network.precision,
@@ -311,18 +312,11 @@ def build_state(
         device=home,
         options={option: getattr(config.network, option) for option in OPTIONS},
     )
-    if is_code(config.network.model):
-        custom.check_training(
-            config.network.model,
-            model,
-            image_shape,
-            classes,
-            deterministic=config.speed.deterministic,
-        )
+    if is_code(name):
+        exactly = config.speed.deterministic
+        custom.check_training(name, model, image_shape, classes, deterministic=exactly)
     if config.update.stages or config.fine_tuning.freeze:
-        prepare_model(
-            model, config.network.model, config.all_stages, image_shape, classes
-        )
+        prepare_model(model, name, config.all_stages, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = build_optimizer(
             config.update.optimizer,
@@ -330,7 +324,7 @@ def build_state(
             config.update.momentum,
             config.update.optimizer_arguments,
             variables=model.trainable_variables,
-            trained_parts=find_architecture(config.network.model).trained_parts,
+            trained_parts=find_architecture(name).trained_parts,
             scale_loss=config.network.precision == "float16",
             scale_updates=config.fine_tuning.pretrained_rate != 1.0,
         )
@@ -344,8 +338,8 @@ def build_towers(
     strategy: tf.distribute.Strategy | None,
     workers: Workers,
     images: Images,
-    classes: int,
     *,
+    classes: int,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers, the planner of their memory and a line about the sections.

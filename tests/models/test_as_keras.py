@@ -253,6 +253,17 @@ def test_numbers_that_no_checkpoint_holds_are_random_or_refused(monkeypatch):
         custom.check_training("own", model, SHAPE, CLASSES, deterministic=True)
 
 
+def test_a_layer_that_cannot_compute_in_bfloat16_is_told_of_float32(monkeypatch):
+    class Constant(layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.constant(2.0)
+
+    kind = lambda *of: sequential(*of, Constant())  # noqa: E731
+    with pytest.raises(UsageError, match="--precision float32"):
+        built(monkeypatch, kind, precision="bfloat16")
+    built(monkeypatch, kind)
+
+
 def test_a_state_that_no_layer_holds_is_refused(monkeypatch):
     outside = keras.Variable(0.0, name="outside", trainable=False)
 
@@ -300,6 +311,18 @@ def test_random_numbers_without_a_generator_go_on_after_a_resume(tmp_path):
         ends.append([variable.numpy() for variable in kept.model.variables])
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_replicas_draw_as_towers_do(tmp_path):
+    """Keras makes a generator for each thread, and each replica has a thread."""
+    ends = []
+    for kind in ("towers", "mirrored"):
+        kept = Kept()
+        given = {"num_gpus": 2, "variable_update": kind}
+        run(tmp_path / kind, MODELS["unseeded"], kept, **given)
+        ends.append([variable.numpy() for variable in kept.model.variables])
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_a_loss_that_depends_on_the_size_of_a_batch_is_of_one_tower(tmp_path):

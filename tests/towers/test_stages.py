@@ -178,7 +178,7 @@ def test_a_frozen_variable_and_its_momentum_stay_as_they_are(four_cpus, caplog):
     before, moved = bias.numpy(), momentum.numpy()
     assert moved.any()
     weight = kernel.numpy()
-    builder.freeze([bias.path])
+    builder.freeze(["dense/bias"])
     for step in range(2):
         assert [*builder.gradients(batches)] == [kernel.path]
         builder.step(batches)

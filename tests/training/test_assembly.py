@@ -75,7 +75,7 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
     )
     update = assembly.build_update(config, 100)
     state = TrainState(one_weight(), keras.optimizers.SGD())
-    averages = Averages([tf.constant([[12.0]])], [], {}, tf.zeros(2), 10)
+    averages = Averages([tf.constant([[12.0]])], [None], {}, tf.zeros(2), 10)
     (kernel,) = state.model.trainable_variables
     for step, rate in rates.items():
         state.global_step.assign(step)
@@ -118,7 +118,7 @@ def test_towers_are_numbered_across_workers():
         strategy,
         Workers(cluster),
         np.zeros((100, 32, 32, 3), np.uint8),
-        10,
+        classes=10,
     )
     assert (towers.first_tower, towers.num_towers) == (4, 6)
     assert towers.tower_names[4] == "/cpu:0 of worker 2"
@@ -187,3 +187,11 @@ def test_layers_that_another_model_had_first_are_no_obstacle():
     model = keras.Sequential([image, *first.layers[1:], added])
     shown = activations_of(model, "/cpu:0")(tf.ones([2, 24, 24, 3]))
     assert shown == {}
+
+
+def test_more_towers_than_images_are_too_many():
+    config = resolved(batch_size=1, accumulate=4)
+    with pytest.raises(UsageError, match="Give fewer towers"):
+        assembly.check_epoch(config, 3)
+    with pytest.raises(UsageError, match="at most --batch_size 1"):
+        assembly.check_epoch(resolved(batch_size=3, accumulate=4), 9)
