@@ -111,7 +111,9 @@ def check(
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    failed = explained(f"--model {name}", f"the model failed on images of shape {image_shape}")
+    failed = explained(
+        f"--model {name}", f"the model failed on images of shape {image_shape}"
+    )
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
@@ -220,7 +222,9 @@ def _traced(
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
     images = tf.TensorSpec((2, *image_shape))
-    failed = explained(f"--model {name}", f"training failed on images of shape {image_shape}")
+    failed = explained(
+        f"--model {name}", f"training failed on images of shape {image_shape}"
+    )
     with failed, _Recorder() as call:
         traced = compute.get_concrete_function(
             images, name, model, classes, training=True

@@ -111,7 +111,7 @@ def take_initial_weights(
             "written by you on this machine, or was edited. Start over with --fresh."
         )
     source, layers = find_weights(config, state.model, settings)
-    variables, taken = layer_tree.by_name(state.model), set()
+    variables, taken = _variables(state.model), set()
     for name, values in layers.items():
         for variable, value in zip(variables[name], values, strict=True):
             variable.assign(value)
@@ -150,7 +150,7 @@ def find_weights(
             of_other_classes = names != settings["class_names"]
         else:
             there = read_layers(name, path, model)
-    variables = layer_tree.by_name(model)
+    variables = _variables(model)
     of_head = {id(variable) for variable in layer_tree.head(model).variables}
     found = {
         layer: values
@@ -164,6 +164,14 @@ def find_weights(
             "--model."
         )
     return source, found
+
+
+def _variables(model: "keras.Model") -> "dict[str, list[keras.Variable]]":
+    """Maps names to floating-point variables: of layers, and those of no layer."""
+    of_layers = layer_tree.layers(model)
+    held = {id(variable) for layer in of_layers for variable in layer.variables}
+    own = [v for v in model.variables if id(v) not in held and "float" in v.dtype]
+    return layer_tree.by_name(model) | ({model.name: own} if own else {})
 
 
 def _of_imagenet(name: str, model: "keras.Model") -> Layers:
@@ -233,7 +241,7 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
             theirs, ours = _places(copy), _places(own)
         loaded = {
             layer: [variable.numpy() for variable in variables]
-            for layer, variables in layer_tree.by_name(model).items()
+            for layer, variables in _variables(model).items()
         }
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(

@@ -1,6 +1,6 @@
 """Trains every row of the tables and prints how many are equal, refused or neither.
 
-    python -m tests.conformance [options of pytest, such as -k Dropout]
+python -m tests.conformance [options of pytest, such as -k Dropout]
 """
 
 import sys
@@ -21,7 +21,9 @@ class Totals:
         if report.when == "call" and "[" in report.nodeid:
             if hasattr(report, "wasxfail"):
                 outcome = "xfail"
-            self.found[outcome if outcome and not report.failed else report.outcome] += 1
+            self.found[
+                outcome if outcome and not report.failed else report.outcome
+            ] += 1
 
 
 totals = Totals()

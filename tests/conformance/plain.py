@@ -74,10 +74,10 @@ def step(model, optimizer, compute, parts):
     losses, found, after = [], [], []
     for number, (images, labels) in enumerate(parts):
         for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
             if variable.name == "seed_generator_state":
                 seed, counter = value.tolist()
-                value = np.array([(seed + number * STRIDE) % 2**32, counter])
-            variable.assign(value)
+                variable.assign([(seed + number * STRIDE) % 2**32, counter])
         one, of_part = compute(tf.constant(images), tf.constant(labels))
         losses.append(float(one))
         found.append(of_part)

@@ -1,10 +1,14 @@
 """The table of styles: how a program can write, share, freeze and nest a model."""
+# ruff: noqa: ARG001, ARG002 (calls have the arguments that Keras gives)
+# ruff: noqa: PLW0108 (a layer is made when a model is, not when the table is read)
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers as L  # noqa: N812
-from keras import ops
+from keras import (
+    layers as L,  # noqa: N812
+    ops,
+)
 
 from conformance.rows import Row
 
@@ -205,7 +209,9 @@ def noisy(self, inputs, training):
 
 
 def unseeded_noise(self, inputs, training):
-    return inputs + keras.random.normal((3,), dtype=inputs.dtype) if training else inputs
+    return (
+        inputs + keras.random.normal((3,), dtype=inputs.dtype) if training else inputs
+    )
 
 
 def tensorflow_noise(self, inputs, training):
@@ -380,7 +386,9 @@ EQUAL = {
     "add_loss, of a variable": layer(
         _penalty(lambda self, x: 0.1 * ops.sum(self.kernel**2)), _kernel
     ),
-    "activity regularizer": around(lambda net: L.Dense(3, activity_regularizer="l2")(net)),
+    "activity regularizer": around(
+        lambda net: L.Dense(3, activity_regularizer="l2")(net)
+    ),
     "regularizers": around(lambda net: L.Dense(3, **_REGULAR)(net)),
     "constraint": around(lambda net: L.Dense(3, kernel_constraint="unit_norm")(net)),
     "frozen layer": frozen(lambda: L.Dense(3)),
@@ -404,7 +412,9 @@ EQUAL = {
     "synchronized batch norm": around(
         lambda net: L.BatchNormalization(momentum=0.5, synchronized=True)(net)
     ),
-    "add_loss, value per image": layer(_penalty(lambda self, x: ops.mean(x**2, (1, 2, 3)))),
+    "add_loss, value per image": layer(
+        _penalty(lambda self, x: ops.mean(x**2, (1, 2, 3)))
+    ),
     "add_loss, sum": layer(_penalty(lambda self, x: 0.01 * ops.sum(x**2))),
 }
 REFUSED = {

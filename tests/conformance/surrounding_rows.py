@@ -10,8 +10,10 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras import layers as L  # noqa: N812
-from keras import ops
+from keras import (
+    layers as L,  # noqa: N812
+    ops,
+)
 
 from conformance import plain
 from conformance.rows import RATE, Row
@@ -129,7 +131,9 @@ def optimizer_rows():
             refused="--clip_norm" if name == "global_clipnorm" else None,
         )
     yield _row(
-        "clip_norm", lambda: {"clip_norm": 0.2}, lambda: K.SGD(RATE, global_clipnorm=0.2)
+        "clip_norm",
+        lambda: {"clip_norm": 0.2},
+        lambda: K.SGD(RATE, global_clipnorm=0.2),
     )
     yield _row("averages", lambda: {"moving_average_decay": 0.15})
     yield _row(
@@ -276,9 +280,7 @@ def loss_rows():
         )
     yield _row(
         "a sum over the batch",
-        lambda: {
-            "loss": _C.CategoricalCrossentropy(from_logits=True, reduction="sum")
-        },
+        lambda: {"loss": _C.CategoricalCrossentropy(from_logits=True, reduction="sum")},
         refused="one value per image",
     )
     yield _row("own loss", lambda: {"loss": focal}, loss=_mean_of(focal))
@@ -380,28 +382,28 @@ def _made(kind):
 _I = keras.initializers
 INITIALIZERS = {
     "Constant": lambda: _I.Constant(0.1),
-    "GlorotNormal": lambda: _I.GlorotNormal(),
+    "GlorotNormal": _I.GlorotNormal,
     "GlorotUniform": lambda: _I.GlorotUniform(seed=1),
-    "HeNormal": lambda: _I.HeNormal(),
-    "HeUniform": lambda: _I.HeUniform(),
+    "HeNormal": _I.HeNormal,
+    "HeUniform": _I.HeUniform,
     "Identity": lambda: _I.Identity(0.5),
-    "LecunNormal": lambda: _I.LecunNormal(),
-    "LecunUniform": lambda: _I.LecunUniform(),
-    "Ones": lambda: _I.Ones(),
-    "Orthogonal": lambda: _I.Orthogonal(),
-    "RandomNormal": lambda: _I.RandomNormal(),
-    "RandomUniform": lambda: _I.RandomUniform(),
-    "TruncatedNormal": lambda: _I.TruncatedNormal(),
+    "LecunNormal": _I.LecunNormal,
+    "LecunUniform": _I.LecunUniform,
+    "Ones": _I.Ones,
+    "Orthogonal": _I.Orthogonal,
+    "RandomNormal": _I.RandomNormal,
+    "RandomUniform": _I.RandomUniform,
+    "TruncatedNormal": _I.TruncatedNormal,
     "VarianceScaling": lambda: _I.VarianceScaling(2.0, "fan_out"),
-    "Zeros": lambda: _I.Zeros(),
+    "Zeros": _I.Zeros,
 }
 NO_INITIALIZERS = {"Initializer": "the base class", "STFT": "of STFTSpectrogram alone"}
 _T = keras.constraints
 CONSTRAINTS = {
     "MaxNorm": lambda: _T.MaxNorm(0.5),
     "MinMaxNorm": lambda: _T.MinMaxNorm(0.2, 0.4, 0.5),
-    "NonNeg": lambda: _T.NonNeg(),
-    "UnitNorm": lambda: _T.UnitNorm(),
+    "NonNeg": _T.NonNeg,
+    "UnitNorm": _T.UnitNorm,
 }
 NO_CONSTRAINTS = {"Constraint": "the base class"}
 _R = keras.regularizers
@@ -444,9 +446,7 @@ def rows():
     for of_kind in (optimizer_rows, schedule_rows, loss_rows, metric_rows, part_rows):
         found += of_kind()
     return [
-        dataclasses.replace(
-            row, quick=row.name in QUICK, differs=DIFFERS.get(row.name)
-        )
+        dataclasses.replace(row, quick=row.name in QUICK, differs=DIFFERS.get(row.name))
         for row in found
     ]
 
