@@ -332,7 +332,7 @@ BAD = {
     },
     "Rising: .* get_config": lambda: {"learning_rate": Rising(0.1)},
     "Adam: .* get_config": lambda: {"optimizer": keras.optimizers.Adam(Rising(0.1))},
-    "LossScaleOptimizer cannot be made": lambda: {
+    "LossScaleOptimizer is what": lambda: {
         "optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))
     },
     "Give var_names": lambda: {"optimizer": excluding(var_list=[keras.Variable(1.0)])},
