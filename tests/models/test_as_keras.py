@@ -142,24 +142,24 @@ class InLists(keras.Model):
 
 
 MODELS = {
-    "assigned kernel": lambda shape, classes: sequential(
+    "assigned-kernel": lambda shape, classes: sequential(
         shape, classes, layers.SpectralNormalization(layers.Dense(5))
     ),
-    "assigned scale": lambda shape, classes: sequential(
+    "assigned-scale": lambda shape, classes: sequential(
         shape, classes, Assigning(), kernel_regularizer="l2"
     ),
-    "regularized where it is assigned": lambda shape, classes: sequential(
+    "regularized-where-it-is-assigned": lambda shape, classes: sequential(
         shape,
         classes,
         layers.SpectralNormalization(layers.Dense(5, kernel_regularizer="l2")),
     ),
     "unseeded": lambda shape, classes: sequential(shape, classes, Unseeded()),
-    "seeded elsewhere": lambda shape, classes: sequential(shape, classes, Outside()),
-    "a loss for each image": lambda shape, classes: sequential(
-        shape, classes, PerImage()
+    "seeded-elsewhere": lambda shape, classes: sequential(shape, classes, Outside()),
+    "a-loss-for-each-image": lambda shape, classes: sequential(
+        shape, classes, layers.Dense(5), PerImage()
     ),
-    "layers in lists": lambda _, classes: InLists(classes),
-    "several dtypes": lambda shape, classes: sequential(
+    "layers-in-lists": lambda _, classes: InLists(classes),
+    "several-dtypes": lambda shape, classes: sequential(
         shape, classes, layers.Dense(5, dtype="float64"), layers.Dense(5)
     ),
     "activity": lambda shape, classes: sequential(
@@ -205,7 +205,7 @@ def test_a_tower_trains_it_as_keras_does(monkeypatch, kind):
 def test_towers_agree_on_what_a_layer_assigns(monkeypatch, four_cpus):
     ends = []
     for count in (1, 2, 4):
-        model = built(monkeypatch, MODELS["assigned kernel"])
+        model = built(monkeypatch, MODELS["assigned-kernel"])
         builder = make_towers(model, four_cpus[:count], average_decay=None)
         for _ in range(STEPS):
             builder.step(split(tf.constant(IMAGES), tf.constant(LABELS), count))
@@ -216,14 +216,14 @@ def test_towers_agree_on_what_a_layer_assigns(monkeypatch, four_cpus):
 
 
 def test_a_check_leaves_the_state_of_a_model_alone(monkeypatch):
-    for kind in ("assigned scale", "layers in lists", "unseeded"):
+    for kind in ("assigned-scale", "layers-in-lists", "unseeded"):
         model = built(monkeypatch, MODELS[kind])
         before = [variable.numpy() for variable in model.variables]
         custom.check_training(kind, model, SHAPE, CLASSES)
         custom.check(kind, model, SHAPE, CLASSES, is_code=True)
         for variable, value in zip(model.variables, before, strict=True):
             np.testing.assert_array_equal(variable, value, variable.path)
-    counter = built(monkeypatch, MODELS["assigned scale"]).layers[1].count
+    counter = built(monkeypatch, MODELS["assigned-scale"]).layers[1].count
     assert float(counter) == 0.0
 
 
@@ -416,7 +416,7 @@ def test_last_values_are_restored_whatever_holds_them(tmp_path, precision):
     # Averages of such a decay are the last values.
     record = run(
         tmp_path / "run",
-        MODELS["layers in lists"],
+        MODELS["layers-in-lists"],
         moving_average_decay=0.0,
         **options,
     )
