@@ -71,7 +71,7 @@ def params(rows):
         marks = [] if row.quick else [pytest.mark.slow]
         if row.differs:
             marks.append(pytest.mark.xfail(strict=True, reason=row.differs))
-        found.append(pytest.param(row, id=row.name, marks=marks))
+        found.append(pytest.param(row, id=row.name.replace(" ", "-"), marks=marks))
     return found
 
 
