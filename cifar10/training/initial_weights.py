@@ -159,9 +159,8 @@ def find_weights(
     }
     if not found:
         raise UsageError(
-            f"--initial_weights {name} fits no layer of {config.network.model} by "
-            f"place and shape: {first_few([*variables], _SHOWN_NAMES)}. Give its "
-            "--model."
+            f"--initial_weights {name} fits no layer of {config.network.model}, which "
+            f"has {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
         )
     return source, found
 
@@ -218,11 +217,8 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
     import numpy as np
 
     kept = [(variable, variable.numpy()) for variable in model.variables]
-    constant = [
-        layer
-        for layer in layer_tree.layers(model)
-        if isinstance(layer, keras.layers.Normalization)
-    ]
+    layers, kind = layer_tree.layers(model), keras.layers.Normalization
+    constant = [layer for layer in layers if isinstance(layer, kind)]
     try:
         with tempfile.TemporaryDirectory() as folder:
             own, copy = (Path(folder) / f"{one}.weights.h5" for one in ("own", "copy"))
@@ -240,8 +236,10 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
                 model.load_weights(copy, skip_mismatch=True, objects_to_skip=constant)
             theirs, ours = _places(copy), _places(own)
         loaded = {
-            layer: [variable.numpy() for variable in variables]
+            layer: values
             for layer, variables in _variables(model).items()
+            if (values := [variable.numpy() for variable in variables])
+            and not any(np.isnan(value).any() for value in values)
         }
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
@@ -251,11 +249,6 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
     finally:
         for variable, value in kept:
             variable.assign(value)
-    loaded = {
-        layer: values
-        for layer, values in loaded.items()
-        if not any(np.isnan(value).any() for value in values)
-    }
     of_place = {place: layer for layer, place in ours.items()}
     for layer, place in theirs.items():
         taker = of_place.get(place, place)
