@@ -19,13 +19,7 @@ _OF_PROBABILITIES = (
     *("poisson", "tversky"),
 )
 _OF_ONE_HOT = ("categorical_accuracy", "top_k_categorical_accuracy")
-# Optimizers of Keras that a run cannot have, and why.
-_UNFIT = {
-    "LossScaleOptimizer": "is what precision='float16' adds",
-    "MultiOptimizer": "has several learning rates, and a run has one",
-    "ScheduleFreeAdamW": "evaluates other values than it trains, which no checkpoint "
-    "holds",
-}
+_NOT_TAKEN = {"LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"}
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
 
@@ -102,14 +96,17 @@ class OwnMetrics(dict[str, Callable]):
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
-    if reason := _UNFIT.get(name):
-        raise UsageError(f"optimizer: {name} {reason}. Give another one.")
+    if not _NOT_TAKEN.isdisjoint(kind.__name__ for kind in type(optimizer).__mro__):
+        raise UsageError(
+            f"optimizer: {name} holds other optimizers, or other values to evaluate "
+            "than it trains. Give another; precision='float16' scales the loss."
+        )
     try:
         usual = type(optimizer)(0.0).get_config()
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise UsageError(
-            f"optimizer: {name} cannot be made from a learning rate alone. Give one "
-            "that can."
+            f"optimizer: {name} cannot be made from a learning rate alone. Give its "
+            f"other arguments defaults.\n{error}"
         ) from error
     # The object itself, which Keras could recreate only if it were registered.
     rate = vars(optimizer)["_learning_rate"]

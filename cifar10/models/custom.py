@@ -27,7 +27,7 @@ _OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
 # their own or run Python code.
 _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
 _RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial|(Eager)?PyFunc$"
-_CUSTOM_GRADIENTS = inspect.getsourcefile(tf.custom_gradient)
+_CUSTOM_GRADIENTS = inspect.getfile(tf.custom_gradient)
 _HIDDEN = (
     "{} reads a variable within a tf.function, keras.remat or another custom gradient, "
     "which would miss the value of a tower. Leave it out: --xla compiles, --sections "
@@ -83,7 +83,7 @@ class _Recorder(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns the value last assigned, or None, for that of the variable."""
         self.read.append(variable)
-        files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)}
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         if variable.trainable and _CUSTOM_GRADIENTS in files:
             self.hidden.append(variable.path.rpartition("/")[0])
         return super().get_current_value(variable)

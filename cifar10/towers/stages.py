@@ -110,10 +110,10 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
     paths = [known[id(variable)] for variable in model.trainable_variables]
     for one in frozen:
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
-            layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
+            layers = dict.fromkeys(path.rpartition("/")[0] or path for path in paths)
             raise UsageError(
                 f"--freeze, or a stage of the recipe: {name} has no layer or variable "
-                f"{one!a}. Its layers are {first_few(layers, _SHOWN_NAMES)}."
+                f"{one!a}. Its layers are {first_few([*layers], _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(

@@ -38,22 +38,22 @@ def check_model(
             f"Layer {names[0]} has synchronized=True, but towers that share variables "
             "compute statistics of their own images. Give --variable_update mirrored."
         )
-    if batches == 1:
-        return
     regularized = sum(bool(one.regularizer) for one in model.trainable_variables)
     trainable = [variable.value for variable in model.trainable_variables]
     non_trainable = [variable.value for variable in model.non_trainable_variables]
+    images = tf.random.stateless_normal((2 * _FEW, *image_shape), (0, 0))
 
-    def added(images: tf.Tensor, *, training: bool) -> float:
+    def added(images: tf.Tensor, *, training: bool) -> list[float]:
         state = trainable, non_trainable
         *_, penalties = models.inference(model, *state, images, training=training)
-        return sum(map(float, penalties[: len(penalties) - regularized]))
+        return [float(one) for one in penalties[: len(penalties) - regularized]]
 
-    images = tf.random.stateless_normal((2 * _FEW, *image_shape), (0, 0))
+    if batches == 1 or not added(images[:2], training=True):
+        return
     # Batch norm sees the same images in equal halves, and none of them in evaluation.
     for batch, training in (tf.concat([images[:_FEW]] * 2, 0), True), (images, False):
-        whole = added(batch, training=training)
-        halves = [added(part, training=training) for part in tf.split(batch, 2)]
+        whole = sum(added(batch, training=training))
+        halves = [sum(added(part, training=training)) for part in tf.split(batch, 2)]
         if not np.isclose(whole, np.mean(halves), _ROUGHLY, _TOLERANCE):
             raise UsageError(
                 "add_loss() of the model has to add a mean over the images of a batch, "

@@ -57,6 +57,12 @@ class HalfSign(keras.optimizers.Optimizer):
         return {**super().get_config(), "scale": self.scale}
 
 
+class TwoRates(HalfSign):
+    def __init__(self, learning_rate, other):
+        super().__init__(learning_rate)
+        self.other = other
+
+
 def stream():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
@@ -332,9 +338,18 @@ BAD = {
     },
     "Rising: .* get_config": lambda: {"learning_rate": Rising(0.1)},
     "Adam: .* get_config": lambda: {"optimizer": keras.optimizers.Adam(Rising(0.1))},
-    "LossScaleOptimizer is what": lambda: {
+    "LossScaleOptimizer holds": lambda: {
         "optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))
     },
+    "MultiOptimizer holds": lambda: {
+        "optimizer": keras.optimizers.MultiOptimizer(
+            [(keras.optimizers.SGD(0.1), lambda _: True)]
+        )
+    },
+    "ScheduleFreeAdamW holds": lambda: {
+        "optimizer": keras.optimizers.ScheduleFreeAdamW(0.1)
+    },
+    "TwoRates cannot be made": lambda: {"optimizer": TwoRates(0.1, 0.2)},
     "Give var_names": lambda: {"optimizer": excluding(var_list=[keras.Variable(1.0)])},
     "total_loss": lambda: {"loss": Sum(reduction="sum")},
     "random numbers or variables": lambda: {"loss": Centre()},
