@@ -1,9 +1,9 @@
 """Initializes a new run with the weights that `--initial_weights` names.
 
 The flag names `imagenet`, a file that Keras has written, the directory of a run, or the
-folder of a run's checkpoint. Keras loads its files by the structure of the model. The
-layers of a run are matched by their names and the shapes of their variables. A run that
-has a checkpoint of its own resumes from that checkpoint instead.
+folder of a run's checkpoint. Keras loads all of them, by the structure of the model. If
+the user named an outer layer, that name tells its place. A run that has a checkpoint of
+its own resumes from that checkpoint instead.
 
 A `.keras` file is a ZIP archive. It holds `model.weights.h5`, an HDF5 file with a group
 for each layer, and a description of the model. The description may name code to run,
@@ -229,12 +229,12 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
             ):
                 _copy_arrays(file, clean, content.seek(0, os.SEEK_END))
             model.save_weights(own)
+            _place_by_name(copy, own)
             for variable, value in kept:
                 if "float" in variable.dtype:  # What stays NaN was not loaded.
                     variable.assign(np.full_like(value, np.nan))
             with warnings.catch_warnings(action="ignore"):  # They name one layer.
                 model.load_weights(copy, skip_mismatch=True, objects_to_skip=constant)
-            theirs, ours = _places(copy), _places(own)
         loaded = {
             layer: values
             for layer, variables in _variables(model).items()
@@ -249,16 +249,6 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
     finally:
         for variable, value in kept:
             variable.assign(value)
-    of_place = {place: layer for layer, place in ours.items()}
-    for layer, place in theirs.items():
-        taker = of_place.get(place, place)
-        if layer in ours and taker != layer and taker in loaded:
-            raise UsageError(
-                f"--initial_weights {name}: Keras loads by structure, and would give "
-                f"the values of layer {layer!a} to layer {taker!a}. Build the model "
-                "with its layers in the file's order or, if this is what you mean, "
-                f"rename {layer!a}."
-            )
     return loaded
 
 
@@ -334,19 +324,33 @@ def _attribute(item: "h5py.Group | h5py.Dataset", name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _places(path: Path) -> dict[str, str]:
-    """Maps the names of outer layers in a file to the groups that hold their values.
+def _place_by_name(copy: Path, own: Path) -> None:
+    """Moves the values of named layers in a copy to where the file `own` has them.
 
-    Keras's default names end in a counter, which differs between processes. They are
-    replaced by the names of the groups, which are numbered in each file.
+    Keras would give them to another layer, if layers before them differ in number, or
+    are of the faster classes of this package, which an export replaces.
     """
     import h5py
 
-    places = {}
-    with h5py.File(path, "r") as file:
-        for place, group in file.get("layers", {}).items():
-            if "vars" in group:
-                name = _attribute(group["vars"], "name") or place
-                is_default = layer_tree.same_but_number(name, place)
-                places[place if is_default else name] = place
-    return places
+    with h5py.File(copy, "r+") as file, h5py.File(own, "r") as ours:
+        to = _places(ours)
+        moves = {at: to[name] for name, at in _places(file).items() if name in to}
+        for place in moves:
+            file.move(place, f"moved/{place}")
+        for place, target in moves.items():
+            if target in file:
+                del file[target]
+            file.move(f"moved/{place}", target)
+
+
+def _places(file: "h5py.File") -> dict[str, str]:
+    """Maps the names of outer layers in a file to the groups that hold their values.
+
+    Leaves out Keras's default names, whose counters differ between processes.
+    """
+    return {
+        name: f"layers/{key}"
+        for key, group in file.get("layers", {}).items()
+        if (name := _attribute(group.get("vars", group), "name"))
+        and not layer_tree.same_but_number(name, key)
+    }

@@ -24,6 +24,7 @@ from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
+from cifar10.tools.export_formats import with_keras_layers
 from cifar10.towers.devices import Placement
 from cifar10.towers.optimizers import build_optimizer, slow_down
 from cifar10.towers.stages import find_frozen
@@ -279,16 +280,37 @@ def test_a_layer_that_does_not_get_all_values_begins_anew(tmp_path):
     assert [*read(path, build(4))] == ["dense"]
 
 
-def test_values_that_would_go_to_a_layer_of_another_name_are_refused(tmp_path):
+def test_names_of_outer_layers_tell_their_places(tmp_path):
+    """Keras counts layers of a class, and would give `head` to the layer before it."""
+
     def build(*names):
         layers = [keras.layers.Dense(4, name=name) for name in names]
-        return keras.Sequential([keras.Input((4,)), *layers])
+        return drawn(keras.Sequential([keras.Input((4,)), *layers]), len(names))
 
     path = tmp_path / "there.weights.h5"
-    build("hidden", "head").save_weights(path)
+    source = build("hidden", "head")
+    source.save_weights(path)
     assert [*read(path, build("hidden", "renamed"))] == ["hidden", "renamed"]
-    with pytest.raises(UsageError, match="'head' to layer 'more'"):
-        read(path, build("hidden", "more", "head"))
+    for names in (("hidden", "more", "head"), ("head", "hidden"), ("head",)):
+        found = read(path, build(*names))
+        assert [*found] == [name for name in names if name != "more"]
+        for name, arrays in found.items():
+            expected = source.get_layer(name).kernel.numpy()
+            np.testing.assert_array_equal(arrays[0], expected)
+
+
+@pytest.mark.parametrize("name", ["tutorial", "resnet", "airbench"])
+def test_an_export_gives_all_layers_their_values(tmp_path, name):
+    """Its layers are those of Keras, not the faster ones."""
+    path, options = tmp_path / "it.keras", {"depth": 8 if name == "resnet" else None}
+    source = drawn(build_model(name, (32, 32, 3), 10, options=options), 1)
+    with_keras_layers(source).save(path)
+    found = read(path, build_model(name, (32, 32, 3), 10, options=options))
+    expected = values(source)
+    assert found.keys() == expected.keys()
+    for layer, arrays in expected.items():
+        for array, other in zip(arrays, found[layer], strict=True):
+            np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.slow
