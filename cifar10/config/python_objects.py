@@ -108,12 +108,11 @@ def _settings(optimizer: Any) -> dict[str, Any]:
             f"optimizer: {name} cannot be made from a learning rate alone. Give its "
             f"other arguments defaults.\n{error}"
         ) from error
-    # The object itself, which Keras could recreate only if it were registered.
-    rate = vars(optimizer)["_learning_rate"]
     config = _described(optimizer)
     config.pop("name")  # Keras numbers its objects in their names.
-    if isinstance(config.pop("learning_rate"), float):
-        rate = float(rate)
+    rate = config.pop("learning_rate")
+    if not isinstance(rate, float):  # Keras could recreate only what is registered.
+        rate = vars(optimizer)["_learning_rate"]
     arguments = {name: value for name, value in config.items() if value != usual[name]}
     if vars(optimizer).get("_exclude_from_weight_decay"):
         raise UsageError(
