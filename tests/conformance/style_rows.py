@@ -129,15 +129,12 @@ def quantized(image_shape, classes):
     return model
 
 
-def of_policy_map(image_shape, classes):
+def of_policy_map(net):
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="float64")
-    policies["inner/dense"] = keras.DTypePolicy("float32")
-    inner = keras.Sequential(
-        [keras.Input(image_shape), L.Dense(3, name="dense")], name="inner"
+    policies["adapted"] = keras.DTypePolicy("float32")
+    return L.Dense(3, name="other", dtype=policies)(
+        L.Dense(3, name="adapted", dtype=policies)(net)
     )
-    inner = keras.Sequential.from_config({**inner.get_config(), "dtype": policies})
-    image = keras.Input(image_shape)
-    return _head(image, inner(image), classes)
 
 
 def _float(name):
@@ -399,7 +396,7 @@ EQUAL = {
     "lora": with_lora,
     "quantized": quantized,
     "float32 head": _head_dtype,
-    "policy map": of_policy_map,
+    "policy map": around(of_policy_map),
     "mixed bfloat16 layer": around(lambda net: L.Dense(3, dtype="mixed_bfloat16")(net)),
     "mixed float16 layer": around(lambda net: L.Dense(3, dtype="mixed_float16")(net)),
     "condition": around(
