@@ -23,10 +23,9 @@ _LIBRARIES = tuple(
 )
 # Methods of a model that `fit`, `evaluate` and `predict` call, but no tower.
 _OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
-# Operations that write variables, and those that draw random numbers from a state of
-# their own or run Python code.
+# Operations that write variables, and those with a random state of their own.
 _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
-_RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial|(Eager)?PyFunc$"
+_RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial"
 _CUSTOM_GRADIENTS = inspect.getfile(tf.custom_gradient)
 _HIDDEN = (
     "{} reads a variable within a tf.function, keras.remat or another custom gradient, "
