@@ -110,9 +110,7 @@ def check(
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    failed = explained(
-        f"--model {name}", f"the model failed on images of shape {image_shape}"
-    )
+    failed = explained(f"--model {name}", f"it failed on images of {image_shape}")
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
@@ -221,9 +219,7 @@ def _traced(
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
     images = tf.TensorSpec((2, *image_shape))
-    failed = explained(
-        f"--model {name}", f"training failed on images of shape {image_shape}"
-    )
+    failed = explained(f"--model {name}", f"training on {image_shape} images failed")
     with failed, _Recorder() as call:
         traced = compute.get_concrete_function(
             images, name, model, classes, training=True

@@ -275,13 +275,12 @@ def _copy_arrays(file: "h5py.File", clean: "h5py.File", size: int) -> None:
     """
     import h5py
 
-    visited: set[str] = set()
-    left = size
+    visited, left = 0, size
 
     def visit(path: str, item: h5py.Group | h5py.Dataset) -> None:
-        nonlocal left
-        visited.add(path)
-        if len(visited) > _MOST_ENTRIES:
+        nonlocal visited, left
+        visited += 1
+        if visited > _MOST_ENTRIES:
             raise ValueError(f"the file has more than {_MOST_ENTRIES:,} entries")
         if path.count("/") > _DEEPEST:
             raise ValueError(f"the file has more than {_DEEPEST} groups in each other")
