@@ -13,6 +13,12 @@ from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
 from cifar10.towers.optimizers import EXCLUDED
 
+# Losses and metrics, however their names are spelled.
+_OF_PROBABILITIES = (
+    *("categoricalgeneralizedcrossentropy", "ctc", "dice", "kldivergence"),
+    *("poisson", "tversky"),
+)
+_OF_ONE_HOT = ("categorical_accuracy", "top_k_categorical_accuracy")
 _NOT_TAKEN = {"LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"}
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
@@ -56,6 +62,12 @@ def _check_takes_logits(what: str, function: Callable) -> None:
         with contextlib.suppress(TypeError, ValueError):  # Of some built-in callables.
             parameters = {**inspect.signature(function).parameters}
         from_logits = getattr(parameters.get("from_logits"), "default", None)
+    function = getattr(function, "func", function)  # Of a `functools.partial`.
+    name = getattr(function, "__name__", type(function).__name__)
+    if name.replace("_", "").lower() in _OF_PROBABILITIES:
+        raise UsageError(f"{what}, {name}, takes probabilities, but it gets logits.")
+    if name in _OF_ONE_HOT:
+        raise UsageError(f"{what} gets whole numbers as labels. Give sparse_{name}.")
     if from_logits is False:
         raise UsageError(
             f"{what} gets logits. Create it with from_logits=True, or give "

@@ -57,7 +57,7 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
         "its ImageNet weights cannot be loaded from ~/.keras/models or the network.\n"
         "Without a network, put the file at the end of the URL below into that folder"
     )
-    with custom.explained(name, problem):
+    with custom.explained(f"--model {name}", problem):
         return _features(application, image_shape, None, weights="imagenet")
 
 

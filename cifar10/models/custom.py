@@ -36,8 +36,8 @@ _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 
 @contextlib.contextmanager
-def explained(name: str, problem: str) -> Iterator[None]:
-    """Turns an exception from the code of the model `name` into a `UsageError`."""
+def explained(what: str, problem: str) -> Iterator[None]:
+    """Turns an exception from the code of a user into a `UsageError`."""
     try:
         yield
     except (UsageError, StoppedError, BrokenPipeError):
@@ -52,13 +52,13 @@ def explained(name: str, problem: str) -> Iterator[None]:
         if re.search(r"b?float16\b.*float32|float32.*b?float16\b", str(error)):
             problem += ". Give --precision float32, or cast to the dtype of the inputs"
         lines += "".join(traceback.format_list(frames))
-        raise UsageError(f"--model {name}: {problem}.\n{lines.rstrip()}") from error
+        raise UsageError(f"{what}: {problem}.\n{lines.rstrip()}") from error
 
 
 def import_function(name: str) -> Callable[..., keras.Model]:
     """Imports the function that `--model module:function` names."""
     module_name, _, function_name = name.partition(":")
-    with explained(name, f"{module_name} cannot be imported"):
+    with explained(f"--model {name}", f"{module_name} cannot be imported"):
         module = importlib.import_module(module_name)
     builder = getattr(module, function_name, None)
     if not callable(builder):
@@ -110,7 +110,7 @@ def check(
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    failed = explained(name, f"the model failed on images of shape {image_shape}")
+    failed = explained(f"--model {name}", f"it failed on images of {image_shape}")
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
@@ -219,7 +219,7 @@ def _traced(
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
     images = tf.TensorSpec((2, *image_shape))
-    failed = explained(name, f"training failed on images of shape {image_shape}")
+    failed = explained(f"--model {name}", f"training on {image_shape} images failed")
     with failed, _Recorder() as call:
         traced = compute.get_concrete_function(
             images, name, model, classes, training=True

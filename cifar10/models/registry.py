@@ -172,7 +172,7 @@ def build_model(
                 f"the function failed with\n{image_shape=} (of --distortions and "
                 f"--image_size), {classes=} and {given}"
             )
-            with custom.explained(name, problem):
+            with custom.explained(f"--model {name}", problem):
                 model = builder(image_shape, classes, **given)
             custom.check(name, model, image_shape, classes, is_code=is_code(name))
     finally:

@@ -10,7 +10,7 @@ class Call(keras.StatelessScope):
     """Computes with given values of a model's variables, and keeps those assigned.
 
     As in Keras's `fit`, a layer that assigns a trainable variable trains the assigned
-    value: the assignment has no gradient of its own.
+    value: an assignment has no gradient of its own.
     """
 
     def __init__(self, model: keras.Model, mapping: list[tuple]) -> None:
@@ -27,8 +27,8 @@ class Call(keras.StatelessScope):
         """Keeps a value that a layer assigns to a variable."""
         variable, value = self._own(update[0]), update[1]
         given = self._given.get(id(variable))
-        if variable.trainable and given is not None:
-            value = _assigned(given, value)
+        is_trained = variable.trainable and given is not None
+        value = _assigned(given, value) if is_trained else tf.stop_gradient(value)
         super().add_update((variable, value))
 
     def _own(self, variable: keras.Variable) -> keras.Variable:

@@ -1,19 +1,23 @@
 """Initializes a new run with the weights that `--initial_weights` names.
 
 The flag names `imagenet`, a file that Keras has written, the directory of a run, or the
-folder of a run's checkpoint. Layers are matched by their names and the shapes of their
-variables. A run that has a checkpoint of its own resumes from that checkpoint instead.
+folder of a run's checkpoint. Keras loads all of them, by the structure of the model. If
+the user named an outer layer, that name tells its place. A run that has a checkpoint of
+its own resumes from that checkpoint instead.
 
 A `.keras` file is a ZIP archive. It holds `model.weights.h5`, an HDF5 file with a group
 for each layer, and a description of the model. The description may name code to run,
-and is never opened. To limit memory, only arrays with the shapes of variables are read,
-and an array that is stored in chunks is refused, because chunks may be compressed.
+and is never opened. Keras itself reads only a copy of the HDF5 file that holds nothing
+but arrays, which take no more memory than the file.
 """
 
 import contextlib
 import io
+import os
+import tempfile
+import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
@@ -43,7 +47,8 @@ _WEIGHTS = "model.weights.h5"
 # The most entries of an HDF5 file. A thousand layers have 3,000, which take 1.5 s.
 _MOST_ENTRIES = 10_000
 _DEEPEST = 100  # The time for an entry grows with its depth.
-_VARIABLES, _OPTIMIZER = "vars", "optimizer/"
+_OPTIMIZER = "optimizer/"
+_NUMBERS = "fiubV"  # Kinds of arrays; Keras writes bfloat16 as V.
 
 # The values of a layer's variables, by the layer's name.
 Layers: TypeAlias = "dict[str, list[np.ndarray]]"
@@ -106,7 +111,7 @@ def take_initial_weights(
             "written by you on this machine, or was edited. Start over with --fresh."
         )
     source, layers = find_weights(config, state.model, settings)
-    variables, taken = layer_tree.by_name(state.model), set()
+    variables, taken = _variables(state.model), set()
     for name, values in layers.items():
         for variable, value in zip(variables[name], values, strict=True):
             variable.assign(value)
@@ -128,8 +133,6 @@ def find_weights(
 ) -> tuple[str, Layers]:
     """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
-    variables = layer_tree.by_name(model)
-    wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
     of_other_classes = False
     if name == IMAGENET:
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
@@ -137,7 +140,8 @@ def find_weights(
         path, wanted_step = locate_source(name)
         source = str(path)
         if path.is_dir():
-            step, trained, there = _of_run(path, wanted_step, config.network.model)
+            step, trained = _restored(path, wanted_step, config.network.model)
+            there = _of_model(name, trained.model, model)
             source += f" at step {step:,}"
             if (was := trained.model.input_shape) != (now := model.input_shape):
                 sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
@@ -145,87 +149,107 @@ def find_weights(
             names = trained.settings.get("class_names")
             of_other_classes = names != settings["class_names"]
         else:
-            there = read_layers(path, wanted)
+            there = read_layers(name, path, model)
+    variables = _variables(model)
     of_head = {id(variable) for variable in layer_tree.head(model).variables}
     found = {
-        layer: there[layer]
-        for layer, of_layer in variables.items()
-        if layer in there
-        and _shapes(there[layer]) == wanted[layer]
-        and not (of_other_classes and id(of_layer[0]) in of_head)
+        layer: values
+        for layer, values in there.items()
+        if not (of_other_classes and id(variables[layer][0]) in of_head)
     }
     if not found:
         raise UsageError(
-            f"--initial_weights {name} fits no layer of {config.network.model} by name "
-            f"and shape: {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
+            f"--initial_weights {name} fits no layer of {config.network.model}, which "
+            f"has {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
         )
     return source, found
 
 
-def _of_imagenet(name: str, model: "keras.Model") -> Layers:
-    """Maps the layers of a model, except its head, to their ImageNet weights.
+def _variables(model: "keras.Model") -> "dict[str, list[keras.Variable]]":
+    """Maps names to floating-point variables: of layers, and those of no layer."""
+    of_layers = layer_tree.layers(model)
+    held = {id(variable) for layer in of_layers for variable in layer.variables}
+    own = [v for v in model.variables if id(v) not in held and "float" in v.dtype]
+    return layer_tree.by_name(model) | ({model.name: own} if own else {})
 
-    Layers are matched by their order, because Keras generates some of their names.
-    """
+
+def _of_imagenet(name: str, model: "keras.Model") -> Layers:
+    """Maps the layers of a model, except its head, to their ImageNet weights."""
     from cifar10.models import applications
 
     say("Loading the weights of ImageNet, which Keras downloads once.")
     with contextlib.redirect_stdout(io.StringIO()):  # Hides Keras's progress bar.
         features = applications.with_imagenet_weights(name, model.input_shape[1:])
-    head = layer_tree.head(model).name
-    others = [layer for layer in layer_tree.by_name(model) if layer != head]
-    there = layer_tree.by_name(features).values()
-    return {
-        layer: [variable.numpy() for variable in of_layer]
-        for layer, of_layer in zip(others, there, strict=True)
-    }
+    return _of_model(IMAGENET, features, model)
 
 
-def _of_run(
+def _restored(
     path: Path, wanted_step: int | None, name: str
-) -> "tuple[int, TrainedModel, Layers]":
-    """Returns the step, the model and the averaged weights of a run's checkpoint."""
-    import numpy as np
-
+) -> "tuple[int, TrainedModel]":
+    """Returns the step of a run's checkpoint, and the model with its averages."""
     from cifar10.follower.trained_model import TrainedModel
 
     run_config.check_model(run_config.read_run_config(path), name, "--model")
     trained = TrainedModel(path, trust_model=name)
-    step, model = trained.restore(wanted_step), trained.model
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
-    averages = [*trained.trainable, *trained.non_trainable]
-    values = {id(v): np.asarray(of) for v, of in zip(variables, averages, strict=True)}
-    there = {
-        layer: [values[id(variable)] for variable in of_layer]
-        for layer, of_layer in layer_tree.by_name(model).items()
-    }
-    return step, trained, there
+    step = trained.restore(wanted_step)
+    averages = zip(trained.model.trainable_variables, trained.trainable, strict=True)
+    for variable, average in averages:
+        variable.assign(average)
+    return step, trained
 
 
-def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(array.shape) for array in arrays]
+def _of_model(name: str, source: "keras.Model", model: "keras.Model") -> Layers:
+    """Returns what Keras loads from the weights of another model, by layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "source.weights.h5"
+        source.save_weights(path)
+        return read_layers(name, path, model)
 
 
-def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Layers:
-    """Reads the wanted layers of a `.keras` or `.weights.h5` file.
+def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
+    """Returns what Keras loads from a `.keras` or `.weights.h5` file, by layer.
 
-    `wanted` maps the name of each layer, as in `layer_tree.by_name`, to the shapes of
-    its floating-point variables. Leaves out a layer with other shapes.
+    Leaves out a layer that would not get all of its values. `name` is what the user
+    calls the file. The model has its own values again afterwards.
     """
     import h5py
+    import keras
+    import numpy as np
 
+    kept = [(variable, variable.numpy()) for variable in model.variables]
+    layers, kind = layer_tree.layers(model), keras.layers.Normalization
+    constant = [layer for layer in layers if isinstance(layer, kind)]
     try:
-        with _opened(path) as content, h5py.File(content, "r") as file:
-            return {
-                name: _values(arrays)
-                for name, arrays in _arrays_of_layers(file).items()
-                if [array.shape for array in arrays] == wanted.get(name)
-            }
+        with tempfile.TemporaryDirectory() as folder:
+            own, copy = (Path(folder) / f"{one}.weights.h5" for one in ("own", "copy"))
+            with (
+                _opened(path) as content,
+                h5py.File(content, "r") as file,
+                h5py.File(copy, "w") as clean,
+            ):
+                _copy_arrays(file, clean, content.seek(0, os.SEEK_END))
+            model.save_weights(own)
+            _place_by_name(copy, own)
+            for variable, value in kept:
+                if "float" in variable.dtype:  # What stays NaN was not loaded.
+                    variable.assign(np.full_like(value, np.nan))
+            with warnings.catch_warnings(action="ignore"):  # They name one layer.
+                model.load_weights(copy, skip_mismatch=True, objects_to_skip=constant)
+        loaded = {
+            layer: values
+            for layer, variables in _variables(model).items()
+            if (values := [variable.numpy() for variable in variables])
+            and not any(np.isnan(value).any() for value in values)
+        }
     except Exception as error:  # The parsers raise anything for a damaged file.
         raise UsageError(
-            f"--initial_weights {path} cannot be read as a Keras file: "
+            f"--initial_weights {name} cannot be read as a Keras file: "
             f"{reason(error)}. If the file is damaged, save or download it again."
         ) from error
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+    return loaded
 
 
 @contextlib.contextmanager
@@ -243,68 +267,89 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield io.BytesIO(archive.read(entry))
 
 
-def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
-    """Maps each layer's name to its floating-point arrays, in order of its variables.
+def _copy_arrays(file: "h5py.File", clean: "h5py.File", size: int) -> None:
+    """Copies the arrays of numbers, and the names of layers, for Keras to read.
 
     Reads each object in the file once, and follows no links to other paths or files.
+    `size` is that of the file in bytes, which all arrays together cannot exceed.
     """
     import h5py
 
-    numbered: dict[str, dict[int, h5py.Dataset]] = {}
-    visited: set[str] = set()
+    visited, left = 0, size
 
     def visit(path: str, item: h5py.Group | h5py.Dataset) -> None:
-        visited.add(path)
-        if len(visited) > _MOST_ENTRIES:
+        nonlocal visited, left
+        visited += 1
+        if visited > _MOST_ENTRIES:
             raise ValueError(f"the file has more than {_MOST_ENTRIES:,} entries")
         if path.count("/") > _DEEPEST:
             raise ValueError(f"the file has more than {_DEEPEST} groups in each other")
-        group, _, key = path.rpartition("/")
-        if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
-            return
-        if not isinstance(item, h5py.Dataset):
-            raise TypeError(f"{item.name} is not an array")
-        if item.external or item.is_virtual:
-            raise ValueError(f"{item.name} is in another file")
-        if item.dtype.kind == "f" and not path.startswith(_OPTIMIZER):
-            numbered.setdefault(group, {})[int(key)] = item
+        if isinstance(item, h5py.Group):
+            if name := _attribute(item, "name"):
+                clean.require_group(path).attrs["name"] = name
+        elif not path.startswith(_OPTIMIZER):
+            left -= item.nbytes
+            if left < 0:
+                raise ValueError(f"{item.name} is larger than the file")
+            clean[path] = _value(item)
 
     file.visititems(visit)
-    return {
-        _layer_name(file, group): [arrays[number] for number in sorted(arrays)]
-        for group, arrays in numbered.items()
-    }
 
 
-def _layer_name(file: "h5py.File", variables: str) -> str:
-    """Returns the name of the layer whose variables are at the path `variables`.
+def _value(item: "h5py.Dataset") -> "np.ndarray":
+    import numpy as np
+    import tensorflow as tf
 
-    The names of the enclosing layers come first, separated by slashes. Keras's default
-    names end in a counter, which differs between processes. Such a name is replaced by
-    that of the HDF5 group, which numbers the layers of a class in the enclosing layer.
+    if item.external or item.is_virtual:
+        raise ValueError(f"{item.name} is in another file")
+    if item.chunks:  # A chunk may decompress to more than the array's size.
+        raise ValueError(f"{item.name} is stored in chunks or compressed")
+    if item.dtype.kind not in _NUMBERS:
+        raise ValueError(f"{item.name} holds no numbers")
+    value = item[()]
+    if _attribute(item, "dtype") == "bfloat16":
+        value = value.view(tf.bfloat16.as_numpy_dtype).astype(np.float32)
+    with np.errstate(over="ignore"):
+        if value.dtype.kind == "f" and not np.isfinite(value.astype("f4")).all():
+            raise ValueError(f"{item.name} has values that float32 does not hold")
+    return value
+
+
+def _attribute(item: "h5py.Group | h5py.Dataset", name: str) -> str:
+    """Returns a string that describes an object in the file, or ""."""
+    # An array of strings may hold one long string a million times.
+    is_one = name in item.attrs and item.attrs.get_id(name).shape == ()
+    value = item.attrs[name] if is_one else ""
+    return value if isinstance(value, str) else ""
+
+
+def _place_by_name(copy: Path, own: Path) -> None:
+    """Moves the values of named layers in a copy to where the file `own` has them.
+
+    Keras would give them to another layer, if layers before them differ in number, or
+    are of the faster classes of this package, which an export replaces.
     """
     import h5py
 
-    names = []
-    *groups, _ = variables.split("/")
-    for depth, key in enumerate(groups, 1):
-        of_layer = "/".join([*groups[:depth], _VARIABLES])
-        if isinstance(file.get(of_layer, getlink=True), h5py.HardLink):
-            name = file[of_layer].attrs.get("name")
-            is_own = isinstance(name, str) and not layer_tree.same_but_number(name, key)
-            names.append(name if is_own else key)
-    return "/".join(names)
+    with h5py.File(copy, "r+") as file, h5py.File(own, "r") as ours:
+        to = _places(ours)
+        moves = {at: to[name] for name, at in _places(file).items() if name in to}
+        for place in moves:
+            file.move(place, f"moved/{place}")
+        for place, target in moves.items():
+            if target in file:
+                del file[target]
+            file.move(f"moved/{place}", target)
 
 
-def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
-    import numpy as np
+def _places(file: "h5py.File") -> dict[str, str]:
+    """Maps the names of outer layers in a file to the groups that hold their values.
 
-    for array in arrays:
-        if array.chunks:  # A chunk may decompress to more than the array's size.
-            raise ValueError(f"{array.name} is stored in chunks or compressed")
-    values = [array[()] for array in arrays]
-    with np.errstate(over="ignore"):
-        in_float32 = [value.astype(np.float32) for value in values]
-    if not all(np.isfinite(value).all() for value in in_float32):
-        raise ValueError(f"{arrays[0].name} has values that are not finite in float32")
-    return values
+    Leaves out Keras's default names, whose counters differ between processes.
+    """
+    return {
+        name: f"layers/{key}"
+        for key, group in file.get("layers", {}).items()
+        if (name := _attribute(group.get("vars", group), "name"))
+        and not layer_tree.same_but_number(name, key)
+    }

@@ -12,7 +12,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import fields
 from cifar10.errors import UsageError
-from cifar10.models import layer_tree
+from cifar10.models import custom, layer_tree
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
 _FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
@@ -103,7 +103,9 @@ def with_own(
     labels = tf.constant(random.integers(0, classes, _IMAGES))
     labels = tf.one_hot(labels, classes) if mixed else labels
     parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)
-    with tf.GradientTape() as tape:
+    shapes = f"labels {tuple(labels.shape)} and logits {tuple(images.shape)}"
+    failed = custom.explained("A loss or metric of Config", f"it failed on {shapes}")
+    with failed, tf.GradientTape() as tape:
         whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
     for name, value in whole.items():
         of_halves = np.mean([half[name] for half in halves])
@@ -136,7 +138,7 @@ def _mean(name: str, values: Any, dtype: tf.DType) -> tf.Tensor:
 
 def _expected(loss: Any, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns one-hot labels for a Keras loss that is not sparse, or else `labels`."""
-    is_sparse = type(loss).__name__.startswith("Sparse")
+    is_sparse = type(loss).__name__.startswith(("Sparse", "Circle"))
     if hasattr(loss, "get_config") and not is_sparse and labels.dtype.is_integer:
         return tf.one_hot(labels, logits.shape[-1])
     return labels

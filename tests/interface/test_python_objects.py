@@ -461,6 +461,8 @@ def test_a_schedule_of_the_programs_own_sets_the_rate(tmp_path):
         record = train(config(tmp_path / f"{number}", **given))
         rates = [line["learning_rate"] for line in record.history.values()]
         assert rates == [0.25, 0.5, 0.75]
+
+
 def failing():
     def images():
         yield X[0], 0
