@@ -109,12 +109,12 @@ golden-write: .venv/installed
 	$(BIN)/python tests/golden/run.py --write
 
 # Lines of cifar10/. The number only falls; raising it takes a decision record.
-MOST_LINES := 19000
+MOST_LINES := 20570
 LINES = $(shell find cifar10 -name '*.py' -exec cat {} + | wc -l)
 
 lint: .venv/installed
 	@test $(LINES) -le $(MOST_LINES) || \
-	  { echo "cifar10/ has $(LINES) lines, $(MOST_LINES) are allowed: make it shorter (docs/decisions/0018)"; exit 1; }
+	  { echo "cifar10/ has $(LINES) lines, $(MOST_LINES) are allowed: make it shorter (docs/decisions/0019)"; exit 1; }
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
