@@ -202,8 +202,13 @@ def _of_model(name: str, source: "keras.Model", model: "keras.Model") -> Layers:
     """Returns what Keras loads from the weights of another model, by layer."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "source.weights.h5"
-        source.save_weights(path)
+        _save(source, path)
         return read_layers(name, path, model)
+
+
+def _save(model: "keras.Model", path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):  # Of Keras 3.15, with NumPy 2.
+        model.save_weights(path)
 
 
 def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
@@ -228,7 +233,7 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
                 h5py.File(copy, "w") as clean,
             ):
                 _copy_arrays(file, clean, content.seek(0, os.SEEK_END))
-            model.save_weights(own)
+            _save(model, own)
             _place_by_name(copy, own)
             for variable, value in kept:
                 if "float" in variable.dtype:  # What stays NaN was not loaded.

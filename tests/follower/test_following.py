@@ -79,7 +79,7 @@ def follow(run_dir, monkeypatch):
         follow.scored = []
         monkeypatch.setattr(followed_run, "TrainedModel", TrainedModel)
         monkeypatch.setattr(scored_set, "Scorer", Scorer)
-        monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
+        monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_, **__: Dataset())
         monkeypatch.setattr(evaluate.datasets, "is_of_run", lambda *_: True)
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())

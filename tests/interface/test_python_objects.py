@@ -519,9 +519,10 @@ def test_what_an_own_function_has_to_return_is_said(tmp_path, why, kind):
         train(config(tmp_path / "run", **{kind: given}))
 
 
-def test_an_exception_of_an_own_function_stays_as_it_is(tmp_path):
+def test_an_exception_of_an_own_function_is_shown_with_its_lines(tmp_path):
     def loss(*_):
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(UsageError, match="KeyError: 'mine'") as caught:
         train(config(tmp_path / "run", loss=loss))
+    assert 'raise KeyError("mine")' in str(caught.value)

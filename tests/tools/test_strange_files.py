@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import forging
+from cifar10.config import schema
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, lock, schema, scores, temperature
+from cifar10.run_directory import checkpoints, lock, scores, temperature
 from cifar10.tools import runs as runs_command
 from small_runs import describe, save
 

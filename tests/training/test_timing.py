@@ -92,13 +92,17 @@ class ForecastLoop:
         run = types.SimpleNamespace(max_steps=1000, max_hours=None)
         checkpoints = types.SimpleNamespace(on_nan="stop")
         config = types.SimpleNamespace(
-            output=output, run=run, checkpoints=checkpoints, global_batch_size=128
+            output=output,
+            run=run,
+            checkpoints=checkpoints,
+            global_batch_size=128,
+            steps_per_call=1,
         )
         self.training = types.SimpleNamespace(config=config)
         self.timer = timer
         self.results = types.SimpleNamespace(wait=list)
         self.hooks = types.SimpleNamespace(notify=lambda *_: None)
-        self.read_results, self.said = dict, []
+        self.read_results, self.said = list, []
         self.say = self.said.append
 
 
