@@ -280,5 +280,6 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     verified = towers._step_and_results.get_concrete_function(batches)
     assert_kernels(verified.graph)
     stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
-    many = towers._steps.get_concrete_function([tuple(stacked)])
+    count = tf.TensorSpec([], tf.int32)
+    many = towers._steps.get_concrete_function([tuple(stacked)], count)
     assert_kernels(many.graph)
