@@ -137,7 +137,8 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     names = names_of(dataset, "train", len(before))
     places = {nfc(path): place for place, path in enumerate(names)}
     classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
-    labels, done = before.copy(), {}
+    labels = before.copy()
+    done: dict[str, tuple[int, str]] = {}
     for line, path, to, label in read(name):
         if path not in places:
             why = "is not in the training split. Remove its line."

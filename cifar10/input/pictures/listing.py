@@ -188,10 +188,14 @@ def _check_classes(
     letters = {*map(_letters, first)}
     meant = {part_of(word) for name in inner for word in re.split(r"[\W\d_]+", name)}
     are_shared = all(2 * count > len(first) for count in counts.values())
+    # As in trainA, trainB, testA and testB.
+    halves = {part_of(name[:-1]) for name in first if part_of(name) is None} or {None}
     if (
         (letters & _ALL and letters & _ABOUT)
         or (len(counts) > 1 and are_shared)
         or len(meant - {None}) > 1
+        or (None not in halves and len(halves) > 1)
+        or any(names and names <= {*first} - {name} for name, names in inner.items())
     ):
         inside = f", but hold {shared}" if counts else ""
         raise UsageError(
