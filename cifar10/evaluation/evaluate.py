@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, say
+from cifar10.errors import say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
@@ -46,11 +46,6 @@ class _Evaluator(FollowedRun):
         whole = options.eval_data == "all"
         dataset = datasets.find_again(model.settings, options.data_dir, whole=whole)
         is_own = datasets.is_of_run(dataset, model.settings)
-        if whole and is_own:
-            raise UsageError(
-                "--eval_data all would score what the run was trained on. Give the "
-                "folder of other pictures as --data_dir."
-            )
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""

@@ -112,6 +112,11 @@ def find_again(
         how["validation_fraction"] = 1.0
     dataset = find_for(how, run=settings)
     check_same_kind(dataset, settings, f"--data_dir {data_dir}")
+    if whole and is_of_run(dataset, settings):
+        raise UsageError(
+            "--eval_data all would score what the run was trained on. Give the folder "
+            "of other pictures as --data_dir."
+        )
     if str(dataset.directory) != recorded:
         return dataset
     # Without the corrections file the test split is the same.

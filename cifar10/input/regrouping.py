@@ -138,6 +138,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     places = {nfc(path): place for place, path in enumerate(names)}
     classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
     labels = before.copy()
+    done: dict[str, tuple[int, str]] = {}
     for line, path, to, label in read(name):
         if path not in places:
             why = "is not in the training split. Remove its line."
@@ -145,6 +146,8 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
             why = f"is not of class {label}. The file is for other data or splits."
         elif to and to not in classes:
             why = f"is moved to an unknown class, {to}. Correct its line."
+        elif done.setdefault(path, (line, to))[1] != to:
+            why = f"has another class in line {done[path][0]}. Remove one of the lines."
         else:
             labels[places[path]] = classes[to] if to else -1
             continue
@@ -174,13 +177,17 @@ def read(name: str) -> list[tuple[int, str, str, str]]:
         text = content.decode("utf-8-sig", "surrogateescape")
         mark = max(",;\t", key=text.partition("\n")[0].count)
         rows = csv.DictReader(
-            io.StringIO(text, newline=""), restval="", delimiter=mark, strict=True
+            io.StringIO(text, newline=""), delimiter=mark, strict=True
         )
-        if not {"picture", "class"} <= {*(rows.fieldnames or ())}:
-            raise ValueError("it lacks a column picture or class")  # noqa: TRY301
+        columns = [*(rows.fieldnames or ())]
+        if not columns.count("picture") == columns.count("class") == 1:
+            raise ValueError("it lacks one column picture or class")  # noqa: TRY301
         found = []
         for row in rows:
-            texts = nfc(row["picture"]), nfc(row["class"]), nfc(row.get("label", ""))
+            if row["class"] is None or any(row.get(None, ())):
+                why = f"line {rows.line_num} has fewer or more cells than the first"
+                raise ValueError(why)  # noqa: TRY301
+            texts = nfc(row["picture"]), nfc(row["class"]), nfc(row.get("label") or "")
             if any(texts):
                 found.append((rows.line_num, *texts))
         return found  # noqa: TRY300

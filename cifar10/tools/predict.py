@@ -26,7 +26,8 @@ DESCRIPTION = """Names the likeliest classes of images, with their probabilities
 Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
 prepares them as evaluation does. With --follow it predicts again with each new
 checkpoint, until training has finished. Exit code 0: all were classified; 1:
-those named on stderr were skipped; 2: a mistake that you can fix.
+those named on stderr were skipped; 2: a mistake that you can fix. Files of a
+folder without a picture's ending are not classified; a note on stderr counts them.
 """
 
 _BATCH = 256  # Images in memory at a time; other numbers have the same result.
@@ -88,8 +89,8 @@ def predict_files(options: Options) -> int:
     from cifar10.tools.classification import Decoder
     from cifar10.towers import devices
 
-    names = map(Path, dict.fromkeys(options.images))
-    paths = [path for name in names for path in list_pictures(name)]
+    names = map(Path, options.images)
+    paths = [*dict.fromkeys(path for name in names for path in list_pictures(name))]
     maps = _places_of_maps(paths, options.explain) if options.explain else {}
     device = devices.place_evaluation(options.device)
     decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)
@@ -120,8 +121,9 @@ def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise files.unwritable(folder, "--explain", error) from error
+    # File systems allow 255 bytes, and four of UTF-8 for a character.
     numbered = enumerate(paths, 1)
-    return {path: folder / f"{n}-{path.stem}.heat-map.png" for n, path in numbered}
+    return {path: folder / f"{n}-{path.stem[:50]}.heat-map.png" for n, path in numbered}
 
 
 def _predict(

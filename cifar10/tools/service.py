@@ -7,6 +7,7 @@ Images are decoded and classified in threads, so no request blocks another.
 
 import asyncio
 import base64
+import json
 import math
 import multiprocessing
 import re
@@ -14,6 +15,7 @@ import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -177,27 +179,60 @@ class Service:
 
 
 def _picture_in(body: bytes, kind: str) -> bytes:
-    """Returns the picture in a form, in JSON or in other text, or else the body.
+    """Returns the one picture in a form, in JSON or in other text, or else the body.
 
     `kind` is the body's Content-Type. In text a picture is in base64, as TensorFlow
-    Serving's clients and data URLs have it.
+    Serving's clients and data URLs have it. Several pictures, usable or not, are
+    refused: an answer for one of them would seem to be for all.
     """
     found = []
     if is_picture(body):
         return body
     if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
         parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
-        found = [part.partition(b"\r\n\r\n")[2] for part in parts]
+        for head, _, content in (part.partition(b"\r\n\r\n") for part in parts):
+            # A form's empty field for a file has an empty name.
+            if is_picture(content) or re.search(rb'filename\*?="?[^"\s]', head):
+                found.append(content)
+    elif body.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[", b'"')):
+        found = _in_json(body)
     elif body.isascii():
-        # Not by regular expressions, which would take seconds for hostile text.
-        text = body.replace(b"\\n", b"").replace(b"\\r", b"")
-        words = text.translate(_BASE64, b"\\ \r\n\t").split()
-        coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
-        # A last character alone is no base64, for which Python raises an error.
-        coded = [word[: len(word) - (len(word) % 4 == 1)] for word in coded]
-        found = [base64.b64decode(word + b"==") for word in coded]
-    pictures = [*filter(is_picture, found)]
-    return pictures[0] if len(pictures) == 1 else body
+        found = _decoded(unquote_to_bytes(body))
+    if len(found) > 1:
+        why = "The request holds several pictures, or base64 with spaces in it."
+        raise HTTPException(400, why + _FIX)
+    return found[0] if found else body
+
+
+def _in_json(body: bytes) -> list[bytes]:
+    """Returns what may be pictures: values of "b64", and long texts in lists."""
+    try:  # Objects become tuples of pairs, which keep a key that occurs twice.
+        values = [("", json.loads(body, strict=False, object_pairs_hook=tuple))]
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"The JSON is damaged: {error}.{_FIX}") from error
+    found = []
+    while values:
+        key, value = values.pop()
+        if isinstance(value, tuple):
+            values += value
+        elif isinstance(value, list):
+            values += [("b64", inner) for inner in value]
+        elif isinstance(value, str):
+            some = _decoded(value.encode("ascii", "replace"))
+            found += some if key == "b64" or any(map(is_picture, some)) else []
+    return found
+
+
+def _decoded(text: bytes) -> list[bytes]:
+    """Decodes the long words of base64 in a text, which may have several lines."""
+    # Not by regular expressions, which would take seconds for hostile text.
+    words = text.translate(_BASE64, b"\r\n\t").split()
+    coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
+    # A last character alone is no base64, for which Python raises an error.
+    return [
+        base64.b64decode(word[: len(word) - (len(word) % 4 == 1)] + b"==")
+        for word in coded
+    ]
 
 
 def _own_host(host: str) -> re.Pattern[str]:

@@ -161,6 +161,9 @@ def test_a_file_that_a_spreadsheet_saved_is_read(tmp_path, photos, mark):
         (["train/cat/0.png,dog,dog"], "train/cat/0.png"),
         ([f"train/cat/{n}.png,dog" for n in range(6)], "cat"),
         (['"train/cat/0.png,dog'], "corrections.csv"),
+        (["train/cat/0.png,dog", "train/cat/0.png,"], "line 3.* line 2"),
+        (["train/cat/0.png,dog", "train/cat/0.png"], "line 3"),
+        (["train/cat/0.png,,cat,dog"], "line 2"),
     ],
 )
 def test_mistakes_are_refused(tmp_path, photos, rows, named):
@@ -169,12 +172,18 @@ def test_mistakes_are_refused(tmp_path, photos, rows, named):
         corrected(plain, listed(tmp_path, *rows, head="picture,class,label"))
 
 
+def test_a_column_that_occurs_twice_is_refused(tmp_path, photos):
+    file = listed(tmp_path, "train/cat/0.png,dog,cat", head="picture,class,class")
+    with pytest.raises(UsageError, match="one column"):
+        corrected(find(photos, tmp_path / "cache"), file)
+
+
 def test_what_is_no_such_file_is_refused(tmp_path, photos):
     plain = find(photos, tmp_path / "cache")
     for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:
             corrected(plain, str(file))
-    assert "it lacks a column picture or class.\nThe file must be CSV" in str(
+    assert "it lacks one column picture or class.\nThe file must be CSV" in str(
         refused.value
     )
 

@@ -72,8 +72,23 @@ def test_a_folder_is_predicted_whole_without_what_systems_add(
     (tmp_path / "text").mkdir()
     (tmp_path / "text/1.txt").touch()
     options = command.Options([str(tmp_path / "text")], train_dir=str(small_run))
-    with pytest.raises(UsageError, match=r"no pictures, but 1 \.txt"):
+    with pytest.raises(UsageError, match=r"1 \.txt, but no pictures"):
         command.predict_files(options)
+
+
+def test_what_a_folder_holds_besides_pictures_is_counted_and_named(
+    small_run, tmp_path, capsys
+):
+    for name in (f"{'é' * 100}.png", "photo", "a.jpg_large", "b.jpg.1"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(packed(IMAGES[0]))
+    twice = [tmp_path / "in", *(tmp_path / "in").glob("*.png")]
+    options = command.Options([*map(str, twice)], train_dir=str(small_run), json=True)
+    assert command.predict_files(options) == 0
+    written = capsys.readouterr()
+    assert written.out.count("\n") == 1
+    for said in ("1 .jpg_large", "1 .1", "1 without an ending", "photo"):
+        assert said in written.err
 
 
 def test_checkpoint_that_was_asked_for_predicts(small_run, folder, capsys):

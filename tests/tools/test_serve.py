@@ -73,6 +73,11 @@ def client_of(url):
     )
 
 
+def escaped(character):
+    """Returns a character as JSON of .NET has it."""
+    return character if character.isalnum() else f"\\u{ord(character):04X}"
+
+
 def read_all(raw):
     return b"".join(iter(lambda: raw.recv(65536), b""))
 
@@ -178,10 +183,31 @@ def test_a_form_and_base64_are_answered_as_the_file_itself(client, image):
             {"json": {"signature_name": "serving_default", "inputs": url_safe}},
             {"json": {"image": f"data:image/png;base64,{coded}"}},
             {"content": '{"b64": "' + coded.replace("/", "\\/") + '"}'},
+            {"content": '{"b64": "' + "".join(map(escaped, coded)) + '"}'},
+            {"json": {"id": "0" * 64, "b64": coded, "labels": ["a", "b"]}},
             {"content": coded},
+            {"data": {"image": coded}},
             {"content": lines},
         ):
             assert client.post("/predict", **request).json() == expected, request
+
+
+def test_one_of_several_pictures_is_never_answered_alone(client):
+    """The client would take the answer of one picture for the other's."""
+    good = base64.b64encode(PNG).decode()
+    for other in (good, base64.b64encode(PNG[:60]).decode(), "A" * 80):
+        for request in (
+            {"json": {"instances": [{"b64": good}, {"b64": other}]}},
+            {"json": {"instances": [{"b64": other}, {"b64": good}]}},
+            {"json": {"inputs": {"image": [other, good]}}},
+            {"files": [("a", PNG), ("b", base64.b64decode(other + "=="))]},
+        ):
+            answer = client.post("/predict", **request)
+            assert "several pictures" in error_of(answer, 400), request
+    twice = f'{{"b64": "{good}", "b64": "{good}"}}'
+    assert "several" in error_of(client.post("/predict", content=twice), 400)
+    deep = "[" * 100_000 + f'"{good}"'
+    assert "JSON" in error_of(client.post("/predict", content=deep), 400)
 
 
 def test_a_head_of_health_is_answered(client):

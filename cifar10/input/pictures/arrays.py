@@ -38,9 +38,9 @@ def find_npz(path: Path) -> Dataset:
             found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
         raise UsageError(
-            f"{path} cannot be read, or is damaged: {reason(error)}. An .npz file of "
-            f"pictures holds the arrays {', '.join(_ARRAYS)}, as np.savez writes them, "
-            "and must fit in memory. A folder of pictures may be larger than memory."
+            f"{path} cannot be used: {reason(error)}. An .npz file of pictures holds "
+            f"arrays with the names {', '.join(_ARRAYS)}, as np.savez writes them, and "
+            "must fit in memory. A folder of pictures may be larger than memory."
         ) from error
     return array_dataset(found, str(path), NPZ, path)
 
@@ -135,8 +135,8 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
     unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
     note = (
         f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
-        f"{classes:,} classes. Unless you mean it, number the labels from 0 without "
-        "gaps, as np.unique(y, return_inverse=True)[1] does"
+        f"{classes:,} classes. Unless you mean it, number the labels y of all parts "
+        "from 0 without gaps, by np.searchsorted(np.unique(y_train), y)"
     )
     return [note] if unused else []
 
@@ -173,9 +173,10 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
     """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
+        way = "y.argmax(1) of one-hot labels" if array.ndim == 2 else "y.astype(int)"
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
-            f"each of {count:,} images, such as y.argmax(1) of one-hot labels."
+            f"each of {count:,} images, such as {way}."
         )
     if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
         raise UsageError(

@@ -86,7 +86,8 @@ def find_folder(
         first = sorted(left_out, key=lambda name: of_class[name])
         raise UsageError(
             f"None of the {len(files):,} pictures in {directory} is left {lacking[0]}. "
-            "Add usable ones, or change --validation_fraction or --val_fraction.\n"
+            f"Add usable ones, at least {1 + len(shares)} for each class"
+            f"{', or score all of them with eval --eval_data all' if run else ''}.\n"
             + _few_lines([left_out[name] for name in first])
         )
     lists = f"{invocation.command('data')} {shlex.quote(str(directory))} --json lists"

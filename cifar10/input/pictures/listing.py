@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from cifar10 import errors
 from cifar10.errors import UsageError, counted, first_few, has_controls, nfc, reason
 from cifar10.input.pictures import decoding
 from cifar10.input.records import Split
@@ -105,9 +106,12 @@ def list_pictures(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     others: list[str] = []
-    if found := _pictures(path, "", others):
-        return [path / name for name, _, _ in found]
-    raise UsageError(f"{path} holds no pictures, but {_kinds(others) or 'nothing'}.")
+    found, kinds = _pictures(path, "", others), _kinds(others)
+    if not found:
+        raise UsageError(f"{path} holds {kinds or 'nothing'}, but no pictures.")
+    if others:
+        errors.say(f"Note: left out in {path}: {kinds}: {first_few(others, _SHOWN)}.")
+    return [path / name for name, _, _ in found]
 
 
 def part_of(name: str) -> Split | None:
@@ -184,10 +188,14 @@ def _check_classes(
     letters = {*map(_letters, first)}
     meant = {part_of(word) for name in inner for word in re.split(r"[\W\d_]+", name)}
     are_shared = all(2 * count > len(first) for count in counts.values())
+    # As in trainA, trainB, testA and testB.
+    halves = {part_of(name[:-1]) for name in first if part_of(name) is None} or {None}
     if (
         (letters & _ALL and letters & _ABOUT)
         or (len(counts) > 1 and are_shared)
         or len(meant - {None}) > 1
+        or (None not in halves and len(halves) > 1)
+        or any(names and names <= {*first} - {name} for name, names in inner.items())
     ):
         inside = f", but hold {shared}" if counts else ""
         raise UsageError(

@@ -251,6 +251,7 @@ def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
         done = runs.call("eval.py", *words)
         assert done.returncode == 2
         assert "was trained on" in done.stderr
+        assert "have changed" not in done.stderr
     done, _ = score(run, copy)  # The same pictures, moved.
     assert "not the run's" not in done.stderr
     assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]

@@ -151,6 +151,14 @@ REFUSED = {
         each("art_painting", "cartoon", "photo"),
         "but hold cat, dog",
     ),
+    "a copy of the classes beside them": (
+        each("brain_tumor_dataset", ".", of=("no", "yes")),
+        "do not look like classes",
+    ),
+    "CycleGAN: two domains in parts": (
+        numbered(3, "trainA", "trainB", "testA", "testB"),
+        "do not look like classes",
+    ),
     "STL-10 as pictures: a part without labels, and no test part": (
         [*each("train"), "unlabeled/1.png"],
         "Move that away",
