@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 GENERATOR_STATE = "seed_generator_state"  # What Keras calls such a variable.
 # That of the random numbers that a model draws without a generator in its layers.
 UNSEEDED = "unseeded"
+_MODEL_ITSELF = -1  # In place of a layer's index.
 
 
 def written_variables(model: "keras.Layer") -> "list[keras.Variable]":
@@ -35,20 +36,36 @@ def layers(model: "keras.Layer") -> "list[keras.Layer]":
 
 
 def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
-    """Marks the head: the layer whose trainable variables a call `read` last."""
+    """Marks the head: the layer whose trainable variables a call `read` last.
+
+    A wrapper and the layer in it are one. The model itself may have such variables.
+    """
+    import keras
+
     found = layers(model)
-    for variable in reversed(read):
-        for place in reversed(range(len(found))):
-            if any(one is variable for one in found[place].trainable_variables):
-                model.head_place = place  # Keras would track the layer.
-                return
+    trainable = {id(variable) for variable in model.trainable_variables}
+    last = next((v for v in reversed(read) if id(v) in trainable), None)
+    if last is None:
+        return
+    holding = [
+        place
+        for place, layer in enumerate(found)
+        if any(one is last for one in layer.variables)
+    ]
+    wrapping = (n for n in holding if isinstance(found[n], keras.layers.Wrapper))
+    # A number, because Keras would track a layer.
+    model.head_place = next(wrapping, holding[-1] if holding else _MODEL_ITSELF)
 
 
-def head(model: "keras.Model") -> "keras.Layer":
-    """Returns the layer that was called last of those with trainable variables."""
+def head(model: "keras.Model") -> "list[keras.Variable]":
+    """Returns the variables of the trained layer that was called last."""
     if (place := getattr(model, "head_place", None)) is None:
         raise UsageError(f"{model.name} has no layer with trainable variables.")
-    return layers(model)[place]
+    found = layers(model)
+    if place != _MODEL_ITSELF:
+        return found[place].variables
+    held = {id(variable) for layer in found for variable in layer.variables}
+    return [variable for variable in model.variables if id(variable) not in held]
 
 
 def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
@@ -67,8 +84,10 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
         kind = _snake_case(type(layer).__name__)
         number, name = counts[kind], layer.name
         counts[kind] += 1
-        if same_but_number(name, kind):
-            name = f"{kind}_{number}" if number else kind
+        # Of the two layers in a Bidirectional.
+        _, side, bare = re.split(r"^((?:forward|backward)_)?", name, maxsplit=1)
+        if same_but_number(bare, kind):
+            name = f"{kind}_{number}" if number and not side else f"{side or ''}{kind}"
         of_others = {id(v) for one in _inner(layer) for v in one.variables}
         own = [
             variable

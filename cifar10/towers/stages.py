@@ -129,7 +129,7 @@ def find_frozen(
         return [False] * len(variables)
     paths, of_head = layer_tree.paths(model), set(map(id, variables))
     if _ALL_BUT_HEAD in names:
-        of_head = {id(variable) for variable in layer_tree.head(model).variables}
+        of_head = {id(variable) for variable in layer_tree.head(model)}
     return [
         _is_named(paths.get(id(variable), ""), names) or id(variable) not in of_head
         for variable in variables

@@ -143,7 +143,9 @@ def find_weights(
             step, trained = _restored(path, wanted_step, config.network.model)
             there = _of_model(name, trained.model, model)
             source += f" at step {step:,}"
-            if (was := trained.model.input_shape) != (now := model.input_shape):
+            # A subclass has no `input_shape`.
+            was, now = (getattr(m, "input_shape", None) for m in (trained.model, model))
+            if was and now and was != now:
                 sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
                 source += f" (on images of {sizes})"
             names = trained.settings.get("class_names")
@@ -151,7 +153,7 @@ def find_weights(
         else:
             there = read_layers(name, path, model)
     variables = _variables(model)
-    of_head = {id(variable) for variable in layer_tree.head(model).variables}
+    of_head = {id(variable) for variable in layer_tree.head(model)}
     found = {
         layer: values
         for layer, values in there.items()

@@ -13,9 +13,54 @@ def test_the_head_is_the_last_layer_that_is_trained():
     layers = [keras.layers.Dense(4, name="hidden"), inner, keras.layers.Dropout(0.5)]
     model = keras.Sequential([keras.Input((2,)), *layers])
     custom.check("own", model, (2,), 3, is_code=True)
-    assert layer_tree.head(model).name == "head"
+    assert layer_tree.head(model) == inner.layers[0].variables
     frozen = find_frozen(model, model.trainable_variables, ["all-but-head"])
     assert frozen == [True, True, False, False]
+
+
+class Prototypes(keras.Model):
+    """A model whose classifier is a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = keras.layers.Dense(4)
+        self.prototypes = self.add_weight(name="prototypes", shape=(4, 3))
+
+    def call(self, inputs):
+        return self.embed(inputs) @ self.prototypes
+
+
+class Scaled(keras.layers.Wrapper):
+    """Scales what the layer in it computes."""
+
+    def build(self, shape):
+        self.layer.build(shape)
+        self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return self.layer(inputs) * self.scale
+
+
+def test_the_head_may_be_of_the_model_itself_or_wrapped():
+    layers = [keras.layers.Dense(4), Scaled(keras.layers.Dense(3))]
+    wrapped = keras.Sequential([keras.Input((2,)), *layers])
+    for model, head in (
+        (Prototypes(), ["prototypes"]),
+        (wrapped, ["scale", "kernel", "bias"]),
+    ):
+        custom.check("own", model, (2,), 3, is_code=True)
+        variables = model.trainable_variables
+        frozen = find_frozen(model, variables, ["all-but-head"])
+        pairs = zip(variables, frozen, strict=True)
+        assert {v.name for v, is_frozen in pairs if not is_frozen} == {*head}
+
+
+def test_names_within_a_bidirectional_are_of_one_model():
+    for _ in range(2):
+        both = keras.layers.Bidirectional(keras.layers.GRU(2))
+        model = keras.Sequential([keras.Input((4, 2)), both, keras.layers.Dense(3)])
+        names = {name.rpartition("/")[0] for name in layer_tree.by_name(model)}
+        assert names >= {"bidirectional/forward_gru", "bidirectional/backward_gru"}
 
 
 def test_normalization_by_constants_has_no_name_for_weights():
