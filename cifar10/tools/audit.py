@@ -156,17 +156,18 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
 
 def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     """Yields the names of values that were not checked, where they are, and why."""
-    recorded, manifests = replay.recorded, replay.manifests.values()
+    recorded = replay.recorded
     checked = {*replay.determining, *replay.facts}
     if not recorded.get("max_epochs"):  # Only they give the last step again.
         checked -= {"max_steps"} - replay.determining
     history = starting.read_starts(replay.run)
     claims = ("time", "hours", "validation", "left_out")
     names = {
-        layout.CONFIG: recorded.keys() - checked,
+        # What was taken out of it, too: a default is shown in its place.
+        layout.CONFIG: (recorded.keys() | replay.written) - checked,
         **replay.unread,
         layout.STARTS: {name for one in history for name in one},
-        checkpoints.MANIFEST: {k for one in manifests for k in claims if one.get(k)},
+        checkpoints.MANIFEST: {*claims},
     }
     for file, of in names.items():
         if shown := ", ".join(sorted(of - UNSHOWN)):

@@ -62,6 +62,7 @@ class Replay:
         links: The links of these, by step.
         begun: The first step from which the run can be recomputed.
         determining: The names of the settings that the replay has taken from the run.
+        written: The names of what a training writes into `config.json`.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
         bound: How far losses and weights may be from the run's.
@@ -100,6 +101,7 @@ class Replay:
                 "values, or give another --num_gpus or --data_dir."
             )
         self.determining = {*determining}
+        self.written = training.settings.keys()
         self.facts = {name: training.settings[name] for name in FACTS}
         self._precision = training.config.network.precision
         self.manifests = {}
@@ -259,7 +261,6 @@ class Replay:
     def _batch(self) -> int:
         """The number of the next input batch; rollbacks have left out earlier ones."""
         saved = [at for at in self.saved if at > self.step] or self.saved[-1:]
-        manifests = [checkpoints.read_manifest(self._directory, at) for at in saved[:1]]
         manifests = [self.manifests.get(at, {}) for at in saved[:1]]
         return self.step + sum(one.get("left_out", 0) for one in manifests)
 
