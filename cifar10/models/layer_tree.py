@@ -52,9 +52,12 @@ def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
         for place, layer in enumerate(found)
         if any(one is last for one in layer.variables)
     ]
-    wrapping = (n for n in holding if isinstance(found[n], keras.layers.Wrapper))
-    # A number, because Keras would track a layer.
-    model.head_place = next(wrapping, holding[-1] if holding else _MODEL_ITSELF)
+    head = holding.pop() if holding else _MODEL_ITSELF
+    for place in reversed(holding):
+        outer = found[place]
+        if isinstance(outer, keras.layers.Wrapper) and outer.layer is found[head]:
+            head = place
+    model.head_place = head  # A number, because Keras would track a layer.
 
 
 def head(model: "keras.Model") -> "list[keras.Variable]":
@@ -84,10 +87,11 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
         kind = _snake_case(type(layer).__name__)
         number, name = counts[kind], layer.name
         counts[kind] += 1
-        # Of the two layers in a Bidirectional.
-        _, side, bare = re.split(r"^((?:forward|backward)_)?", name, maxsplit=1)
-        if same_but_number(bare, kind):
-            name = f"{kind}_{number}" if number and not side else f"{side or ''}{kind}"
+        side = ""
+        if isinstance(model, keras.layers.Bidirectional):
+            side = f"{name.partition('_')[0]}_"  # forward_ or backward_
+        if same_but_number(name, f"{side}{kind}"):
+            name = f"{kind}_{number}" if number and not side else f"{side}{kind}"
         of_others = {id(v) for one in _inner(layer) for v in one.variables}
         own = [
             variable

@@ -63,6 +63,22 @@ def test_names_within_a_bidirectional_are_of_one_model():
         assert names >= {"bidirectional/forward_gru", "bidirectional/backward_gru"}
 
 
+def test_layers_with_names_of_their_own_keep_them():
+    names = ["forward_dense_1", "forward_dense_2"]
+    layers = [keras.layers.Dense(2, name=name) for name in names]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    assert [*layer_tree.by_name(model)] == names
+
+
+def test_a_wrapper_around_many_layers_is_no_head():
+    layers = [keras.layers.Dense(4), keras.layers.Dense(3)]
+    whole = keras.layers.TimeDistributed(keras.Sequential([keras.Input((2,)), *layers]))
+    pool = keras.layers.GlobalAveragePooling1D()
+    model = keras.Sequential([keras.Input((4, 2)), whole, pool])
+    custom.check("own", model, (4, 2), 3, is_code=True)
+    assert layer_tree.head(model) == layers[1].variables
+
+
 def test_normalization_by_constants_has_no_name_for_weights():
     """Its variables are no longer used once its model is built."""
     scale = keras.layers.Normalization()
