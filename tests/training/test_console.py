@@ -24,6 +24,7 @@ def terminal(monkeypatch):
     monkeypatch.setattr(console, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     stream = os.fdopen(theirs, "w")
     monkeypatch.setattr(LINE, "stream", stream)
+    monkeypatch.setattr(LINE, "is_free", True)  # Whatever other tests wrote last.
     got = []
 
     def drain():
