@@ -49,6 +49,9 @@ _FIX = (
     " Send one file itself (curl --data-binary @FILE), a form with one file (curl -F "
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
+_SEVERAL = "The request holds several pictures, or base64 with spaces in it."
+# The keys under which a list in JSON has an item for each picture; "" is no key.
+_OF_REQUESTS = ("", "instances", "inputs")
 # Clients do not get the full reason, which names paths of this machine.
 _NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 
@@ -190,6 +193,8 @@ def _picture_in(body: bytes, kind: str) -> bytes:
         return body
     if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
         parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
+        if len(parts) > _MOST_PARTS:
+            raise HTTPException(400, f"The form has over {_MOST_PARTS} parts.{_FIX}")
         for head, _, content in (part.partition(b"\r\n\r\n") for part in parts):
             # A form's empty field for a file has an empty name.
             if is_picture(content) or re.search(rb'filename\*?="?[^"\s]', head):
@@ -199,8 +204,7 @@ def _picture_in(body: bytes, kind: str) -> bytes:
     elif body.isascii():
         found = _decoded(unquote_to_bytes(body))
     if len(found) > 1:
-        why = "The request holds several pictures, or base64 with spaces in it."
-        raise HTTPException(400, why + _FIX)
+        raise HTTPException(400, _SEVERAL + _FIX)
     return found[0] if found else body
 
 
@@ -216,6 +220,8 @@ def _in_json(body: bytes) -> list[bytes]:
         if isinstance(value, tuple):
             values += value
         elif isinstance(value, list):
+            if len(value) > 1 and key in _OF_REQUESTS:  # Also if one is no picture.
+                raise HTTPException(400, _SEVERAL + _FIX)
             values += [("b64", inner) for inner in value]
         elif isinstance(value, str):
             some = _decoded(value.encode("ascii", "replace"))

@@ -24,6 +24,7 @@ from cifar10.tools import audit, replay
 from cifar10.towers import rounding
 from cifar10.training import replay as replays, train
 from cifar10.training.replay import Replay
+from forging import edit, folder_of, manifest_of, write_manifest
 from small_folders import numbered, write
 
 
@@ -400,10 +401,6 @@ def test_a_run_of_before_has_no_chain_and_is_replayed(copied, capsys, link):
     assert_verified(audited(copied, capsys), 2)
 
 
-def folder_of(run, step):
-    return checkpoints.folder(run / "checkpoints", step)
-
-
 def test_a_run_that_takes_steps_back_keeps_its_chain(copied, capsys):
     shutil.rmtree(folder_of(copied, 20))
     values = json.loads((copied / "config.json").read_text())
@@ -470,23 +467,6 @@ def test_a_run_without_a_number_of_towers_had_one(copied, capsys, name):
 
 
 # Tampering.
-
-
-def edit(path, change):
-    """Applies a change to the lines of a log."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in change(lines)))
-
-
-def manifest_of(run, step):
-    manifest = json.loads((folder_of(run, step) / "manifest.json").read_text())
-    return {name: of for name, of in manifest.items() if name != "sha256"}
-
-
-def write_manifest(run, step, manifest):
-    digest = checkpoints.digest_of(manifest)
-    written = json.dumps({**manifest, "sha256": digest})
-    (folder_of(run, step) / "manifest.json").write_text(written)
 
 
 def forge(run):

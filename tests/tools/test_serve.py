@@ -204,6 +204,13 @@ def test_one_of_several_pictures_is_never_answered_alone(client):
         ):
             answer = client.post("/predict", **request)
             assert "several pictures" in error_of(answer, 400), request
+    for bad in ({"b64": "no"}, {"b64": ""}, "no", None, {"image": good[:80]}):
+        for key in ("instances", "inputs"):
+            answer = client.post("/predict", json={key: [{"image": good}, bad]})
+            assert "several pictures" in error_of(answer, 400), (key, bad)
+    assert "several" in error_of(client.post("/predict", json=[good, ""]), 400)
+    many = [(f"file{number}", PNG) for number in range(101)]
+    assert "parts" in error_of(client.post("/predict", files=many), 400)
     twice = f'{{"b64": "{good}", "b64": "{good}"}}'
     assert "several" in error_of(client.post("/predict", content=twice), 400)
     deep = "[" * 100_000 + f'"{good}"'
