@@ -99,8 +99,9 @@ test-all: .venv/installed-examples
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu
 
+# DRAW=100 SEED=1 draws so many at random instead, which tells what tests do not see.
 mutants: .venv/installed
-	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python tests/mutants/run.py $(if $(DRAW),--draw $(DRAW) --seed $(or $(SEED),0))
 
 golden: .venv/installed
 	$(BIN)/python tests/golden/run.py

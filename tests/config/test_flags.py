@@ -5,6 +5,7 @@ import re
 import pytest
 
 import runs
+from cifar10.config import fields
 
 TRAINING = """
     accumulate batch_size best_by checkpoint_steps clip_norm corrections data data_dir
@@ -62,6 +63,20 @@ FLAGS = {
         train_dir trust_model use_averages
     """,
 }
+
+
+RESULT = """
+    augmentation class_weights clip_norm data depth deterministic distortions
+    epochs_per_decay freeze global_batch_size image_size initial_weights keras_schedule
+    label_smoothing learning_rate loss metrics model momentum moving_average_decay
+    optimizer optimizer_arguments precision pretrained_rate schedule seed stages
+    val_fraction validation_fraction warmup_epochs width xla
+"""
+
+
+def test_what_a_resumed_run_must_not_change_is_what_was_decided_on():
+    """A field that loses its scope lets a run go on as another one."""
+    assert {*fields.result_determining({})} == {*RESULT.split()}
 
 
 def test_flags_are_those_that_were_decided_on():

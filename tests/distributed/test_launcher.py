@@ -94,6 +94,15 @@ def test_too_many_losses_end_it(tmp_path, launch, code, error):
         assert ended.value.exit_code == 1, "a fault keeps its exit code"
 
 
+@pytest.mark.usefixtures("launch")
+def test_a_worker_that_does_not_notice_a_loss_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "_SECONDS_TO_NOTICE", 0.5)
+    (tmp_path / "plan").write_text(json.dumps([[75, "wait"]]))
+    environments = launcher._environments(2)
+    codes, _ = launcher._run_workers(environments, [str(tmp_path / "script.py")])
+    assert codes == [75, -signal.SIGKILL]
+
+
 def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     """Else a restart would go on with the very run that was to be moved aside."""
     (tmp_path / "config.json").write_text("an earlier run")

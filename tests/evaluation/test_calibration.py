@@ -56,6 +56,13 @@ def test_images_that_are_all_right_determine_no_temperature():
         temperatures.fit(5.0 * np.eye(4), np.arange(4))
 
 
+def test_guesses_determine_no_temperature():
+    random = np.random.default_rng(0)
+    logits, labels = 100 * random.normal(size=(200, 10)), random.integers(0, 10, 200)
+    with pytest.raises(UsageError, match="temperature"):
+        temperatures.fit(logits, labels)
+
+
 def test_a_bin_holds_its_upper_bound():
     confidence, predictions = np.array([1.0, 2 / 15, 0.1]), np.array([0, 1, 0])
     outcomes = outcomes_of(np.zeros(3, int), predictions, confidence, None)
@@ -199,3 +206,18 @@ def test_nothing_is_fitted_on_the_test_part(tmp_path, stand_in_dir):
     assert done.returncode == 2
     assert "--val_fraction" in done.stderr
     assert not [*run.glob("checkpoints/*/temperature*")]
+
+
+@pytest.mark.parametrize(
+    "words", [("--num_examples", "7"), ("--test_time_augmentation",)], ids=" ".join
+)
+def test_all_of_val_is_fitted_whatever_is_scored(calibrated, tmp_path, words):
+    before, after, _ = calibrated
+    run = shutil.copytree(before, tmp_path / "run")
+    done = runs.call("eval.py", "--calibrate", *words, "--train_dir", run)
+    assert done.returncode == 0, done.stderr
+    (found,), (expected,) = (
+        [path.read_text() for path in one.glob("checkpoints/*/temperature.txt")]
+        for one in (run, after)
+    )
+    assert found == expected

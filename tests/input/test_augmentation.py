@@ -112,6 +112,19 @@ def test_cutout_is_a_square_that_lies_anywhere_within_the_image():
     assert len(seen) == 11 * 21  # Every place occurs, of those with the whole of it.
 
 
+def test_cutout_has_sharp_edges_in_images_of_a_smaller_stage():
+    cutout = Augmentation({"cutout": {"side": 12}}, 10)
+    maker = pipeline.BatchMaker("none", 0, image_size=16, augmentation=cutout)
+    plan = pipeline.Plan(tf.range(12, dtype=tf.int64), tf.constant([0, 0], tf.int64))
+    of_all = distortions.BatchSlice(0, 12, 12)
+    images = tf.constant(RANDOM.integers(1, 256, (12, 32, 32, 3), np.uint8))
+    made, _ = maker.make(images, plan.chosen, plan, of_all)
+    for image in made.numpy():
+        rows, columns = np.where((image == 0).all(axis=-1))
+        assert len(rows) == 6 * 6
+        assert np.ptp(rows) == np.ptp(columns) == 5
+
+
 # ---- mixing
 
 
@@ -166,6 +179,18 @@ def test_cutmix_pastes_a_box_whose_area_is_in_the_label():
         assert mask.sum() == (bottom + 1 - top) * (right + 1 - left)
     centres = [np.argwhere(mask).mean(axis=0) for mask in is_partners if mask.any()]
     assert abs(np.corrcoef(centres, rowvar=False)[0, 1]) < 0.4, "places are drawn apart"
+
+
+def test_as_many_images_are_mixed_as_both_kinds_say():
+    cases = (((0.5, 0.5), 0.9, 1.0), ((0.3, 0.2), 0.4, 0.6), ((0.0, 0.4), 0.3, 0.5))
+    for (of_mixup, of_cutmix), least, most in cases:
+        images, _, result, _ = mixed(
+            500,
+            mixup={"alpha": 1.0, "probability": of_mixup},
+            cutmix={"alpha": 1.0, "probability": of_cutmix},
+        )
+        part = (result != images).any(axis=(1, 2, 3)).mean()
+        assert least <= part <= most
 
 
 # ---- batches

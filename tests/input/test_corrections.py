@@ -236,3 +236,17 @@ def test_a_program_corrects_its_arrays(tmp_path):
     cifar10.train(config)
     settings = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "leaves out 1 and moves 1" in settings["data_description"]
+
+
+def test_val_stays_when_a_training_picture_is_left_out(tmp_path):
+    """Else pictures that a run was trained on would be held out of another one."""
+    x = np.stack([pixels(n) for n in range(40)])
+    given = as_dataset(((x, np.arange(40) % 2), (x[:2], np.arange(2))))
+    settings = Config(val_fraction=0.25).values
+    plain = datasets.find_for(settings, given)
+    file = listed(tmp_path, f"{plain.paths['train'][1]},")
+    found = datasets.find_for({**settings, "corrections": file}, given)
+    assert found.paths["val"] == plain.paths["val"]
+    for one, other in zip(found.read("val"), plain.read("val"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(found.read("train")[1]) == len(plain.read("train")[1]) - 1

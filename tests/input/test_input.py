@@ -133,6 +133,23 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     assert 0.3 < epochs[0].mean() < 0.7
 
 
+def test_what_is_mirrored_is_drawn_apart_from_all_steps(monkeypatch):
+    seeds = []
+
+    def noting(shape, seed):
+        seeds.append(tuple(np.asarray(seed)))
+        return uniform(shape, seed)
+
+    uniform = pipeline.uniform
+    monkeypatch.setattr(pipeline, "uniform", noting)
+    of_all = pipeline.BatchSlice(0, 4, 4)
+    for step in range(3):
+        maker("flip_translate").plan(tf.constant(step, tf.int64), of_all, COUNT)
+    ((seed, step),) = {*seeds}
+    assert seed == 5
+    assert step < 0
+
+
 # ---- queues
 
 

@@ -48,6 +48,19 @@ def test_signal_that_comes_twice_at_once_counts_once():
         assert wait_for_request(stop) is signal.SIGUSR1
 
 
+def test_another_signal_at_once_ends_it(monkeypatch):
+    """Whoever ends a program right after Ctrl-C does not wait for its step."""
+    ended = []
+    monkeypatch.setattr(signals.os, "_exit", ended.append)
+    with deferring() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for_request(stop)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not ended:
+            time.sleep(0.01)
+    assert ended == [128 + signal.SIGTERM]
+
+
 def test_hangup_stops_a_training_unless_nohup_has_it_ignored():
     """As when the connection of a terminal is lost."""
     with deferring() as stop:

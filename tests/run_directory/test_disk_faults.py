@@ -210,3 +210,14 @@ def test_damaged_checkpoint_is_passed_over_and_strays_stay(
     assert final_state(train_dir) == final_state(undisturbed)
     assert [line["step"] for line in runs.logged(train_dir)] == STEPS
     assert in_event_files(train_dir) == {*STEPS}
+
+
+def test_workers_go_on_from_what_the_chief_has_counted(tmp_path):
+    """Else they would end after other steps, and wait for each other for ever."""
+    worker = progress(tmp_path, 2)
+    of_chief = [7, 3, 2, 1, 4]
+    worker.share(types.SimpleNamespace(share=lambda _, **__: of_chief))
+    assert (worker.step, worker.left_out, worker.skipped_steps) == (7, 3, 2)
+    assert worker.is_time_up is True
+    assert worker.early_stopping.should_stop(4)
+    assert not worker.early_stopping.should_stop(5)

@@ -445,3 +445,11 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     assert "Sections: none" in printed["plain"]
     assert "Sections: 2" in printed["sectioned"]
     assert "x 2 accumulated" in printed["sectioned"]
+
+
+def test_a_plan_counts_the_batches_that_accumulation_keeps():
+    model = small()
+    once, four = (planner(model, accumulate=count).plain for count in (1, 4))
+    batch = BATCH * (8 * 8 * 3 * 4 + 8)  # Images in float32, and labels.
+    gradients = 4 * sum(int(np.prod(one.shape)) for one in model.trainable_variables)
+    assert four.tower_bytes - once.tower_bytes == 3 * batch + gradients

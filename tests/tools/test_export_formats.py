@@ -1,6 +1,7 @@
 """Exports to Keras and LiteRT: what the run's model computes, without this package."""
 
 import re
+import types
 import zipfile
 
 import keras
@@ -12,9 +13,15 @@ import runs
 from cifar10 import layers
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
+from cifar10.input.distortions import prepare
 from cifar10.models.registry import build_model
 from cifar10.tools import export as command, exported
-from cifar10.tools.export_formats import with_keras_layers, wrap, write_model
+from cifar10.tools.export_formats import (
+    calibration_images,
+    with_keras_layers,
+    wrap,
+    write_model,
+)
 from small_exports import apart, description, export, names
 
 PLAIN = {"model": "own", "with_preprocessing": False}
@@ -216,3 +223,17 @@ def test_int8_classifies_as_float32_does_and_computes_in_integers(
     tensors = Interpreter(str(int8)).get_tensor_details()
     floating = [one["name"] for one in tensors if one["dtype"] == np.float32]
     assert len(floating) == 2  # Its input and its output.
+
+
+def test_ranges_of_int8_are_those_of_training_images():
+    """Those of the test part would flatter the accuracy that is checked on it."""
+    parts = {
+        part: (np.full((4, 32, 32, 3), value, np.uint8), np.zeros(4, np.int32))
+        for part, value in (("train", 0), ("test", 255))
+    }
+    dataset = types.SimpleNamespace(read=parts.get)
+    images = calibration_images(
+        dataset, {"precision": "int8", "distortions": "flip_translate"}
+    )
+    expected = prepare(tf.constant(parts["train"][0]), "flip_translate")
+    np.testing.assert_array_equal(images, expected)

@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
-from cifar10.tools import report as tool
+from cifar10.tools import report as tool, report_run
 from cifar10.tools.report_run import Scores, read_runs
 
 HOSTILE = '<script>alert("1")</script>&amp;'
@@ -163,6 +163,23 @@ def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
     png = base64.b64decode(shown[0].get("src").removeprefix("data:image/png;base64,"))
     np.testing.assert_array_equal(tf.io.decode_png(png), images[hardest[0]])
     assert len({entry.get("src") for entry in explained}) == 24
+
+
+def test_a_heat_map_shows_why_the_class_was_predicted(copy, monkeypatch):
+    """Not where the true one would be seen."""
+    asked, heat_maps = [], report_run.heat_maps
+
+    def noting(trained, images, classes):
+        asked.extend(classes)
+        return heat_maps(trained, images, classes)
+
+    monkeypatch.setattr(report_run, "heat_maps", noting)
+    (run,) = read_runs([copy])
+    run.score("/cpu:0", None, None, None)
+    hardest = run.scores.hardest
+    names = [run.scores.class_names[number] for number in asked]
+    assert names == [image["predicted"] for image in hardest]
+    assert any(image["predicted"] != image["true"] for image in hardest)
 
 
 def test_confidence_is_at_the_temperature_and_open_steps_are_no_number(copy, tmp_path):

@@ -498,3 +498,21 @@ def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
     for step in ("10", None):
         serve.serve_model(serve.Options(train_dir=str(small_run), step=step, port=0))
     assert steps == [10, 20]
+
+
+def test_the_values_that_were_asked_for_are_served(small_run, monkeypatch):
+    """The averages, or the last ones, which answer otherwise."""
+    answers = []
+
+    def note(model, *_):
+        answers.append(model.predict(IMAGES).logits)
+        server = SimpleNamespace(run=lambda _: None)
+        return SimpleNamespace(create_server=lambda: server, close=lambda: None)
+
+    monkeypatch.setattr(service, "Service", note)
+    options = {"train_dir": str(small_run), "port": 0}
+    for use_averages, answer in ((True, 0), (False, 1)):
+        serve.serve_model(serve.Options(**options, use_averages=use_averages))
+        expected = evaluated(small_run, 20, use_averages=use_averages)
+        np.testing.assert_allclose(answers[answer], expected, rtol=1e-4)
+    assert (answers[0] != answers[1]).any()

@@ -71,6 +71,12 @@ def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
     assert Config(max_steps=max_steps).stage(end) == Stage(max_steps, None, ())
 
 
+def test_what_freeze_names_is_frozen_in_every_stage():
+    declared = [{"until": 0.5, "frozen": ["conv1"]}, {}]
+    stages = resolve_stages(declared, 10, "conv2")
+    assert [{*stage.frozen} for stage in stages] == [{"conv1", "conv2"}, {"conv2"}]
+
+
 @pytest.mark.parametrize(
     ("declared", "named"),
     [

@@ -427,3 +427,18 @@ def test_a_variable_of_another_device_is_undone_with_the_others(four_cpus):
     bad = inputs, tf.constant([1.0, -1.0])
     builder.steps(calls.stacked([[bad]], 2), 2)
     assert_equal(values(builder), before)
+
+
+def test_batches_of_one_device_are_computed_one_after_another(four_cpus):
+    """Side by side they would take as many times the memory."""
+    for devices, waits in ((four_cpus[:1] * 2, True), (four_cpus[:2], False)):
+        builder = make_towers(small_model(), devices)
+        graph = builder.trace(split(*random_batch(), 2)).graph
+        waiting = [
+            before.name
+            for operation in graph.get_operations()
+            if operation.name.startswith("tower_1/")
+            for before in operation.control_inputs
+            if "tower_0/" in before.name
+        ]
+        assert bool(waiting) == waits

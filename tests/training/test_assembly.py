@@ -15,6 +15,7 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
+from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.update import Averages, TrainState
 from cifar10.training import assembly
@@ -84,6 +85,41 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
         assert kernel.numpy().item() == pytest.approx(-rate * 3.0)
         assert state.averages[0].numpy().item() == pytest.approx(-rate * 3.0)
+
+
+@pytest.mark.parametrize(
+    ("on_nan", "step"), [("stop", 0), ("rollback", 0), ("skip", 2)]
+)
+def test_steps_after_a_bad_one_write_nothing_unless_they_are_to_go_on(on_nan, step):
+    """Else what is saved to be looked into is no longer what the bad step met."""
+    update = assembly.build_update(resolved(on_nan=on_nan, max_steps=9), 100)
+    state = TrainState(one_weight(), keras.optimizers.SGD())
+    (kernel,) = state.model.trainable_variables
+    before = kernel.numpy()
+    for gradient in (np.inf, 1.0):
+        averages = Averages([tf.constant([[gradient]])], [None], {}, tf.zeros(2), 10)
+        update(state, averages)
+    assert int(state.global_step) == step
+    assert (kernel.numpy() != before).any() == (on_nan == "skip")
+
+
+def test_a_deterministic_run_keeps_all_cores(tmp_path, stand_in_dir, monkeypatch):
+    """Other numbers of towers would otherwise have other threads, and rounding."""
+    divided = []
+    monkeypatch.setattr(devices, "divide_cores", divided.append)
+    for deterministic in (True, False):
+        assembly.assemble(
+            Config(
+                num_gpus=2,
+                batch_size=4,
+                model=runs.SMALL,
+                deterministic=deterministic,
+                data="synthetic",
+                data_dir=str(stand_in_dir),
+                train_dir=str(tmp_path / "run"),
+            )
+        )
+    assert divided == [2]
 
 
 def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():

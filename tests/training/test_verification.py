@@ -10,7 +10,9 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints
 from cifar10.towers import towers
+from cifar10.towers.verification import verified_step
 from cifar10.training import results, train
+from small_towers import make_towers, random_batch, small_model, split
 
 
 def config(train_dir, stand_in_dir, **values):
@@ -140,3 +142,17 @@ def test_mirrored_variables_are_refused(tmp_path, stand_in_dir):
                 variable_update="mirrored",
             )
         )
+
+
+def test_a_verified_step_freezes_what_its_stage_does(four_cpus):
+    """Also after a verified step of another stage, of images of the same size."""
+    builder = make_towers(small_model(), four_cpus[:2])
+    batches = split(*random_batch(), 2)
+    for frozen in ((), ("dense",)):
+        builder.freeze(frozen)
+        before = [one.numpy() for one in builder.state.model.trainable_variables]
+        verified_step(builder, batches, 1e-3)
+        after = [one.numpy() for one in builder.state.model.trainable_variables]
+        pairs = zip(before, after, strict=True)
+        moved = [bool((one != other).any()) for one, other in pairs]
+        assert moved == [not frozen] * 2 + [True] * 2

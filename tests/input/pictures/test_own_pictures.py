@@ -16,6 +16,7 @@ from cifar10.config.run_config import read_run_config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
 from cifar10.input.regrouping import divided
+from cifar10.tools.report_run import read_runs
 from cifar10.training import train as training
 from small_folders import numbered, packed, write
 
@@ -261,3 +262,10 @@ def test_a_score_on_other_pictures_is_not_the_runs(photos, tmp_path):
     assert "Of 18 test images each" in text
     assert '<i class="name">test/a cat/1.png</i>' in text
     assert "test/a cat/0.png" not in text
+    # As many pictures as the run's, one of which is another.
+    shutil.copy(other / "test/a cat/1.png", other / "test/a cat/0.png")
+    (shown,) = read_runs([run])
+    shown.scored = before = [{**shown.scored[0], "step": 0}]
+    shown.score("/cpu:0", None, None, str(other))
+    assert shown.tested["num_examples"] == 18
+    assert shown.scored == before, "the curve is of the run's own pictures"
