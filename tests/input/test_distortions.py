@@ -253,3 +253,18 @@ def test_crops_are_enlarged_as_tensorflow_enlarges_them():
         expected = tf.image.resize(crop, shape, antialias=True).numpy()
         expected = expected[:, ::-1] if flipped else expected
         np.testing.assert_allclose(result, expected, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("means", "deviations"),
+    [
+        ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ((0.47337,), (0.25070,)),  # Without colour, their averages.
+    ],
+)
+def test_whole_images_are_scaled_by_the_statistics_of_each_channel(means, deviations):
+    values = np.array([0, 128, 255], np.uint8)
+    images = np.broadcast_to(values[:, None, None, None], (3, 4, 4, len(means)))
+    found = distortions.prepare(tf.constant(images), "none")
+    expected = (images / 255 - np.array(means)) / np.array(deviations)
+    np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -36,8 +36,10 @@ _TWICE = (
     *("training/loop.py", "towers/towers.py", "towers/update.py", "model.py"),
     *("run_directory/", "input/", "evaluation/", "training/progress.py"),
 )
-_SECONDS = 60.0  # Of tests for a fault, by what they took when covering was recorded.
-_LIMIT = 300  # Seconds after which they are taken to hang.
+_SECONDS = 30.0  # Of tests for a fault, by what they took when covering was recorded.
+# Seconds after which they are ended. A test that hangs fails before, by its own limit.
+_LIMIT = 600
+_PROCESSES = 3  # Each of 1 GB.
 
 
 class Drawn(NamedTuple):
@@ -146,7 +148,7 @@ def main(count, seed, only, run_apart):
     known = {(file, change.strip()) for file, change, _ in rows["faults"]}
     drawn = [one for one in draw(count, seed) if not only or one.number in only]
     faults = [one for one in drawn if (one.file, one.change) not in known]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(_PROCESSES) as pool:
         ended = [*pool.map(lambda one: _try_out(run_apart, covered, one), faults)]
     pairs = zip(faults, ended, strict=True)
     survived = {one: tests for one, (noticed, tests) in pairs if not noticed}
