@@ -9,6 +9,7 @@ belong to none.
 
 import collections
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -38,7 +39,9 @@ class Contexts:
         self.switch("")
 
     def pytest_runtest_logreport(self, report):
-        self.seconds[report.nodeid.partition("[")[0]] += report.duration
+        name = report.nodeid.partition("[")[0]
+        # What fails without a fault would notice any.
+        self.seconds[name] += math.inf if report.failed else report.duration
 
 
 def record():
@@ -54,9 +57,10 @@ def record():
     measured.start()
     code = pytest.main(["-q", "-p", "no:cacheprovider"], plugins=[plugin])
     measured.stop()
-    if code > 1:  # Other tests than those that failed are of use.
+    if code > 1:
         sys.exit(f"The tests ended with {code}: nothing is kept.")
     of = collections.defaultdict(list)  # A context's tests.
+    plugin.seconds = {n: s for n, s in plugin.seconds.items() if s < math.inf}
     for name in plugin.seconds:
         of[name] = [name]
         of[name.partition("::")[0]].append(name)
