@@ -453,3 +453,10 @@ def test_a_plan_counts_the_batches_that_accumulation_keeps():
     batch = BATCH * (8 * 8 * 3 * 4 + 8)  # Images in float32, and labels.
     gradients = 4 * sum(int(np.prod(one.shape)) for one in model.trainable_variables)
     assert four.tower_bytes - once.tower_bytes == 3 * batch + gradients
+
+
+def test_a_boundary_takes_what_the_batch_has_there():
+    """A cut at wide tensors would cost what it was to save."""
+    of_image = (6 * 6 * 4, 144)  # After the convolution, and flattened.
+    expected = {place: BATCH * 4 * size for place, size in enumerate(of_image, 1)}
+    assert planner(small())._boundaries == {0: 0, **expected}

@@ -78,6 +78,15 @@ def test_line_shows_how_far_a_training_is(tmp_path, stand_in_dir, terminal, caps
     assert "step 30: precision @ 1" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("terminal")
+def test_fast_steps_do_not_flood_the_terminal(tmp_path, stand_in_dir, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_DRAWINGS", 1000.0)
+    monkeypatch.setattr(LINE, "show", drawn.append)
+    runs.train(tmp_path / "run", stand_in_dir, **TRAINING, log_frequency=5)
+    assert len([line for line in drawn if "loss" in line]) == 1
+
+
 def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, terminal):
     config = {"train_dir": str(tmp_path / "run"), "data_dir": str(stand_in_dir)}
     config |= {"data": "synthetic", "model": runs.SMALL, "batch_size": 4}

@@ -70,10 +70,12 @@ def flip_a_bit(monkeypatch, number, bit, times):
     return left
 
 
-@pytest.mark.parametrize(("towers", "accumulate"), [(3, 1), (3, 2)])
-def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, towers, accumulate):
-    for name, every in (("plain", None), ("verified", 2)):
-        values = {"num_gpus": towers, "verify_steps": every, "accumulate": accumulate}
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2}, {"num_gpus": 2, "steps_per_call": 4}], ids=str
+)
+def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, options):
+    for name, every in (("plain", None), ("verified", 3)):
+        values = {"verify_steps": every, **options}
         train.train(config(tmp_path / name, stand_in_dir, **values))
     plain, verified = state_of(tmp_path / "plain"), state_of(tmp_path / "verified")
     assert plain.keys() == verified.keys()
