@@ -317,6 +317,7 @@ def test_a_gain_is_a_higher_score():
         ([math.nan, 0.6, math.nan], EarlyStopping(10, 2, 1, 0.6, "cross_entropy")),
     ):
         counted = EarlyStopping(best_by=expected.best_by)
+        assert not counted.should_stop(1), "nothing has been scored"
         for step, score in enumerate(found, 1):
             counted = counted.updated(step, score, 10)
         assert counted == expected
