@@ -43,19 +43,8 @@ START: Mapping[str, tuple] = {
     "devices": (str,),
     "versions": (dict[str, str],),
 }
-# Entries of `config.json` that are not fields of the configuration.
-SETTINGS: dict[str, tuple] = {
-    "class_names": (list[str],),
-    "classes": (int, 1, 10**6),
-    "data_division": (str | None,),
-    "data_fingerprint": (str | None,),
-    "data_parts": (list[str],),
-    "image_shape": (list[int],),
-    "global_batch_size": (int, 1, 10**12),
-    "parameters": (int, 0, 10**15),
-    "simulated": (bool,),
-    "versions": (dict[str, str],),
-}
+# An entry of `config.json` that a configuration may leave out.
+SIZE: Mapping[str, tuple] = {"global_batch_size": (int, 1, 10**12)}
 
 
 def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> str:

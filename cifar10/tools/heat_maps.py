@@ -29,7 +29,7 @@ def heat_maps(
     pixel supports the class. Returns None if no convolution of the model has an output
     larger than 1 x 1.
     """
-    distortion, shape = trained.settings["distortions"], trained.picture_shape
+    distortion, shape = trained.run.config.images.distortions, trained.picture_shape
 
     @tf.function(autograph=False)
     def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor | None:
