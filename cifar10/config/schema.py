@@ -30,6 +30,12 @@ VALIDATION: Mapping[str, tuple] = {
     "score": (float,),
     "best_by": (str,),
 }
+VALIDATION_OF_1_0: Mapping[str, tuple] = {
+    "images": (int, 1, 10**12),
+    "correct": _COUNT,
+    "step": _STEP,
+    "without_gain": _COUNT,
+}
 # Those of a line of scores, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,

@@ -36,6 +36,9 @@ class EarlyStopping:
     def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> Self:
         """Returns a manifest's record, or an empty one if `best_by` has changed."""
         found = manifest.get(_ENTRY, {})
+        if "correct" in found:  # Version 1.0.0 wrote it.
+            share = found["correct"] / found["images"]
+            found = {**found, "score": share, "best_by": PRECISION}
         if found.get("best_by") != best_by:
             return cls(best_by=best_by)
         return cls(**{one.name: found[one.name] for one in dataclasses.fields(cls)})
