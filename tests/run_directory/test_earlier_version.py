@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 
+import runs
 from cifar10.config import run_config
 
 WRITTEN = Path(__file__).parent / "version_1_0_0"
