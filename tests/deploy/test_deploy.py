@@ -19,6 +19,8 @@ DEPLOY = runs.ROOT / "deploy"
 SLURM = DEPLOY / "slurm.sbatch"
 DOCKERFILE = DEPLOY / "Dockerfile"
 SERVING = DEPLOY / "Dockerfile.serve"
+ONNX = DEPLOY / "Dockerfile.onnx"
+DOCKERFILES = (DOCKERFILE, SERVING, ONNX)
 
 
 def executable(path, text):
@@ -32,7 +34,7 @@ def path_with(folder):
 
 @pytest.mark.parametrize(
     ("program", "file"),
-    [("shellcheck", SLURM), ("hadolint", DOCKERFILE), ("hadolint", SERVING)],
+    [("shellcheck", SLURM), *(("hadolint", path) for path in DOCKERFILES)],
 )
 def test_linters_find_nothing(program, file):
     path = path_with(Path(sys.executable).parent)
