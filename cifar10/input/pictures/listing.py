@@ -50,10 +50,13 @@ _PART = re.compile(
 )
 
 # Names of portions, without their numbers, and of copies.
-_PORTION = re.compile("(fold|part|batch|split|chunk|shard|subset|patient)(e?s)?")
+_PORTION = re.compile(
+    "(fold|folder|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image|photo"
+    "|picture)(e?s)?"
+)
 _COPY = re.compile(
     r"(copy of|kopie von|copie de|copia d[ei]) .+|.+ ?\([0-9]{1,2}\)"
-    r"|.+[ _-](copy|kopie|copie|copia|backup|bak)[ 0-9()]*",
+    "|.+[ _-](copy|kopi[ea]|copi[ea]|副本|コピー|복사본|backup|bak)[ 0-9()]*",
     re.IGNORECASE,
 )
 
@@ -62,6 +65,7 @@ _ALL = {"image", "images", "img", "imgs", "jpegimages", "photos", "pictures"}
 _ABOUT = {"annotations", "labels", "masks", "segmentations", "trimaps"}
 
 _SHOWN = 5  # Names in a message.
+_RENAME = " (rename those that are classes)"
 _LINK = " (link)"  # Added to the name of a link to a folder.
 _LAYOUTS = (
     "A folder of pictures has one subfolder for each class (cat/1.jpg, dog/2.jpg), or "
@@ -208,7 +212,7 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
             return f"hold {first_few(sorted(of), 2)}", [name]
     copies = [*filter(_COPY.fullmatch, inner)]
     if 0 < len(copies) < len(inner):
-        return "are named like copies", copies
+        return f"are named like copies{_RENAME}", copies
     letters, meant = {*map(_letters, inner)}, set()
     for name in inner:  # The parts in names, with the other words.
         words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
@@ -219,7 +223,7 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
         or (len(letters) == 1 and _PORTION.fullmatch(min(letters)) is not None)
         or len({others for _, others in meant}) < len(meant)
     )
-    return "are named like parts", inner if are_parts else ()
+    return f"are named like parts{_RENAME}", inner if are_parts else ()
 
 
 def _check_classes(
@@ -253,8 +257,7 @@ def _check_classes(
         raise UsageError(
             f"{directory}/{top}: folders do not look like classes, but {why}: "
             f"{first_few([*doubtful], 2)}. Give each class one folder, in a folder "
-            "without others or in folders named train, val and test. Rename those that "
-            "are classes."
+            "without others or in folders named train, val and test."
         )
     for split, part in parts.items():
         if unknown := sorted({*part} - {*first}):

@@ -240,10 +240,10 @@ REFUSED = {
 
 REFUSED |= {
     f"portions: {word}1, {word}2": (numbered(2, f"{word}1", f"{word}2"), "like parts")
-    for word in ("part", "fold", "batch_", "Split ", "shard-0", "patient_00")
+    for word in ("part", "fold", "batch_", "Split ", "shard-0", "patient_00", "set")
 } | {
-    f"a copy: {name}": (numbered(2, "cat", "dog", name), f"like copies: {name}")
-    for name in ("cat copy 2", "Kopie von cat", "cat (1)", "cat - Copy", "dog_backup")
+    f"a copy: {name}": (numbered(2, "cat", "dog", name), f": {name}. Give")
+    for name in ("cat copy 2", "Kopie von cat", "cat (1)", "cat - Copy", "犬 - コピー")
 }
 
 
