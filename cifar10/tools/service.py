@@ -193,8 +193,9 @@ def _picture_in(body: bytes, kind: str) -> bytes:
         return body
     if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
         parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
-        if len(parts) > _MOST_PARTS:
-            raise HTTPException(400, f"The form has over {_MOST_PARTS} parts.{_FIX}")
+        if not 1 < len(parts) <= _MOST_PARTS:
+            why = f"The form lacks its boundary, or has over {_MOST_PARTS} parts."
+            raise HTTPException(400, why + _FIX)
         for head, _, content in (part.partition(b"\r\n\r\n") for part in parts):
             # A form's empty field for a file has an empty name.
             if is_picture(content) or re.search(rb'filename\*?="?[^"\s]', head):

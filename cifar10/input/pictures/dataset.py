@@ -121,7 +121,7 @@ def find_folder(
         image_shape=(image_size, image_size, 3),
         class_names=tuple(classes),
         description=(
-            f"{len(files) - len(left_out):,} pictures of {len(classes):,} "
+            f"{counted(len(files) - len(left_out), 'picture')} of {len(classes):,} "
             f"classes at {image_size} x {image_size} in {directory}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),

@@ -236,17 +236,20 @@ def _check_classes(
 ) -> None:
     """Refuses too few or too many classes, and folders that are no classes.
 
-    Of classes that are all `known`, one is enough to be scored.
+    Of a run's classes, the `known`, one is enough to be scored.
     """
     (top, *_), (first, *_) = tops.values(), parts.values()
     are_known = {*first} <= {*map(nfc, known)}
-    fewest = 1 if are_known and "train" not in parts else 2
+    to_score = known and "train" not in parts
+    fewest = 1 if to_score and (are_known or not any(inner.values())) else 2
     if not fewest <= len(first) <= MAX_CLASSES:
         fix = f"\nLeft out: {_few(left_out)}." if left_out else ""
         for name, of in inner.items():
             if len(first) == 1 < len(of):
                 few = first_few(sorted(of), 2)
                 fix = f"\nIf {few} are classes or parts, give {directory}/{top}{name}."
+        if first and are_known:
+            fix += " To score it with a run that has it, add --eval_data all to eval."
         found = counted(len(first), "class", "classes")
         raise UsageError(
             f"{directory}/{top} has pictures in {found}. Two to {MAX_CLASSES:,} "
@@ -352,7 +355,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 pictures.append((name, about.st_size, about.st_mtime_ns))
     except OSError as error:
         raise UsageError(
-            f"{error.filename} cannot be read: {reason(error)}.\n"
-            f"Make it readable for this user, or remove it. {_LAYOUTS}"
+            f"{error.filename} cannot be read: {reason(error)}. Make it readable for "
+            "this user, or remove it."
         ) from error
     return pictures, others, folders

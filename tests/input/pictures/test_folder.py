@@ -309,11 +309,14 @@ def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
         found = find(write(tmp_path / str(number), *names), cache, **whole)
         assert (found.parts, len(found.read("test")[1])) == (("test",), 2)
         assert found.class_names == ("a", "b", "fold1", "fold2")
-    for names in (numbered(2, "c"), numbered(2, "data/a", "data/b")):
-        other = write(tmp_path / names[0][:4].replace("/", "-"), *names)
-        assert "in 1 class." in refused(other, cache, **whole)
+    other = write(tmp_path / "other", *numbered(2, "c"))
+    assert find(other, cache, **whole).class_names == ("c",)  # Which `eval` refuses.
+    above = write(tmp_path / "above", *numbered(2, "data/a", "data/b"))
+    assert "above/data." in refused(above, cache, **whole)
     one = write(tmp_path / "train", *numbered(4, "b"))
-    assert "in 1 class." in refused(one, cache, run=run)
+    said = refused(one, cache, run=run)
+    assert "in 1 class." in said
+    assert "--eval_data all" in said
 
 
 def test_folders_within_classes_that_are_divided_get_a_note(tmp_path, cache):
