@@ -52,8 +52,6 @@ _FIX = (
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
 # The keys under which a list in JSON has an item for each picture; "" is no key.
 _OF_REQUESTS = ("", "instances", "inputs")
-# Clients do not get the full reason, which names paths of this machine.
-_NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 
 
 class Service:
@@ -121,7 +119,9 @@ class Service:
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")
         body = await self._receive(request)
         if self._model.weights_step is None:
-            raise HTTPException(503, _NO_WEIGHTS)
+            # The full reason names paths of this machine.
+            why = "No checkpoint can be used yet. The service's console says why."
+            raise HTTPException(503, why)
         if request.method != "POST":
             return {
                 **self._model.names,

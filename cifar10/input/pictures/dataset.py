@@ -97,12 +97,6 @@ def find_folder(
             f"Repair or remove them, or raise --max_bad_images. {why}"
         )
     notes = listing.notes
-    if found_division and len(listing.groups) > 1:
-        notes.append(
-            f"pictures of one folder within a class, such as {listing.groups[0]}, are "
-            "divided into several splits. If they show the same patient or thing, "
-            "scores are too good: sort whole folders into train/ and test/"
-        )
     if left_out:
         notes.append(f"left out: {counted(len(left_out), 'picture')}. {why}")
 

@@ -67,10 +67,6 @@ _ABOUT = {"annotations", "labels", "masks", "segmentations", "trimaps"}
 _SHOWN = 5  # Names in a message.
 _RENAME = " (rename those that are classes)"
 _LINK = " (link)"  # Added to the name of a link to a folder.
-_LAYOUTS = (
-    "A folder of pictures has one subfolder for each class (cat/1.jpg, dog/2.jpg), or "
-    "train/ and test/ with such subfolders. Links to folders are not followed."
-)
 
 # A picture's path within the folder, with /; its size in bytes; its modification time
 # in nanoseconds. Named tuples would take three times as long.
@@ -86,7 +82,6 @@ class Listing:
     labels: list[int]
     parts: list[str]
     notes: list[str]  # For the user.
-    groups: list[str]  # Folders within a class, such as of patients, if all have some.
 
 
 def list_folder(
@@ -104,8 +99,7 @@ def list_folder(
     for split, top in tops.items():
         _add_classes(directory, top, parts["test" if whole else split], left_out)
     top, first = next(iter(tops.values())), next(iter(parts.values()))  # To train on.
-    depth = top.count("/") + 1
-    inner = {name: _inner(pictures, depth) for name, pictures in first.items()}
+    inner = {name: _inner(some, top.count("/") + 1) for name, some in first.items()}
     _check_classes(directory, tops, parts, left_out, inner, known)
     files: list[File] = []
     labels: list[int] = []
@@ -123,7 +117,13 @@ def list_folder(
     if left_out:
         notes.append(f"left out: {_few(left_out)}")
     groups = min(map(sorted, inner.values()), key=len)
-    return Listing([*first], files, labels, parts_of, notes, groups)
+    if [*parts] == ["train"] and len(groups) > 1:  # It will be divided.
+        notes.append(
+            f"pictures of one folder within a class, such as {groups[0]}, get into "
+            "several splits. If they show the same patient or thing, scores are too "
+            "good: sort whole folders into train/ and test/"
+        )
+    return Listing([*first], files, labels, parts_of, notes)
 
 
 def list_pictures(path: Path) -> list[Path]:
@@ -253,7 +253,9 @@ def _check_classes(
         found = counted(len(first), "class", "classes")
         raise UsageError(
             f"{directory}/{top} has pictures in {found}. Two to {MAX_CLASSES:,} "
-            f"classes are needed.{fix}\n{_LAYOUTS}"
+            f"classes are needed.{fix}\nA folder of pictures has a subfolder for each "
+            "class (cat/1.jpg, dog/2.jpg), or train/ and test/ with such subfolders. "
+            "Links to folders are not followed."
         )
     why, doubtful = _doubt(inner)
     if doubtful and not are_known:
