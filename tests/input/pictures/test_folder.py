@@ -14,6 +14,7 @@ from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder, part_of
 from cifar10.input.regrouping import divided
 from cifar10.process import entry_point, files
+from recorded_runs import recorded
 from small_folders import (
     SIZE,
     everything,
@@ -150,8 +151,8 @@ def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
     both = find(write(tmp_path / "b", *names), cache, validation_fraction=0.1)
     assert both.class_names == (one, "dog")
     assert everything(both)[0].keys() == set(names)
-    settings = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
-    check_same_kind(both, {"data": "folder", **settings}, "it")
+    described = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
+    check_same_kind(both, recorded(data="folder", **described), "it")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +296,7 @@ def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
 
 
 def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
-    run = {"class_names": ["a", "b", "fold1", "fold2"], "val_fraction": 0.0}
+    run = recorded(class_names=["a", "b", "fold1", "fold2"], val_fraction=0.0)
     whole = {"run": run, "validation_fraction": 1.0}
     for number, names in enumerate(
         (
