@@ -7,11 +7,12 @@ replicas, and all replicas apply the same update, so their variables stay equal.
 towers and the update are the same as on one machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS
+from cifar10.errors import STOP_SIGNALS, CorruptedError
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
@@ -20,6 +21,9 @@ from cifar10.towers.update import TrainState, Update
 # one for each signal, and one for --max_hours.
 _STOP = "stop"
 _WISHES = len(STOP_SIGNALS) + 1
+# By the number of bytes.
+_UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32}
+_ODD = 0x5851F42D4C957F2D
 
 
 class ReplicaBuilder(TowerBuilder):
@@ -78,6 +82,14 @@ class ReplicaBuilder(TowerBuilder):
         counts = self._stop_counts[-2].numpy().reshape(-1, len(wishes))
         return counts.any(axis=0).tolist()
 
+    def check_replicas(self, step: int) -> None:
+        """Raises a `CorruptedError` if replicas of one machine hold other bits.
+
+        Processors of several machines may round differently, so theirs may drift.
+        """
+        if self._strategy.num_replicas_in_sync == len(self._states):
+            check_replicas(self._states, step)
+
     def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
         """Returns process 0's `numbers`; can copy its variables to all replicas."""
         return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
@@ -97,7 +109,17 @@ class ReplicaBuilder(TowerBuilder):
                 these = state, self.devices[towers], batches[towers]
                 results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results)
-                averages[replica] = self._all_reduce(local, replica)
+                replicas = self._strategy.num_replicas_in_sync
+                stops = self._wishes * replicas  # Their mean is the sum of wishes.
+                if replica > 0:
+                    stops = tf.zeros_like(stops)
+                averages[replica] = all_reduced(
+                    local._replace(metrics={**local.metrics, _STOP: stops}),
+                    self._sum,
+                    replicas=replicas,
+                    first_tower=self.first_tower + first,
+                    num_towers=self.num_towers,
+                )
 
         self._strategy.run(replica_step)
         # Outside of the strategy, because within it a Keras optimizer would sum the
@@ -107,43 +129,6 @@ class ReplicaBuilder(TowerBuilder):
             for replica, state in enumerate(self._states)
         ]
         return results[0]
-
-    def _all_reduce(self, local: Averages, replica: int) -> Averages:
-        """Averages gradients, statistics and metrics over all replicas."""
-        averages = (local.gradients, local.statistics, local.metrics)
-        flat = tf.nest.flatten(averages)
-        values = {
-            place: tf.convert_to_tensor(value)
-            for place, value in enumerate(flat)
-            if value is not None
-        }
-        is_first = self._is_first(replica)
-        # Counters and random states are the first tower's, as on one machine.
-        terms = [
-            value if value.dtype.is_floating else _value_or_zero(value, is_first)
-            for value in values.values()
-        ]
-        # Every tower's loss is collected by a sum, in which other replicas have zeros.
-        before = self.first_tower + replica * self._towers_per_replica
-        after = self.num_towers - before - self._towers_per_replica
-        losses = tf.pad(local.tower_losses, [[before, after]])
-        stops = tf.identity(self._wishes)
-        if replica > 0:
-            stops = tf.zeros_like(stops)
-        *sums, losses, stops = self._sum([*terms, losses, stops])
-        replicas = self._strategy.num_replicas_in_sync
-        for (place, value), total in zip(values.items(), sums, strict=True):
-            if value.dtype.is_floating:
-                flat[place] = total / replicas
-            else:
-                flat[place] = tf.cast(total, value.dtype)
-        gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
-        return local._replace(
-            gradients=gradients,
-            statistics=statistics,
-            metrics={**metrics, _STOP: stops},
-            tower_losses=losses,
-        )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
         """Returns the first replica's `numbers`; can copy its variables to others."""
@@ -188,6 +173,94 @@ class ReplicaBuilder(TowerBuilder):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
             sums |= dict(zip(places, totals, strict=True))
         return [sums[place] for place in range(len(values))]
+
+
+def all_reduced(
+    local: Averages,
+    sum_all: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+    *,
+    replicas: int,
+    first_tower: int,
+    num_towers: int,
+) -> Averages:
+    """Averages gradients, statistics and metrics over all replicas.
+
+    `sum_all` sums each of several tensors over all replicas. `first_tower` is the index
+    of this replica's first tower among those of all.
+    """
+    averages = (local.gradients, local.statistics, local.metrics)
+    flat = tf.nest.flatten(averages)
+    values = {
+        place: tf.convert_to_tensor(value)
+        for place, value in enumerate(flat)
+        if value is not None
+    }
+    is_first = first_tower == 0
+    # Counters and random states are the first tower's, as on one machine.
+    terms = [
+        value if value.dtype.is_floating else _value_or_zero(value, is_first)
+        for value in values.values()
+    ]
+    # Every tower's loss is collected by a sum, in which other replicas have zeros.
+    after = num_towers - first_tower - local.tower_losses.shape[0]
+    losses = tf.pad(local.tower_losses, [[first_tower, after]])
+    *sums, losses = sum_all([*terms, losses])
+    for (place, value), total in zip(values.items(), sums, strict=True):
+        if value.dtype.is_floating:
+            flat[place] = total / replicas
+        else:
+            flat[place] = tf.cast(total, value.dtype)
+    gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
+    return local._replace(
+        gradients=gradients,
+        statistics=statistics,
+        metrics=metrics,
+        tower_losses=losses,
+    )
+
+
+def check_replicas(states: Sequence[TrainState], step: int) -> None:
+    """Raises a `CorruptedError` unless all replicas hold the same bits.
+
+    Each device computes digests of its variables, so that few bytes travel.
+    """
+    first, *others = [_digests(state).numpy() for state in states]
+    for number, other in enumerate(others, start=1):
+        if (differing := np.flatnonzero(first != other)).size:
+            raise CorruptedError(
+                step + 1,
+                f"replica {number} on {states[number].device} no longer holds the same "
+                f"{_names(states[0])[differing[0]]} as replica 0 ({len(differing)} of "
+                f"{len(first)} variables differ)",
+            )
+
+
+def _names(state: TrainState) -> list[str]:
+    """Returns the names of `state.variables()`."""
+    model = state.model
+    trained = [variable.path for variable in model.trainable_variables]
+    others = [*model.non_trainable_variables, *state.optimizer.variables]
+    averages = [f"moving average of {path}" for path in trained]
+    return [*trained, *(v.path for v in others), *averages, "global_step"]
+
+
+def _digests(state: TrainState) -> tf.Tensor:
+    """Returns a number for each variable, int64, that changes with any of its bits."""
+
+    def digest(variable: tf.Variable) -> tf.Tensor:
+        bits = variable.read_value()
+        if bits.dtype == tf.bool:
+            bits = tf.cast(bits, tf.uint8)
+        if bits.dtype.size < tf.int64.size:
+            bits = tf.bitcast(bits, _UNSIGNED[bits.dtype.size])
+        else:
+            bits = tf.bitcast(bits, tf.int64)
+        # x (2 x + 1) is another number, modulo 2^64, for each x.
+        bits = tf.cast(bits, tf.int64) * _ODD
+        return tf.reduce_sum(bits * (2 * bits + 1))
+
+    with tf.device(state.device):
+        return tf.stack([digest(variable) for variable in state.variables()])
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

@@ -75,7 +75,7 @@ class Workers:
         `towers`. A signal ends the wait for the other workers.
 
         Returns the strategy, and the number of sets of variables in this process. The
-        strategy is None for a single process with a single set.
+        strategy is None for a single process.
         """
         gpus = placement.suits_nccl
         if variable_update == "mirrored" and len(placement.gpu_names) > 1:
@@ -89,11 +89,7 @@ class Workers:
         )
         towers = len(placement.devices)
         if self.count == 1:
-            if not mirrored:
-                return None, 1
-            # On GPUs TensorFlow chooses NCCL.
-            reduction = None if gpus else tf.distribute.ReductionToOneDevice()
-            return mirrored_strategy(placement.devices, reduction), towers
+            return None, towers if mirrored else 1
         if mirrored and not gpus and towers > 1:
             raise UsageError(
                 f"--variable_update mirrored: with several machines, {towers} towers "
@@ -175,7 +171,7 @@ class Workers:
 
 
 def mirrored_strategy(
-    devices: Sequence[str], reduction: tf.distribute.CrossDeviceOps | None
+    devices: Sequence[str], *, by_nccl: bool
 ) -> tf.distribute.MirroredStrategy:
     """Returns a strategy whose collectives share no keys with an earlier one's.
 
@@ -183,6 +179,8 @@ def mirrored_strategy(
     collective instance". TensorFlow's own tests count the keys up like this.
     """
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001
+    # By default TensorFlow chooses NCCL on GPUs.
+    reduction = None if by_nccl else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices, reduction)
 
 

@@ -171,6 +171,7 @@ class Saving:
         with loop.apart("saving"):
             # Raises if a result is not finite, so that its state is never saved.
             loop.read_results()
+            loop.training.towers.check_replicas(step)
             # Before saving, so that hooks' files are complete up to the checkpoint.
             loop.hooks.notify("on_save", step)
             if path := loop.progress.save():
