@@ -7,9 +7,7 @@ as code, its folders and URLs are not used, and its control characters are escap
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +45,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
             f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
         ) from error
     try:
-        is_own = _note(content).is_file()
+        is_own = files.note("runs", content).is_file()
     except (OSError, RuntimeError):  # The home folder is missing or not readable.
         is_own = False
     if not is_own:
@@ -107,7 +105,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def mark_as_own(content: bytes) -> str:
     """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
-        note = _note(content)
+        note = files.note("runs", content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:
@@ -143,13 +141,6 @@ def check_model(
             f"{Path.cwd()} or an installed package, add:\n    {flag} {name}"
         )
     return False
-
-
-def _note(content: bytes) -> Path:
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
 
 
 def inert(value: Any) -> Any:

@@ -17,21 +17,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from cifar10.distributed.replicas import all_reduced, check_replicas
-from cifar10.towers.towers import (
-    Averages,
-    Batch,
-    Gradient,
-    StepResult,
-    Tower,
-    TowerBuilder,
-)
-from cifar10.towers.update import TrainState, Update
+from cifar10.distributed.replicas import all_reduced
+from cifar10.towers.towers import Batch, Gradient, StepResult, TowerBuilder
+from cifar10.towers.update import TrainState
 
 # A group of devices keeps its key for the life of the process, so each training takes
 # another one. Those of TensorFlow's strategies are small numbers.
 _GROUP_KEYS = itertools.count(1_000_000_007)
-_PIECES = tf.int64.size // tf.uint16.size
 
 
 class Group(NamedTuple):
@@ -44,7 +36,7 @@ class Group(NamedTuple):
     @classmethod
     def of(cls, devices: Sequence[str]) -> "Group":
         """Returns a new group of devices, one for each replica."""
-        hint = "nccl" if "gpu" in devices[0].lower() else "ring"
+        hint = "nccl" if "gpu" in devices[0] else "ring"
         return cls(next(_GROUP_KEYS), len(devices), hint)
 
     def sum(
@@ -52,17 +44,19 @@ class Group(NamedTuple):
     ) -> list[tf.Tensor]:
         """Sums each value over all replicas, all in one vector.
 
-        `order` is a variable of this replica alone. Without it, TensorFlow would have
-        a replica wait for the sum of the one before, which waits for all.
+        Of int64 all replicas but one have to give zeros. `order` is a variable of this
+        replica alone. Without it, TensorFlow would have a replica wait for the sum of
+        the one before, which waits for all.
         """
         floats = [value.dtype for value in values if value.dtype.is_floating]
         widest = max([tf.float32, *floats], key=lambda dtype: dtype.size)
+        # Float32 holds each piece of 16 bits exactly.
         parts = [
-            value if value.dtype.is_floating else _pieces(value) for value in values
+            value if value.dtype.is_floating else tf.bitcast(value, tf.uint16)
+            for value in values
         ]
-        flat = [tf.reshape(tf.cast(part, widest), [-1]) for part in parts]
         total = tf.raw_ops.CollectiveReduceV2(
-            input=tf.concat(flat, 0),
+            input=tf.concat([tf.reshape(tf.cast(p, widest), [-1]) for p in parts], 0),
             group_size=self.size,
             group_key=self.key,
             instance_key=1,
@@ -71,100 +65,13 @@ class Group(NamedTuple):
             final_op="Id",
             communication_hint=self.hint,
         )
-        sums = tf.split(total, [part.shape.num_elements() for part in parts])
-        shaped = [
-            tf.reshape(tf.cast(one, part.dtype), part.shape)
-            for one, part in zip(sums, parts, strict=True)
-        ]
-        return [
-            one if value.dtype.is_floating else tf.bitcast(one, tf.int64)
-            for one, value in zip(shaped, values, strict=True)
-        ]
-
-
-def _pieces(value: tf.Tensor) -> tf.Tensor:
-    """Cuts int64 into pieces of 16 bits, which float32 holds exactly.
-
-    A sum keeps them if all other replicas have zeros.
-    """
-    return tf.bitcast(value, tf.uint16)
-
-
-class _Replica(TowerBuilder):
-    """The program of a replica."""
-
-    def __init__(
-        self,
-        state: TrainState,
-        devices: Sequence[str],
-        group: Group,
-        names: Sequence[str],
-        first_tower: int,
-        *,
-        tower: Tower,
-        update: Update,
-    ) -> None:
-        super().__init__(state, devices, tower=tower, update=update)
-        self.first_tower, self.tower_names = first_tower, tuple(names)
-        self._group = group
-        with tf.device(state.device):
-            self._order = tf.Variable(0.0, trainable=False)
-
-    def _is_on_one_device(self) -> bool:
-        # XLA computes an all-reduce on GPUs alone.
-        return super()._is_on_one_device() and "gpu" in self.state.device
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether XLA compiles the whole program."""
-        return self._compiles
-
-    def compute(self, batches: list[Batch], count: tf.Tensor | None) -> StepResult:
-        """Calls the compiled program of a step, or of the `count` first of many."""
-        with tf.device(self.state.device):
-            if count is None:
-                return self._step(batches)
-            return self._steps(batches, count)
-
-    def tune(self, batches: list[Batch], count: tf.Tensor | None) -> None:
-        """Has XLA choose kernels, which the other replicas' programs will share."""
-        program = self._step if count is None else self._steps
-        given = [batches] if count is None else [batches, count]
-        compiler = program.experimental_get_compiler_ir(*given)
-        with tf.device(self.state.device):
-            compiler(stage="optimized_hlo")
-
-    def trace_step(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
-    ) -> StepResult:
-        """Builds the operations of this replica's step."""
-        *_, result = self.phases(batches, is_wanted)
-        return result
-
-    def phases(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None
-    ) -> Iterator[Any]:
-        """Builds a step in three phases: towers, all-reduce, update with the result."""
-        these = self.state, self.devices, batches
-        averages = self._trace_averages(*these, self._trace_towers(*these))
-        yield None
-        averages = self._all_reduce(averages)
-        yield None
-        yield self._trace_update(self.state, averages, is_wanted)
-
-    def _all_reduce(self, local: Averages) -> Averages:
-        with tf.device(self.state.device), tf.name_scope("all_reduce"):
-            return all_reduced(
-                local,
-                lambda values: self._group.sum(values, [self._order]),
-                replicas=self._group.size,
-                first_tower=self.first_tower,
-                num_towers=self.num_towers,
-            )
-
-    def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
-        if self.first_tower == 0:
-            super()._warn_of_missing(gradients)
+        sums = []
+        sizes = [part.shape.num_elements() for part in parts]
+        for part, one in zip(parts, tf.split(total, sizes), strict=True):
+            shaped = tf.reshape(tf.cast(one, part.dtype), part.shape)
+            is_float = part.dtype.is_floating
+            sums.append(shaped if is_float else tf.bitcast(shaped, tf.int64))
+        return sums
 
 
 class ProgramBuilder(TowerBuilder):
@@ -175,29 +82,18 @@ class ProgramBuilder(TowerBuilder):
     """
 
     def __init__(
-        self,
-        states: Sequence[TrainState],
-        devices: Sequence[str],
-        *,
-        tower: Tower,
-        update: Update,
+        self, states: Sequence[TrainState], devices: Sequence[str], **parts: Any
     ) -> None:
-        self._states = tuple(states)
-        self._share = len(devices) // len(states)
         group = Group.of([state.device for state in states])
+        self._share = len(devices) // len(states)
         self._replicas = [
-            _Replica(
-                state,
-                self._part(devices, number),
-                group,
-                devices,
-                number * self._share,
-                tower=tower,
-                update=update,
+            _Replica(state, devices, slice(first, first + self._share), group, **parts)
+            for first, state in zip(
+                range(0, len(devices), self._share), states, strict=True
             )
-            for number, state in enumerate(states)
         ]
-        super().__init__(states[0], devices, tower=tower, update=update)
+        super().__init__(states[0], devices, **parts)
+        self.states = tuple(states)
 
     @property
     def are_compiled(self) -> bool:
@@ -213,7 +109,7 @@ class ProgramBuilder(TowerBuilder):
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""
-        self._tune(batches, None)
+        self._tune(batches)
         return super().step(batches)
 
     def steps(self, stacked: Sequence[Batch], count: int) -> StepResult:
@@ -221,64 +117,116 @@ class ProgramBuilder(TowerBuilder):
         self._tune(stacked, tf.constant(count))
         return super().steps(stacked, count)
 
-    def _tune(self, batches: Sequence[Batch], count: tf.Tensor | None) -> None:
-        """Tunes before each program is compiled, so that no two round differently."""
+    def _tune(self, batches: Sequence[Batch], *count: tf.Tensor) -> None:
+        """Has XLA choose the first program's kernels, which it keeps for the others.
+
+        Otherwise replicas might round differently.
+        """
         if self.are_compiled and not self._is_tuned:
-            self._replicas[0].tune(self._part(batches, 0), count)
+            first = self._replicas[0]
+            compiler = first.program(*count).experimental_get_compiler_ir
+            with tf.device(first.state.device):
+                compiler(list(batches[first.part]), *count)(stage="optimized_hlo")
             self._is_tuned = True
 
     def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
         """Returns the `numbers`; can copy the first replica's variables to others."""
-        if variables:
-            first, *others = self._states
-            for state in others:
-                pairs = zip(state.variables(), first.variables(), strict=True)
-                for variable, value in pairs:
-                    variable.assign(value)
-                state.halted.assign(first.halted)
+        first, *others = self.states
+        for state in others if variables else ():
+            for one, other in zip(first.variables(), state.variables(), strict=True):
+                other.assign(one)
+            state.halted.assign(False)
         return [*numbers]
-
-    def check_replicas(self, step: int) -> None:
-        """Raises a `CorruptedError` if, after `step`, replicas hold other bits."""
-        check_replicas(self._states, step)
 
     def trace_step(
         self, batches: list[Batch], is_wanted: tf.Tensor | None = None
     ) -> StepResult:
         """Builds the operations of a step: the calls of all programs, or their phases.
 
-        The phases of all replicas alternate, so that no operation without variables
-        waits for the sum of a replica before its own replica takes part.
+        The phases of all replicas alternate, because an operation without variables
+        waits for the one before, which must not wait for a sum.
         """
         if self.are_compiled:
-            return self._calls(batches, None)
-        parts = [
-            replica.phases(self._part(batches, number), is_wanted)
-            for number, replica in enumerate(self._replicas)
-        ]
-        *_, results = zip(*parts, strict=True)
+            return self._calls(batches)
+        phases = [one.phases(batches[one.part], is_wanted) for one in self._replicas]
+        *_, results = zip(*phases, strict=True)
         return results[0]
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
-        """Builds a loop of steps in each program, or else one loop of all programs.
+        """Builds a loop of steps in each program, or else one loop of all replicas.
 
-        A collective of TensorFlow's own meets those of other replicas only in the same
-        loop.
+        TensorFlow's own collectives meet only in the same loop.
         """
         if self.are_compiled:
             return self._calls(stacked, count)
         return super()._trace_steps(stacked, count)
 
-    def _calls(self, batches: list[Batch], count: tf.Tensor | None) -> StepResult:
-        results = [
-            replica.compute(self._part(batches, number), count)
-            for number, replica in enumerate(self._replicas)
-        ]
+    def _calls(self, batches: list[Batch], *count: tf.Tensor) -> StepResult:
+        results = []
+        for one in self._replicas:
+            with tf.device(one.state.device):
+                results.append(one.program(*count)(batches[one.part], *count))
         return results[0]
-
-    def _part(self, of_all: Sequence, number: int) -> list:
-        """Returns a replica's part of a sequence over all batches."""
-        return list(of_all[number * self._share : (number + 1) * self._share])
 
     def _is_on_one_device(self) -> bool:
         return False  # Each program is.
+
+
+class _Replica(TowerBuilder):
+    """The program of a replica, which takes its `part` of the batches of all."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        part: slice,
+        group: Group,
+        **parts: Any,
+    ) -> None:
+        super().__init__(state, devices[part], **parts)
+        self.first_tower, self.tower_names = part.start, tuple(devices)
+        self.part, self._group = part, group
+        with tf.device(state.device):
+            self._order = tf.Variable(0.0, trainable=False)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles the whole program."""
+        return self._compiles
+
+    def _is_on_one_device(self) -> bool:
+        # XLA computes an all-reduce on GPUs alone.
+        return super()._is_on_one_device() and "gpu" in self.state.device
+
+    def program(self, *count: tf.Tensor) -> tf.types.experimental.PolymorphicFunction:
+        """Returns the program of a step, or of the first `count` of many."""
+        return self._steps if count else self._step
+
+    def trace_step(
+        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+    ) -> StepResult:
+        """Builds the operations of this replica's step."""
+        *_, result = self.phases(batches, is_wanted)
+        return result
+
+    def phases(
+        self, batches: list[Batch], is_wanted: tf.Tensor | None
+    ) -> Iterator[Any]:
+        """Builds a step in three phases: towers, all-reduce, update with the result."""
+        these = self.state, self.devices, batches
+        averages = self._trace_averages(*these, self._trace_towers(*these))
+        yield None
+        with tf.device(self.state.device), tf.name_scope("all_reduce"):
+            averages = all_reduced(
+                averages,
+                lambda values: self._group.sum(values, [self._order]),
+                replicas=self._group.size,
+                first_tower=self.first_tower,
+                num_towers=self.num_towers,
+            )
+        yield None
+        yield self._trace_update(self.state, averages, is_wanted)
+
+    def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
+        if self.first_tower == 0:
+            super()._warn_of_missing(gradients)

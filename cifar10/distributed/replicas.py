@@ -9,10 +9,9 @@ towers and the update are the same as on one machine.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS, CorruptedError
+from cifar10.errors import STOP_SIGNALS
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
@@ -21,9 +20,6 @@ from cifar10.towers.update import TrainState, Update
 # one for each signal, and one for --max_hours.
 _STOP = "stop"
 _WISHES = len(STOP_SIGNALS) + 1
-# By the number of bytes.
-_UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32}
-_ODD = 0x5851F42D4C957F2D
 
 
 class ReplicaBuilder(TowerBuilder):
@@ -48,9 +44,9 @@ class ReplicaBuilder(TowerBuilder):
         super().__init__(states[0], devices, tower=tower, update=update)
         self.first_tower = first_tower
         self._strategy = strategy
-        self._states = tuple(states)
+        self.states = tuple(states)
         local = len(self.devices)
-        self._towers_per_replica = local // len(self._states)
+        self._towers_per_replica = local // len(self.states)
         number = self._towers_per_replica * strategy.num_replicas_in_sync
         if number > local:
             self.tower_names = tuple(
@@ -82,14 +78,6 @@ class ReplicaBuilder(TowerBuilder):
         counts = self._stop_counts[-2].numpy().reshape(-1, len(wishes))
         return counts.any(axis=0).tolist()
 
-    def check_replicas(self, step: int) -> None:
-        """Raises a `CorruptedError` if replicas of one machine hold other bits.
-
-        Processors of several machines may round differently, so theirs may drift.
-        """
-        if self._strategy.num_replicas_in_sync == len(self._states):
-            check_replicas(self._states, step)
-
     def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
         """Returns process 0's `numbers`; can copy its variables to all replicas."""
         return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
@@ -104,7 +92,7 @@ class ReplicaBuilder(TowerBuilder):
             replica = self._replica()
             first = replica * self._towers_per_replica
             towers = slice(first, first + self._towers_per_replica)
-            state = self._states[replica]
+            state = self.states[replica]
             with tf.device(state.device):
                 these = state, self.devices[towers], batches[towers]
                 results = self._trace_towers(*these, first)
@@ -126,7 +114,7 @@ class ReplicaBuilder(TowerBuilder):
         # gradients over all replicas once more.
         results = [
             self._trace_update(state, averages[replica], is_wanted)
-            for replica, state in enumerate(self._states)
+            for replica, state in enumerate(self.states)
         ]
         return results[0]
 
@@ -136,7 +124,7 @@ class ReplicaBuilder(TowerBuilder):
 
         def replica_sharing() -> None:
             replica = self._replica()
-            state = self._states[replica]
+            state = self.states[replica]
             is_first = self._is_first(replica)
             variables = state.variables() if with_variables else []
             with tf.device(state.device):
@@ -160,7 +148,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns the traced replica's index among the replicas of this process."""
         context = tf.distribute.get_replica_context()
         number = tf.get_static_value(context.replica_id_in_sync_group)
-        return int(number) % len(self._states)
+        return int(number) % len(self.states)
 
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums each value over all replicas, with one all-reduce per dtype."""
@@ -217,50 +205,6 @@ def all_reduced(
         metrics=metrics,
         tower_losses=losses,
     )
-
-
-def check_replicas(states: Sequence[TrainState], step: int) -> None:
-    """Raises a `CorruptedError` unless all replicas hold the same bits.
-
-    Each device computes digests of its variables, so that few bytes travel.
-    """
-    first, *others = [_digests(state).numpy() for state in states]
-    for number, other in enumerate(others, start=1):
-        if (differing := np.flatnonzero(first != other)).size:
-            raise CorruptedError(
-                step + 1,
-                f"replica {number} on {states[number].device} no longer holds the same "
-                f"{_names(states[0])[differing[0]]} as replica 0 ({len(differing)} of "
-                f"{len(first)} variables differ)",
-            )
-
-
-def _names(state: TrainState) -> list[str]:
-    """Returns the names of `state.variables()`."""
-    model = state.model
-    trained = [variable.path for variable in model.trainable_variables]
-    others = [*model.non_trainable_variables, *state.optimizer.variables]
-    averages = [f"moving average of {path}" for path in trained]
-    return [*trained, *(v.path for v in others), *averages, "global_step"]
-
-
-def _digests(state: TrainState) -> tf.Tensor:
-    """Returns a number for each variable, int64, that changes with any of its bits."""
-
-    def digest(variable: tf.Variable) -> tf.Tensor:
-        bits = variable.read_value()
-        if bits.dtype == tf.bool:
-            bits = tf.cast(bits, tf.uint8)
-        if bits.dtype.size < tf.int64.size:
-            bits = tf.bitcast(bits, _UNSIGNED[bits.dtype.size])
-        else:
-            bits = tf.bitcast(bits, tf.int64)
-        # x (2 x + 1) is another number, modulo 2^64, for each x.
-        bits = tf.cast(bits, tf.int64) * _ODD
-        return tf.reduce_sum(bits * (2 * bits + 1))
-
-    with tf.device(state.device):
-        return tf.stack([digest(variable) for variable in state.variables()])
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

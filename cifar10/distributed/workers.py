@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10.distributed import rendezvous
+from cifar10.distributed import gpu_links, rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError, reason
 from cifar10.process.signals import StopSignals
@@ -89,6 +89,12 @@ class Workers:
         )
         towers = len(placement.devices)
         if self.count == 1:
+            if mirrored and gpus and towers > 1:
+                gpu_links.refuse_faulty(placement.devices, tf.__version__)
+                with contextlib.suppress(RuntimeError):  # TensorFlow has started.
+                    # Each program of XLA holds a thread until all have begun.
+                    least = max(os.cpu_count() or 1, 2 * towers)
+                    tf.config.threading.set_inter_op_parallelism_threads(least)
             return None, towers if mirrored else 1
         if mirrored and not gpus and towers > 1:
             raise UsageError(

@@ -21,9 +21,6 @@ class Agreement:
         del variables  # Here is one replica.
         return [*numbers]
 
-    def check_replicas(self, step: int) -> None:
-        """Raises a `CorruptedError` if, after `step`, replicas hold other bits."""
-
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
         """Waits for all processes when the block ends, even if a signal ends it."""

@@ -21,6 +21,11 @@ _LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
 
+_FASTER = (
+    "A prediction, which no machine with several GPUs has tested yet: in a new run, "
+    "--variable_update mirrored --xla makes a small model about 7 times faster."
+)
+
 
 class Console:
     """A hook that prints messages and lines of logged steps.
@@ -108,10 +113,11 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    return [
-        wrap(_parts(training.settings, len(training.images))),
-        wrap(training.sections or ""),
-    ]
+    towers, lines = training.towers.devices, [training.sections or ""]
+    is_local = training.workers.count == 1 and training.placement.suits_nccl
+    if is_local and training.config.batch.variable_update == "auto" and towers[1:]:
+        lines.append(_FASTER)
+    return [wrap(_parts(training.settings, len(training.images))), *map(wrap, lines)]
 
 
 def _parts(settings: Mapping[str, Any], examples: int) -> str:

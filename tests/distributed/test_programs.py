@@ -1,7 +1,6 @@
 """Replicas on one machine are programs of their own, which meet in one sum a step."""
 
 import re
-import types
 
 import keras
 import numpy as np
@@ -12,12 +11,14 @@ import runs
 from benchmarks import gpu_graphs
 from cifar10 import model as models
 from cifar10.config.config import Config
-from cifar10.distributed import programs, replicas
+from cifar10.distributed import programs
 from cifar10.errors import UsageError
 from cifar10.input import calls
 from cifar10.run_directory import checkpoints
+from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState, Update
+from cifar10.towers.verification import check_replicas
 from cifar10.training import train as training
 from small_towers import random_batch, small_model, split
 
@@ -85,7 +86,7 @@ def test_later_trainings_of_a_process_sum_apart(four_cpus):
         builder, states = builder_of(four_cpus, count, layers)
         builder.share([], variables=True)
         builder.step(split(*random_batch(), count))
-        builder.check_replicas(1)
+        check_replicas(states, 1)
         assert [int(state.global_step) for state in states] == [1] * count
 
 
@@ -127,7 +128,7 @@ def test_a_step_that_is_not_finite_is_left_out_by_all_replicas(four_cpus, halts)
     losses = builder.steps(calls.stacked(steps, 4), 4).tower_losses.numpy()
     assert np.isfinite(losses[0]).all()
     assert [*np.flatnonzero(~np.isfinite(losses[1]))] == [2]
-    builder.check_replicas(4)
+    check_replicas(states, 4)
     for state in states:
         assert bool(state.halted) is halts
         assert int(state.global_step) == (1 if halts else 4)
@@ -213,6 +214,18 @@ def test_each_gpu_has_a_compiled_program_and_none_waits_for_another():
         assert not seen & {*programs_found}
 
 
+@pytest.mark.parametrize("suits_nccl", [True, False])
+def test_parts_of_one_gpu_are_mirrored_without_nccl(monkeypatch, suits_nccl):
+    """NCCL refuses two of its ranks on one GPU."""
+    monkeypatch.setattr(Placement, "suits_nccl", suits_nccl)
+    images = np.zeros([8, 32, 32, 3], np.uint8)
+    given = {"variable_update": "mirrored", "precision": "float32"}
+    towers, batches = gpu_graphs.build_towers(2, images, **given)
+    assert [state.device for state in towers.states] == ["/gpu:0", "/gpu:1"]
+    found = {one.type for one in towers.trace(batches).graph.get_operations()}
+    assert ("CollectiveReduceV2" in found) is suits_nccl
+
+
 # ---- replicas that differ
 
 
@@ -256,17 +269,3 @@ def test_a_rollback_makes_replicas_equal_again(tmp_path, stand_in_dir, monkeypat
     whole = train(tmp_path / "whole", stand_in_dir, **given)
     found = train(tmp_path / "run", stand_in_dir, [Flip(monkeypatch)], **given)
     runs.assert_equal(found, whole)
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16"])
-def test_every_bit_of_every_type_counts(dtype):
-    value = np.ones([3, 2], dtype)
-    variable = tf.Variable(value)
-    state = types.SimpleNamespace(device="/cpu:0", variables=lambda: [variable])
-    digests = [int(replicas._digests(state)[0])]
-    for bit in range(1 if dtype == "bool" else 8 * value.itemsize):
-        changed = value.copy()
-        changed.view(np.uint8).reshape(-1)[bit // 8] ^= 1 << bit % 8
-        variable.assign(changed)
-        digests.append(int(replicas._digests(state)[0]))
-    assert len({*digests}) == len(digests)
