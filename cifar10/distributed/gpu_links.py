@@ -105,7 +105,7 @@ def _count_wrong(devices: Sequence[str]) -> Iterator[Any]:
             if target != source:
                 with tf.device(target):
                     yield np.count_nonzero(tf.identity(numbers).numpy() != right)
-    group = Group.of(devices)
+    group = Group(devices)
 
     @tf.function(autograph=False)
     def total() -> list[tf.Tensor]:

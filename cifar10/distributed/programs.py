@@ -11,14 +11,15 @@ XLA can compile a program of many steps, all-reduce included, for each GPU. On s
 machines, where every process would choose its kernels alone, `replicas.py` does it.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from cifar10.distributed.replicas import all_reduced
-from cifar10.towers.towers import Batch, Gradient, StepResult, TowerBuilder
+from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
 
 # A group of devices keeps its key for the life of the process, so each training takes
@@ -26,18 +27,12 @@ from cifar10.towers.update import TrainState
 _GROUP_KEYS = itertools.count(1_000_000_007)
 
 
-class Group(NamedTuple):
-    """The replicas that sum together."""
+@dataclasses.dataclass
+class Group:
+    """The devices of replicas that sum together."""
 
-    key: int
-    size: int
-    hint: str  # How: `nccl` on GPUs, `ring` on CPUs.
-
-    @classmethod
-    def of(cls, devices: Sequence[str]) -> "Group":
-        """Returns a new group of devices, one for each replica."""
-        hint = "nccl" if "gpu" in devices[0] else "ring"
-        return cls(next(_GROUP_KEYS), len(devices), hint)
+    devices: Sequence[str]
+    key: int = dataclasses.field(default_factory=_GROUP_KEYS.__next__)
 
     def sum(
         self, values: Sequence[tf.Tensor], order: Sequence[tf.Variable]
@@ -51,26 +46,21 @@ class Group(NamedTuple):
         floats = [value.dtype for value in values if value.dtype.is_floating]
         widest = max([tf.float32, *floats], key=lambda dtype: dtype.size)
         # Float32 holds each piece of 16 bits exactly.
-        parts = [
-            value if value.dtype.is_floating else tf.bitcast(value, tf.uint16)
-            for value in values
-        ]
+        parts = [v if v.dtype in floats else tf.bitcast(v, tf.uint16) for v in values]
         total = tf.raw_ops.CollectiveReduceV2(
             input=tf.concat([tf.reshape(tf.cast(p, widest), [-1]) for p in parts], 0),
-            group_size=self.size,
+            group_size=len(self.devices),
             group_key=self.key,
             instance_key=1,
             ordering_token=[one.handle for one in order],
             merge_op="Add",
             final_op="Id",
-            communication_hint=self.hint,
+            communication_hint="nccl" if "gpu" in self.devices[0] else "ring",
         )
-        sums = []
-        sizes = [part.shape.num_elements() for part in parts]
-        for part, one in zip(parts, tf.split(total, sizes), strict=True):
-            shaped = tf.reshape(tf.cast(one, part.dtype), part.shape)
-            is_float = part.dtype.is_floating
-            sums.append(shaped if is_float else tf.bitcast(shaped, tf.int64))
+        sums = tf.split(total, [part.shape.num_elements() for part in parts])
+        for place, part in enumerate(parts):
+            one = tf.reshape(tf.cast(sums[place], part.dtype), part.shape)
+            sums[place] = one if one.dtype in floats else tf.bitcast(one, tf.int64)
         return sums
 
 
@@ -84,27 +74,21 @@ class ProgramBuilder(TowerBuilder):
     def __init__(
         self, states: Sequence[TrainState], devices: Sequence[str], **parts: Any
     ) -> None:
-        group = Group.of([state.device for state in states])
-        self._share = len(devices) // len(states)
+        share = len(devices) // len(states)
+        group = Group([one.device for one in states])
         self._replicas = [
-            _Replica(state, devices, slice(first, first + self._share), group, **parts)
-            for first, state in zip(
-                range(0, len(devices), self._share), states, strict=True
-            )
+            _Replica(one, devices, slice(n * share, (n + 1) * share), group, **parts)
+            for n, one in enumerate(states)
         ]
         super().__init__(states[0], devices, **parts)
         self.states = tuple(states)
-
-    @property
-    def are_compiled(self) -> bool:
-        """Whether XLA compiles each replica's program."""
-        return self._replicas[0].is_compiled
 
     def freeze(self, names: Sequence[str]) -> None:
         """Freezes only the named variables and layers. The next step is retraced."""
         super().freeze(names)
         for replica in self._replicas:
             replica.freeze(names)
+        self.are_compiled = self._replicas[0].is_compiled
         self._is_tuned = False
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
@@ -139,18 +123,12 @@ class ProgramBuilder(TowerBuilder):
         return [*numbers]
 
     def trace_step(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+        self,
+        batches: list[Batch],
+        is_wanted: tf.Tensor | None = None,  # noqa: ARG002 - of a compiled loop.
     ) -> StepResult:
-        """Builds the operations of a step: the calls of all programs, or their phases.
-
-        The phases of all replicas alternate, because an operation without variables
-        waits for the one before, which must not wait for a sum.
-        """
-        if self.are_compiled:
-            return self._calls(batches)
-        phases = [one.phases(batches[one.part], is_wanted) for one in self._replicas]
-        *_, results = zip(*phases, strict=True)
-        return results[0]
+        """Builds the calls of the programs, none of which waits for another."""
+        return self._call_all(batches)
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
         """Builds a loop of steps in each program, or else one loop of all replicas.
@@ -158,10 +136,10 @@ class ProgramBuilder(TowerBuilder):
         TensorFlow's own collectives meet only in the same loop.
         """
         if self.are_compiled:
-            return self._calls(stacked, count)
+            return self._call_all(stacked, count)
         return super()._trace_steps(stacked, count)
 
-    def _calls(self, batches: list[Batch], *count: tf.Tensor) -> StepResult:
+    def _call_all(self, batches: list[Batch], *count: tf.Tensor) -> StepResult:
         results = []
         for one in self._replicas:
             with tf.device(one.state.device):
@@ -189,10 +167,10 @@ class _Replica(TowerBuilder):
         with tf.device(state.device):
             self._order = tf.Variable(0.0, trainable=False)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether XLA compiles the whole program."""
-        return self._compiles
+    def freeze(self, names: Sequence[str]) -> None:
+        """Freezes only the named variables and layers. The next step is retraced."""
+        super().freeze(names)
+        self.is_compiled = self._compiles
 
     def _is_on_one_device(self) -> bool:
         # XLA computes an all-reduce on GPUs alone.
@@ -202,30 +180,16 @@ class _Replica(TowerBuilder):
         """Returns the program of a step, or of the first `count` of many."""
         return self._steps if count else self._step
 
-    def trace_step(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
-    ) -> StepResult:
-        """Builds the operations of this replica's step."""
-        *_, result = self.phases(batches, is_wanted)
-        return result
-
-    def phases(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None
-    ) -> Iterator[Any]:
-        """Builds a step in three phases: towers, all-reduce, update with the result."""
-        these = self.state, self.devices, batches
-        averages = self._trace_averages(*these, self._trace_towers(*these))
-        yield None
+    def _trace_averages(self, *given: Any) -> Averages:
+        local = super()._trace_averages(*given)
         with tf.device(self.state.device), tf.name_scope("all_reduce"):
-            averages = all_reduced(
-                averages,
+            return all_reduced(
+                local,
                 lambda values: self._group.sum(values, [self._order]),
-                replicas=self._group.size,
+                replicas=len(self._group.devices),
                 first_tower=self.first_tower,
                 num_towers=self.num_towers,
             )
-        yield None
-        yield self._trace_update(self.state, averages, is_wanted)
 
     def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
         if self.first_tower == 0:

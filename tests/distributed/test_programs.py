@@ -92,7 +92,7 @@ def test_later_trainings_of_a_process_sum_apart(four_cpus):
 
 def test_numbers_of_every_type_pass_through_one_vector(four_cpus):
     """Whole numbers are the first replica's, however large; nothing rounds them."""
-    group, where = programs.Group.of(four_cpus[:2]), four_cpus[:2]
+    group, where = programs.Group(four_cpus[:2]), four_cpus[:2]
     whole = tf.constant([2**63 - 1, -(2**40) - 1, 0], tf.int64)
     orders = []
     for device in where:
@@ -142,8 +142,8 @@ def test_a_compiled_program_sums_within_a_loop_of_known_length(four_cpus, monkey
     """By XLA's passes for CPUs, whose code would not run; those for GPUs need one."""
     whole = programs.TowerBuilder._is_on_one_device
     monkeypatch.setattr(programs._Replica, "_is_on_one_device", whole)
-    of_gpus = programs.Group.of(["/gpu:0", "/gpu:1"])
-    monkeypatch.setattr(programs.Group, "of", lambda devices: of_gpus)
+    of_gpus = programs.Group(["/gpu:0", "/gpu:1"])
+    monkeypatch.setattr(programs, "Group", lambda devices: of_gpus)
 
     def dropout():
         return [keras.layers.Dropout(0.5, seed=1)]
@@ -169,7 +169,7 @@ def test_a_compiled_program_sums_within_a_loop_of_known_length(four_cpus, monkey
 
 
 def test_xla_has_the_sum_of_a_loop_on_gpus():
-    group = programs.Group.of(["/gpu:0", "/gpu:1", "/gpu:2"])
+    group = programs.Group(["/gpu:0", "/gpu:1", "/gpu:2"])
 
     @tf.function(jit_compile=True, autograph=False)
     def steps(values, counter):
@@ -222,7 +222,7 @@ def test_parts_of_one_gpu_are_mirrored_without_nccl(monkeypatch, suits_nccl):
     given = {"variable_update": "mirrored", "precision": "float32"}
     towers, batches = gpu_graphs.build_towers(2, images, **given)
     assert [state.device for state in towers.states] == ["/gpu:0", "/gpu:1"]
-    found = {one.type for one in towers.trace(batches).graph.get_operations()}
+    found = {one.op for one in gpu_graphs.asked_of_gpus(towers.trace(batches).graph)}
     assert ("CollectiveReduceV2" in found) is suits_nccl
 
 
