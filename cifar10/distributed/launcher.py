@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cifar10 import errors, hardware
-from cifar10.config import flags, run_config
+from cifar10.config import flags
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import (
     STOP_SIGNALS,
@@ -85,17 +86,13 @@ def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
     result stays the same.
     """
     try:
-        run = run_config.read_run_config(train_dir)
+        run = RecordedRun.read(train_dir)
     except UsageError:
         return command  # It had not begun.
-    used, is_simulated = run.get("towers", 1), run.get("simulated")
-    if (
-        not run.get("on_gpus")
-        or is_simulated
-        or (left := hardware.count_gpus()) >= used
-    ):
+    used, on_gpus = run.config.machine.towers, run.facts.on_gpus
+    if run.facts.simulated or not on_gpus or (left := hardware.count_gpus()) >= used:
         return command
-    batches = used * run.get("accumulate", 1)
+    batches = used * run.config.batch.accumulate
     towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
     here = f"{left} of {counted(used, 'GPU')} are left"
     if not towers:

@@ -50,20 +50,21 @@ def describe(
     trained: TrainedModel, step: int, quantize: str, *, with_preprocessing: bool
 ) -> dict[str, Any]:
     """Describes an export, its run, and how to prepare images, as JSON values."""
-    settings = trained.settings
-    how = preparation.describe(settings["distortions"], trained.picture_shape)
+    config = trained.run.config
+    distortion = config.images.distortions
+    how = preparation.describe(distortion, trained.picture_shape)
     return {
-        "model": settings["model"],
+        "model": config.network.model,
         "step": step,
         "use_averages": trained.use_averages,
         "temperature": trained.temperature,
         "precision": "float32" if quantize == "none" else quantize,
-        "data": settings["data"],
-        "data_is_real": settings.get("data_is_real", True),
+        "data": config.dataset.data,
+        "data_is_real": trained.run.facts.data_is_real,
         "class_names": list(trained.class_names),
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
-        "distortions": settings["distortions"],
+        "distortions": distortion,
         "preparation": how,
         "with_preprocessing": with_preprocessing,
     }
@@ -72,7 +73,7 @@ def describe(
 def in_float32(trained: TrainedModel) -> keras.Model:
     """Returns the model of a run in float32, the only precision of the converters."""
     model = build_model(
-        trained.settings["model"],
+        trained.run.config.network.model,
         trained.image_shape,
         len(trained.class_names),
         precision="float32",

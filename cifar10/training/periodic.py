@@ -131,7 +131,7 @@ def scored_set(
     size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
     return ScoredSet(
         training.towers.state.model,
-        training.settings,
+        training.config,
         training.dataset,
         Scoring(split=part, num_examples=count, batch_size=size),
         own_metrics=training.config.loss.metrics,

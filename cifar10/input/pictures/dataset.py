@@ -6,11 +6,11 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, nfc
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache
@@ -30,7 +30,7 @@ def find_folder(
     image_size: int,
     validation_fraction: float,
     max_bad_images: float,
-    run: Mapping[str, Any] | None = None,
+    run: RecordedRun | None = None,
     val_fraction: float = 0.0,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
@@ -43,7 +43,7 @@ def find_folder(
         validation_fraction: The fraction for a test split that has no folder; 1 if all
             pictures are the test split, whatever their folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
-        run: The `config.json` of a run that is divided alike, as for `divided`.
+        run: A run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
 
     Raises:
@@ -61,7 +61,7 @@ def find_folder(
     if validation_fraction == 1.0:
         parts[:] = "test"
     given = {*parts.tolist()}
-    of_run = (run or {}).get("class_names") or []
+    of_run = run.facts.class_names if run else ()
     places = {nfc(name): label for label, name in enumerate(of_run)}
     if "train" not in given and {*classes} <= {*places}:
         # Pictures to score may lack classes of the run.

@@ -14,6 +14,7 @@ from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder, part_of
 from cifar10.input.regrouping import divided
 from cifar10.process import entry_point, files
+from recorded_runs import recorded
 from small_folders import (
     SIZE,
     everything,
@@ -150,8 +151,8 @@ def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
     both = find(write(tmp_path / "b", *names), cache, validation_fraction=0.1)
     assert both.class_names == (one, "dog")
     assert everything(both)[0].keys() == set(names)
-    settings = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
-    check_same_kind(both, {"data": "folder", **settings}, "it")
+    described = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
+    check_same_kind(both, recorded(data="folder", **described), "it")
 
 
 @pytest.mark.parametrize(
