@@ -51,8 +51,7 @@ _PART = re.compile(
 
 # Names of portions, without their numbers, and of copies.
 _PORTION = re.compile(
-    "(fold|folder|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image|photo"
-    "|picture)(e?s)?"
+    "(fold(er)?|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image)(e?s)?"
 )
 _COPY = re.compile(
     r"(copy of|kopie von|copie de|copia d[ei]) .+|.+ ?\([0-9]{1,2}\)"
