@@ -403,11 +403,12 @@ class Speed(Checked):
 
     Attributes:
         steps_per_call: maximum number of steps to run without returning to Python
-            (default: 1; on GPUs up to 10, or 50 with --xla on one)
+            (default: 1; on GPUs up to 10, or 50 where --xla compiles whole steps)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
-        xla: compile each tower with XLA, or with a single GPU whole steps (default: on
-            a single GPU, if a trial at the start of a long run finds it faster)
+        xla: compile each tower with XLA, or whole steps with a single GPU or mirrored
+            variables (default: on a single GPU, if a trial at the start of a long run
+            finds it faster)
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """

@@ -8,9 +8,7 @@ as code, its folders and URLs are not used, and its control characters are escap
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,7 +91,7 @@ class RecordedRun:
         path = directory / layout.CONFIG
         content, entries = _read(directory, path)
         try:
-            is_own = _note(content).is_file()
+            is_own = files.note("runs", content).is_file()
         except (OSError, RuntimeError):  # The home folder is missing or not readable.
             is_own = False
         if not is_own:
@@ -225,7 +223,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def mark_as_own(content: bytes) -> str:
     """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
-        note = _note(content)
+        note = files.note("runs", content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:
@@ -234,13 +232,6 @@ def mark_as_own(content: bytes) -> str:
             "give other commands --data_dir, and --trust_model for your own model."
         )
     return ""
-
-
-def _note(content: bytes) -> Path:
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
 
 
 def inert(value: Any) -> Any:

@@ -21,8 +21,9 @@ from cifar10 import hardware, model as models
 from cifar10.config import augmentation, fields, layout, python_objects, run_config
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.run_config import RecordedRun
+from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.distributed.workers import Workers
+from cifar10.distributed.workers import Workers, mirrored_strategy
 from cifar10.errors import UsageError, say
 from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
@@ -287,11 +288,13 @@ def default_steps_per_call(
 
     Between two calls a GPU waits for Python; several steps per call make this rarer.
     """
+    is_mirrored = config.batch.variable_update == "mirrored"
+    # XLA makes a program for one GPU, or with NCCL one for each.
+    is_compiled = (is_mirrored and placement.suits_nccl) or len(placement.devices) == 1
     if (
         not placement.on_gpus
-        or (config.speed.xla and len(placement.devices) > 1)
+        or not (is_compiled if config.speed.xla else not is_mirrored)
         or config.memory.sections
-        or config.batch.variable_update == "mirrored"
         or config.machine.workers > 1
     ):
         return 1
@@ -381,7 +384,7 @@ def build_towers(
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers, the planner of their memory and a line about the sections.
 
-    `strategy` reduces gradients across replicas; it is None for a single replica.
+    `strategy` reduces gradients across replicas; it is None for a single process.
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
     tower = build_tower(
@@ -408,12 +411,20 @@ def build_towers(
     tower, description = planning.build_tower(config.memory, placement, planner)
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
+    if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
+        raise UsageError(
+            "Leave out --verify_steps with several workers or mirrored variables."
+        )
     towers = TowerBuilder(states[0], batch_devices, **what)
+    # Keras's layers find other replicas by a strategy; NCCL takes no part of a GPU.
+    suits_programs = placement.suits_nccl or not placement.on_gpus
+    if strategy is None and len(states) > 1:
+        if suits_programs and not own_functions.synchronized(states[0].model):
+            towers = ProgramBuilder(states, batch_devices, **what)
+        else:
+            devices_of = [state.device for state in states]
+            strategy = mirrored_strategy(devices_of, by_nccl=placement.suits_nccl)
     if strategy is not None:
-        if config.checkpoints.verify_steps:
-            raise UsageError(
-                "Leave out --verify_steps with several workers or mirrored variables."
-            )
         first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(
             strategy, states, batch_devices, first_tower=first, **what

@@ -22,6 +22,11 @@ _LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
 
+_FASTER = (
+    "A prediction, which no machine with several GPUs has tested yet: in a new run, "
+    "--variable_update mirrored --xla makes a small model about 7 times faster."
+)
+
 
 class Console:
     """A hook that prints messages and lines of logged steps.
@@ -109,9 +114,13 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
+    towers, lines = training.towers.devices, [training.sections or ""]
+    is_local = training.workers.count == 1 and training.placement.suits_nccl
+    if is_local and training.config.batch.variable_update == "auto" and towers[1:]:
+        lines.append(_FASTER)
     return [
         wrap(_parts(training.config, training.run, len(training.images))),
-        wrap(training.sections or ""),
+        *map(wrap, lines),
     ]
 
 
