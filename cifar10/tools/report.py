@@ -173,7 +173,7 @@ def _of_seeds(runs: Sequence[Run]) -> list[Seeds]:
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns a row per setting, with its value in each run as text."""
-    settings = [{**run.recorded.entries, **run.recorded.facts.versions} for run in runs]
+    settings = [{**run.recorded.facts.versions, **run.recorded.entries} for run in runs]
     rows = []
     for name in dict.fromkeys([*_MAIN, *(name for each in settings for name in each)]):
         if name in _ELSEWHERE:
