@@ -195,8 +195,9 @@ def all_reduced(
     for (place, value), total in zip(values.items(), sums, strict=True):
         is_mean = value.dtype.is_floating
         flat[place] = total / replicas if is_mean else tf.cast(total, value.dtype)
-    reduced = tf.nest.pack_sequence_as(averages, flat)
-    return Averages._make([*reduced, losses, local.global_batch_size])
+    gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
+    size = local.global_batch_size
+    return Averages(gradients, statistics, metrics, losses, size)
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:
