@@ -11,7 +11,7 @@ from typing import Any
 from cifar10.config import fields
 from cifar10.config.data_flag import FINDABLE, FOLDER, NPZ, PYTHON, located
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError, nfc, say
+from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import IMAGE_SHAPE
@@ -148,7 +148,7 @@ def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
-            f"{name} has {dataset.classes} classes and images of "
+            f"{name} has {counted(dataset.classes, 'class', 'classes')} and images of "
             f"{dataset.image_shape}, but the run has {len(names)} and {shape}. {fix}"
         )
     pairs = zip(names, dataset.class_names, strict=True)

@@ -38,7 +38,7 @@ UNCHECKED = {
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
 # Entries that no command shows, and a number of images, which is that of the scores.
-UNSHOWN = {"fresh", "part", "num_examples", "temperature", CALIBRATED}
+UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED}
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -87,10 +87,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def _contradictions(replay: "Replay") -> Iterator[str]:
     """Yields a message on each contradiction of the checkpoints, config and starts."""
     run, recorded = replay.run, replay.recorded
+    history = starting.read_starts(run)  # First, as it refuses what is no file.
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
     parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
     starts = [hashlib.sha256(part).hexdigest() for part in parts]
-    if len(starting.read_starts(run)) < len(lines):
+    if len(history) < len(lines):
         yield f"{layout.STARTS}: a line is no start"
     for step in replay.saved:
         where = f"checkpoint of step {step}"
@@ -138,6 +139,8 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     # Readers pass over the others; what a killed process has left is None.
     if sum(map(bool, logs.read_lines(replay.run / layout.METRICS))) > len(logged):
         yield f"{layout.METRICS}: a line has no step"
+    if 0 in logged:
+        yield f"{layout.METRICS}: step 0 is before the first"
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
     yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
     starts = starting.read_starts(replay.run)
@@ -164,7 +167,8 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     claims = ("time", "hours", "validation", "left_out")
     names = {
         # What was taken out of it, too: a default is shown in its place.
-        layout.CONFIG: (recorded.entries.keys() | recorded.values.keys()) - checked,
+        layout.CONFIG: (recorded.entries.keys() - checked)
+        | (recorded.values.keys() - recorded.entries.keys()),
         **replay.unread,
         layout.STARTS: {name for one in history for name in one},
         checkpoints.MANIFEST: {*claims},
@@ -174,8 +178,8 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
             yield f"{shown} in {file}: {UNCHECKED.get(file, 'unknown here')}"
     if old := [step for step, link in replay.links.items() if not link]:
         yield f"chain in steps {old}: an earlier version wrote these checkpoints"
-    if replay.begun:
-        yield f"steps in 1 to {replay.begun}: they began with weights from elsewhere"
+    if recorded.config.fine_tuning.initial_weights:
+        yield f"steps in 0 to {replay.begun}: they began with weights from elsewhere"
     if saved < logged and recorded.config.checkpoints.on_nan == "rollback":
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)

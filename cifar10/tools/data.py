@@ -115,8 +115,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
     yield from (f"Note: {note}" for note in found["notes"])
     yield from _on_duplicates(**found["duplicates"])
-    if "labels" in found:
-        yield from _on_labels(**found["labels"])
+    if labels := found.get("labels"):
+        issues, corrections = labels["issues"], labels["corrections"]
+        yield f"Most suspicious labels: {len(issues):,}. {labels['caution']}"
+        yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
+        yield f"    look at {Path(corrections).with_suffix('.html')}"
+        yield f"    edit {corrections}, and train with it as --corrections"
 
 
 def _few(lines: Sequence[str]) -> Iterator[str]:
@@ -144,11 +148,3 @@ def _on_duplicates(
         some = counted(len(nearly), "held-out picture")
         yield f"Perhaps nearly the same as a training picture: {some}"
         yield from _few([" ~ ".join(pair) for pair in nearly])
-
-
-def _on_labels(issues: Sequence[Any], caution: str, corrections: str) -> Iterator[str]:
-    yield f"Most suspicious labels: {len(issues):,}. {caution}"
-    yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
-    page = Path(corrections).with_suffix(".html")
-    yield f"    look at {page}"
-    yield f"    edit {corrections}, and train with it as --corrections"

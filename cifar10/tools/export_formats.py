@@ -112,13 +112,8 @@ def write_model(
         if file_format == "keras":
             wrapped.save(path)
         else:
-            wrapped.export(
-                path,
-                _KERAS_FORMATS[file_format],
-                verbose=False,
-                input_signature=wrapped.inputs,
-                **conversion,
-            )
+            how = {"verbose": False, "input_signature": wrapped.inputs, **conversion}
+            wrapped.export(path, _KERAS_FORMATS[file_format], **how)
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")
@@ -174,12 +169,8 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         kind = _FASTER.get(type(layer), type(layer))
         if kind.__module__.partition(".")[0] != "keras":
             raise ValueError(f"the layer {layer.name} is not part of Keras")
-        config = {
-            key: value
-            for key, value in layer.get_config().items()
-            if not key.endswith(_FOR_TRAINING)
-        }
-        return kind.from_config(config)
+        of = layer.get_config().items()
+        return kind.from_config({k: v for k, v in of if not k.endswith(_FOR_TRAINING)})
 
     rebuilt = keras.models.clone_model(model, clone_function=copy, recursive=True)
     rebuilt.set_weights(model.get_weights())
@@ -205,13 +196,9 @@ def _normalized(
     return inputs * root * keras.ops.rsqrt(energy * root)
 
 
-def _quick_gelu(_: ours.QuickGelu, inputs: keras.KerasTensor) -> keras.KerasTensor:
-    return inputs * keras.ops.sigmoid(ours.GELU_SLOPE * inputs)
-
-
 _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
     ours.LocalResponseNormalization: _normalized,
-    ours.QuickGelu: _quick_gelu,
+    ours.QuickGelu: lambda _, x: x * keras.ops.sigmoid(ours.GELU_SLOPE * x),
 }
 
 

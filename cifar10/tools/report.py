@@ -202,14 +202,8 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
         values = [each.get(name) for each in settings]
         differs = any(value != values[0] for value in values)
         is_main = differs or (name in _MAIN and values[0] is not None)
-        title, texts = name.replace("_", " "), [*map(_text, values)]
-        row = {"title": title, "texts": texts, "differs": differs, "is_main": is_main}
-        rows.append(row)
+        values = ["open" if of == fields.OPEN_STEPS else of for of in values]
+        texts = [f"{of:,}" if type(of) is int else of for of in values]
+        row = {"title": name.replace("_", " "), "texts": texts}
+        rows.append({**row, "differs": differs, "is_main": is_main})
     return rows
-
-
-def _text(value: Any) -> Any:
-    """Formats a setting of config.json for readers."""
-    if value == fields.OPEN_STEPS:
-        return "open"
-    return f"{value:,}" if type(value) is int else value

@@ -149,23 +149,17 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns the run `name`; refuses a run in use, or one that contains other runs."""
+    path = runs.get(name, {}).get("path", "")
+    inner = (folder for folder, _, names in os.walk(path) if layout.CONFIG in names)
     if name not in runs:
         why = "there is no run of this name."
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
-    elif _holds_others(Path(runs[name]["path"])):
+    elif any(folder != path and _read(Path(folder)) for folder in inner):  # Hidden too.
         why = "this run's directory contains other runs. Move them away."
     else:
         return runs[name]
     raise UsageError(f"--prune {name}: {why}")
-
-
-def _holds_others(path: Path) -> bool:
-    """Returns whether a run's directory contains other runs, hidden ones too."""
-    folders = (
-        Path(folder) for folder, _, names in os.walk(path) if layout.CONFIG in names
-    )
-    return any(folder != path and _read(folder) for folder in folders)
 
 
 def remove(path: Path) -> None:

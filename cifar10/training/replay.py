@@ -174,6 +174,8 @@ class Replay:
 
         The replay goes on from the checkpoint.
         """
+        if self.step == 0:
+            yield from self._compare_start()
         found = self.advance(batches)
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
@@ -181,6 +183,14 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
             yield from self._compare_checkpoint()
+        yield from self._compare_scores()
+
+    def _compare_start(self) -> Iterator[Difference]:
+        """Compares a checkpoint and scores of step 0 with the initial values."""
+        if not self.recorded.config.fine_tuning.initial_weights:
+            self._restore(0, anew=True)
+            if 0 in self.saved:
+                yield from self._compare_checkpoint()
         yield from self._compare_scores()
 
     def _differences(
@@ -286,10 +296,10 @@ class Replay:
             far = relative_difference(fitted, temperature.read(folder / name))
             yield far > bound, far, bound, self.step, name
 
-    def _restore(self, step: int) -> None:
-        """Restores the checkpoint of a step; without one, the initial values."""
+    def _restore(self, step: int, *, anew: bool = False) -> None:
+        """Restores the checkpoint of a step; without one or `anew`, initial values."""
         manifest: Mapping[str, Any] = {checkpoints.AVERAGES: {}}
-        if step in self.saved:
+        if step in self.saved and not anew:
             found = checkpoints.verify(self._directory, step)
             checkpoints.restore(found, self._state.trackables())
             manifest = found.manifest
