@@ -186,6 +186,16 @@ def test_a_compiled_program_sums_within_a_loop_of_known_length(four_cpus, monkey
         body = re.search(r"body=(%[\w.-]+)", loop)[1]
         within = program.partition(f"\n{body} (")[2].partition("\n}")[0]
         assert total in within, "the sum is not part of the loop"
+    tuned, program = [], programs._Replica.program
+    monkeypatch.setattr(
+        programs._Replica,
+        "program",
+        lambda replica, *count: tuned.append(replica) or program(replica, *count),
+    )
+    monkeypatch.setattr(programs.TowerBuilder, "steps", lambda *_: None)
+    for _ in range(2):
+        builder.steps(call, 3)
+    assert tuned == builder._replicas[:1], "kernels are chosen once, for all replicas"
 
 
 def test_xla_has_the_sum_of_a_loop_on_gpus():
