@@ -17,10 +17,12 @@ from pathlib import Path
 
 from cifar10 import errors, hardware
 from cifar10.config import flags
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import (
     STOP_SIGNALS,
     LostWorkerError,
+    MissingGpuError,
     StoppedError,
     UsageError,
     counted,
@@ -28,6 +30,7 @@ from cifar10.errors import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
+from cifar10.run_directory.seeds import grouped, last_scores
 
 # Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
 _FINAL = (errors.EXIT_USAGE, *(128 + n for n in STOP_SIGNALS), errors.EXIT_BROKEN_PIPE)
@@ -67,12 +70,72 @@ def launch(
             # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
+            if not workers and not cluster.is_requested():
+                command = _on_gpus_left(command, train_dir)
     message = (
         f"{losses}.\nThe same command, without --fresh, resumes from the last "
         "checkpoint. With --max_restarts N, that happens up to N times by itself."
     )
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
+
+
+def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
+    """Runs the training `command` with several seeds, FIRST:END, one after another.
+
+    Prints the mean of their scores at the end. Seeds that have been trained before are
+    not trained again.
+    """
+    first, end = map(int, seeds.split(":"))
+    if first >= end:
+        raise UsageError(f"--seeds {seeds}: give FIRST:END with FIRST below END.")
+    if any(word.partition("=")[0] == "--resume" for word in command):
+        raise UsageError("--seeds and --resume exclude each other. Leave out one.")
+    command, found = flags.without(command, "seeds", "seed", "train_dir"), []
+    for seed in range(first, end):
+        name = f"seed-{seed}"
+        run_dir = train_dir / name
+        say(f"Seed {seed} of {seeds}:")
+        given = ["--seed", str(seed), "--train_dir", str(run_dir)]
+        (code,), stops = _run_workers([{}], [*command, *given])
+        if code or stops:
+            code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
+            why = f"Seed {seed} ended with exit code {code}. The same command, without "
+            why += "--fresh, goes on from there."
+            raise StoppedError(why, code)
+        run = RecordedRun.read(run_dir)
+        found.append((name, run, *last_scores(run)))
+    for one in grouped(found):
+        print(one)
+    if not any(line for *_, line in found):
+        say("No seed was scored. Score each with eval, or train with --eval_steps.")
+
+
+def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
+    """Returns the command for the GPUs that are left, if some were lost.
+
+    Towers keep their batch size; each computes more batches for an update, so that the
+    result stays the same.
+    """
+    try:
+        run = RecordedRun.read(train_dir)
+    except UsageError:
+        return command  # It had not begun.
+    used, on_gpus = run.config.machine.towers, run.facts.on_gpus
+    if run.facts.simulated or not on_gpus or (left := hardware.count_gpus()) >= used:
+        return command
+    batches = used * run.config.batch.accumulate
+    towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
+    here = f"{left} of {counted(used, 'GPU')} are left"
+    if not towers:
+        raise MissingGpuError(f"{here}: the run cannot go on on this machine.")
+    say(
+        f"{here}: going on with {counted(towers, 'tower')}, each of "
+        f"{counted(batches // towers, 'batch', 'batches')}, and the same result."
+    )
+    command = flags.without(command, "num_gpus", "accumulate")
+    given = invocation.as_flags(num_gpus=towers, accumulate=batches // towers)
+    return [*command, *given.split()]
 
 
 def _beginning_of_run(train_dir: Path) -> int:

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cifar10.config import flags
+from cifar10.distributed import gpu_links
 from cifar10.errors import counted, reason
 from cifar10.process import invocation
 
@@ -122,7 +123,16 @@ def _examine() -> Iterator[Finding]:
         yield Finding("Keras", text, PROBLEM, _ONE_KERAS)
     count, findings = _examine_driver()
     yield from findings
-    yield from _examine_tensorflow(count)
+    gpus = []
+    for finding in _examine_tensorflow(count):
+        yield finding
+        if finding.part.startswith("/gpu") and not finding.kind:
+            gpus.append(finding.part)
+    if len(gpus) > 1:
+        if why := gpu_links.find_fault(gpus):
+            yield Finding("GPUs together", why, NOTE, gpu_links.ADVICE)
+        else:
+            yield Finding("GPUs together", "copies and NCCL's sums arrive correctly")
 
 
 def _examine_driver() -> tuple[int, list[Finding]]:

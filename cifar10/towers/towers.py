@@ -138,6 +138,7 @@ class TowerBuilder(Agreement):
         self, state: TrainState, devices: Sequence[str], *, tower: Tower, update: Update
     ) -> None:
         self.state = state
+        self.states: Sequence[TrainState] = [state]  # Of this process's replicas.
         self.devices = tuple(devices)
         self.first_tower = 0  # The index of this process's first one among all.
         self.tower_names = self.devices  # Of all processes, for messages.

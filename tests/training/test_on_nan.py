@@ -27,7 +27,11 @@ from cifar10.training import assembly, train as training
 from event_readers import read_as_the_server, tensors
 
 IMAGES = 256
-CALLS = {"single": {}, "several": {"steps_per_call": 3}}
+CALLS = {
+    "single": {},
+    "several": {"steps_per_call": 3},
+    "mirrored": {"steps_per_call": 3, "variable_update": "mirrored"},
+}
 BAD_STEP = 6
 BAD_TOWER = "tower 1 (/cpu:1)"
 
@@ -201,7 +205,11 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
 
 @pytest.mark.parametrize(
     ("kind", "call"),
-    [("gradient", "single"), pytest.param("loss", "several", marks=pytest.mark.slow)],
+    [
+        ("gradient", "single"),
+        pytest.param("loss", "several", marks=pytest.mark.slow),
+        pytest.param("loss", "mirrored", marks=pytest.mark.slow),
+    ],
 )
 def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     tmp_path, train, reference, capsys, kind, call
@@ -232,7 +240,12 @@ AFTER_ROLLBACK = ((4, 0), (10, 2))
 
 
 @pytest.mark.parametrize(
-    "call", ["single", pytest.param("several", marks=pytest.mark.slow)]
+    "call",
+    [
+        "single",
+        pytest.param("several", marks=pytest.mark.slow),
+        pytest.param("mirrored", marks=pytest.mark.slow),
+    ],
 )
 def test_rollback_goes_on_with_later_images_beyond_a_resume(
     tmp_path, train, reference, capsys, call
