@@ -242,10 +242,10 @@ def test_val_stays_when_a_training_picture_is_left_out(tmp_path):
     """Else pictures that a run was trained on would be held out of another one."""
     x = np.stack([pixels(n) for n in range(40)])
     given = as_dataset(((x, np.arange(40) % 2), (x[:2], np.arange(2))))
-    settings = Config(val_fraction=0.25).values
-    plain = datasets.find_for(settings, given)
+    wanted = Config(val_fraction=0.25)
+    plain = datasets.find_for(wanted.dataset, given)
     file = listed(tmp_path, f"{plain.paths['train'][1]},")
-    found = datasets.find_for({**settings, "corrections": file}, given)
+    found = datasets.find_for(wanted.replace(corrections=file).dataset, given)
     assert found.paths["val"] == plain.paths["val"]
     for one, other in zip(found.read("val"), plain.read("val"), strict=True):
         np.testing.assert_array_equal(one, other)

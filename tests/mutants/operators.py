@@ -119,8 +119,12 @@ class Finder:
         yield Edit("exception swallowed", *body, "pass")
 
     def _of_For(self, node):
-        end = self._span(node)[1]
-        yield Edit("early return", end, end, "; break")  # Not after a block.
+        last = node.body[-1]
+        while getattr(last, "body", None):
+            last = (getattr(last, "orelse", None) or last.body)[-1]
+        if not isinstance(last, ast.Raise | ast.Return | ast.Continue | ast.Break):
+            end = self._span(node)[1]
+            yield Edit("early return", end, end, "; break")
 
     def _of_arguments(self, node):
         for value in (*node.defaults, *node.kw_defaults):
