@@ -113,6 +113,11 @@ def test_what_else_a_run_is_decides_whether_some_fields_may_change(
     assert {*found} == always | more
 
 
+def test_what_config_json_cannot_hold_is_refused_at_the_start():
+    with pytest.raises(UsageError, match="JSON"):
+        Config(optimizer_arguments={"name": {1, 2}})
+
+
 # ---- config.json
 
 
