@@ -405,6 +405,8 @@ class Speed(Checked):
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
         xla: compile each tower with XLA, or with a single GPU whole steps (default: on
             a single GPU, if a trial at the start of a long run finds it faster)
+        xla_update: compile the update with XLA where whole steps are not compiled, as
+            the same trial may find
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """
@@ -412,6 +414,7 @@ class Speed(Checked):
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
     variable_device: Literal["auto", "cpu", "gpu"] = "auto"
     xla: Annotated[bool | None, RESULT] = None
+    xla_update: Annotated[bool, RESULT] = False
     deterministic: Annotated[bool, RESULT] = False
 
 

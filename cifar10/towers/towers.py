@@ -14,6 +14,7 @@ Inputs need not be images: the towers train any Keras model whose inputs and lab
 in batches.
 """
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -145,6 +146,8 @@ class TowerBuilder(Agreement):
         self.update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
+        # Kept for all traces, so that XLA compiles it once for each set of gradients.
+        self._update_by_xla = traced(self._trace_writes, xla=True)
         self.freeze(())
 
     @property
@@ -165,9 +168,10 @@ class TowerBuilder(Agreement):
         self._step_and_results = traced(self._trace_step_and_results)
         self._results = traced(functools.partial(self._trace_towers, self.state))
 
-    def compile_steps(self, xla: bool) -> None:
-        """Has XLA compile the towers, or not. The next step is retraced."""
+    def compile_steps(self, *, xla: bool = False, xla_update: bool = False) -> None:
+        """Has XLA compile the towers and the update, or not; the step is retraced."""
         self.tower.xla = xla
+        self.update = dataclasses.replace(self.update, xla=xla_update)
         self.freeze(self.tower.frozen)
 
     def _is_on_one_device(self) -> bool:
@@ -327,11 +331,22 @@ class TowerBuilder(Agreement):
     def _trace_update(
         self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None = None
     ) -> StepResult:
+        by_xla = self.update.xla and not self._compiles
+        write = self._update_by_xla if by_xla else self._trace_writes
         with tf.device(state.device), tf.name_scope("update"):
-            metrics = averages.metrics | self.update(
-                state, averages, is_wanted=is_wanted, xla=self._compiles
-            )
-            numbers = join_numbers(metrics, averages.tower_losses)
+            return write(state, averages, is_wanted, xla=by_xla or self._compiles)
+
+    def _trace_writes(
+        self,
+        state: TrainState,
+        averages: Averages,
+        is_wanted: tf.Tensor | None,
+        *,
+        xla: bool,
+    ) -> StepResult:
+        updated = self.update(state, averages, is_wanted=is_wanted, xla=xla)
+        metrics = averages.metrics | updated
+        numbers = join_numbers(metrics, averages.tower_losses)
         return StepResult(metrics, averages.tower_losses, numbers)
 
     def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:

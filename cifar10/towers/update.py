@@ -101,12 +101,15 @@ class Update:
         halts: Whether updates end at the first step whose loss or gradients are not
             finite: that step and all later ones write nothing. If False, only such
             steps are skipped, and `global_step` advances.
+        xla: Whether XLA compiles the update where it does not compile whole steps. On a
+            GPU its kernels, hundreds with Muon, then start at once.
     """
 
     learning_rate: Callable[[tf.Tensor], tf.Tensor]
     average_decay: Callable[[tf.Tensor], tf.Tensor] | None
     clip_norm: float | None = None
     halts: bool = True
+    xla: bool = False
 
     def __call__(
         self,

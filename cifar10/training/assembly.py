@@ -104,14 +104,19 @@ class Training:
         capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
-    def is_faster_by_xla(self) -> bool:
-        """Returns whether XLA makes steps faster, and if so leaves them compiled."""
+    def try_xla(self, *, update: bool) -> dict[str, bool]:
+        """Has XLA compile what it makes faster, maybe the `update` alone.
+
+        Returns the values of the fields that say so.
+        """
         config, shape = self.config.replace(xla=True), self.images.shape[1:]
         steps = config.speed.steps_per_call or default_steps_per_call(
             config, self.placement, shape
         )
+        is_whole = compiling.takes_whole_steps(config) and not self.sections
         with self.open_batches(0, 0) as queues:
-            return compiling.try_program(self.towers, queues.get(), steps)
+            batches, steps = queues.get(), steps if is_whole else 0
+            return compiling.try_programs(self.towers, batches, steps, update=update)
 
     def determining(self) -> dict[str, Any]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -177,8 +182,10 @@ def assemble(
     is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
     config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
+    is_given = "xla_update" in requested.given
     if config.speed.xla is None and earlier:
-        config = config.replace(xla=earlier["xla"])
+        update = {"xla_update": earlier.get("xla_update", False)}
+        config = config.replace(xla=earlier["xla"], **{} if is_given else update)
     towers, planner, description = build_towers(
         config,
         placement,
@@ -206,7 +213,8 @@ def assemble(
     )
     if config.speed.xla is None:
         is_possible = compiling.is_possible(config, placement)
-        config = config.replace(xla=is_possible and training.is_faster_by_xla())
+        found = training.try_xla(update=not is_given) if is_possible else {"xla": False}
+        config = config.replace(**found)
     settings = describe_training(config, placement, dataset, states)
     # Not in `settings`: a resumed run may have other periods, hooks and devices.
     if config.speed.steps_per_call is None:
@@ -456,6 +464,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
         functools.partial(schedule.average_decay, update.moving_average_decay),
         clip_norm=update.clip_norm,
         halts=config.checkpoints.on_nan != "skip",
+        xla=config.speed.xla_update,
     )
 
 

@@ -1,4 +1,4 @@
-"""Decides at the start whether XLA compiles whole steps, by trying it.
+"""Decides at the start what XLA compiles, whole steps or the update, by trying it.
 
 A GPU starts the kernels of a small model one by one, which can take longer than they
 compute; a program of many steps needs one start. A large model gains nothing.
@@ -13,6 +13,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.errors import counted, say
 from cifar10.input import calls
 from cifar10.towers.devices import Placement
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, TowerBuilder
 
 # Compiling took 13 s on an H100, and saved 4 ms a step (docs/speed.md).
@@ -27,35 +28,61 @@ def is_possible(config: ResolvedConfig, placement: Placement) -> bool:
         placement.on_gpus
         and len(placement.devices) == 1
         and config.speed.variable_device != "cpu"
-        and config.speed.steps_per_call != 1
         and not config.speed.deterministic
-        and not config.memory.sections
-        and not config.checkpoints.verify_steps
         and config.batch.variable_update != "mirrored"
         and config.machine.workers == 1
         and config.run.max_steps >= _LEAST_STEPS
     )
 
 
-def try_program(towers: TowerBuilder, batches: list[Batch], steps: int) -> bool:
-    """Returns whether a program of so many steps is faster; if so, leaves it compiled.
+def takes_whole_steps(config: ResolvedConfig) -> bool:
+    """Returns whether a program may have whole steps, and not the update alone."""
+    return not (
+        config.speed.steps_per_call == 1
+        or config.memory.sections
+        or config.checkpoints.verify_steps
+    )
 
-    Both ways compute on `batches`, one for each tower, and write no variable.
+
+def try_programs(
+    towers: TowerBuilder, batches: list[Batch], steps: int, *, update: bool = True
+) -> dict[str, bool]:
+    """Has XLA compile what is faster: `steps` whole steps, else the update, or nothing.
+
+    Tries whole steps if `steps` is not 0, and the update if `update`. All compute on
+    `batches`, one for each tower, and write no variable. Returns the values of the
+    fields `xla` and `xla_update`.
     """
-    plain = _seconds(lambda: towers.results(batches)[-1].metrics["total_loss"])
-    towers.compile_steps(True)
-    stacked = calls.stacked([batches], steps)
-    try:
-        gain = plain * steps / _seconds(lambda: towers.steps(stacked, 0).numbers)
-        program = f"a program of {counted(steps, 'step')}"
-        why = f"{program} takes {1 / gain:.2f} of their time"
-    except tf.errors.OpError as error:
-        gain, why = 0.0, f"it cannot compile them: {error.message.splitlines()[0]}"
-    is_faster = gain >= _LEAST_GAIN
-    say(f"XLA {'compiles' if is_faster else 'does not compile'} the steps: {why}")
-    if not is_faster:
-        towers.compile_steps(False)
-    return is_faster
+
+    def seconds_of_step() -> float:
+        idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
+        return _seconds(lambda: idle(batches).numbers)
+
+    def seconds_of_program() -> float:
+        stacked = calls.stacked([batches], steps)
+        return _seconds(lambda: towers.steps(stacked, 0).numbers) / steps
+
+    plain, program = seconds_of_step(), f"a program of {counted(steps, 'step')}"
+    trials = {
+        "xla": ("the steps", program, seconds_of_program),
+        "xla_update": ("the updates", "a step with such an update", seconds_of_step),
+    }
+    before = {"xla": False, "xla_update": towers.update.xla}
+    tried = ["xla"] * bool(steps) + ["xla_update"] * update
+    for name in tried:
+        what, subject, seconds = trials[name]
+        towers.compile_steps(**before | {name: True})
+        try:
+            gain = plain / seconds()
+            why = f"{subject} takes {1 / gain:.2f} of the time"
+        except tf.errors.OpError as error:
+            gain, why = 0.0, f"it cannot compile them: {error.message.splitlines()[0]}"
+        is_faster = gain >= _LEAST_GAIN
+        say(f"XLA {'compiles' if is_faster else 'does not compile'} {what}: {why}")
+        if is_faster:
+            return before | {name: True}
+    towers.compile_steps(**before)
+    return before
 
 
 def _seconds(compute: Callable[[], tf.Tensor]) -> float:

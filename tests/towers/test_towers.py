@@ -12,6 +12,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input import calls
 from cifar10.towers import towers
+from cifar10.towers.optimizers import build_optimizer
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
     assert_equal,
@@ -353,6 +354,46 @@ def test_a_compiled_program_never_waits_for_the_host(four_cpus):
     assert loops
     assert all("known_trip_count" in line for line in loops)
     assert " conditional(" not in program
+
+
+@pytest.mark.parametrize("halts", [True, False])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_compiled_alone_is_the_same_update(four_cpus, optimizer, halts):
+    """Of two towers and statistics; also when a step is not finite, in calls or not."""
+    ends = []
+    for xla in (False, True):
+        extra = keras.layers.BatchNormalization, keras.layers.Dropout
+        norm, dropout = (
+            extra[0](dtype="float64"),
+            extra[1](0.5, seed=1, dtype="float64"),
+        )
+        model = small_model(norm, dropout, dtype="float64")
+        given = {"optimizer": build_optimizer(optimizer, 0.1, 0.0), "clip_norm": 0.1}
+        builder = make_towers(model, four_cpus[:2], halts=halts, xla=xla, **given)
+        batches = [
+            split(*random_batch(seed=seed, dtype=tf.float64), 2) for seed in range(6)
+        ]
+        inputs, labels = batches[4][1]
+        batches[4][1] = inputs * np.nan, labels
+        for batch in batches[:2]:
+            builder.step(batch)
+        builder.steps(calls.stacked(batches[2:], 5), 4)
+        ends.append(values(builder))
+    assert ends[0][-1] == (4 if halts else 6)
+    for one, other in zip(*ends, strict=True):
+        # A bias before batch norm has no gradient but rounding, which AdamW enlarges.
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-8)
+
+
+def test_all_traces_share_a_compiled_update(four_cpus):
+    """XLA compiles it once for each set of frozen variables, whatever the images."""
+    builder = make_towers(small_model(), four_cpus[:1], xla=True)
+    batch = split(*random_batch(), 1)
+    for frozen in ((), (), ("dense",), ()):
+        builder.freeze(frozen)
+        builder.step(batch)
+        builder.steps(calls.stacked([batch], 3), 1)
+    assert builder._update_by_xla.experimental_get_tracing_count() == 2
 
 
 @pytest.mark.parametrize("halts", [True, False])
