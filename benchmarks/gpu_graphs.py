@@ -121,7 +121,7 @@ def count_step(name: str) -> Counts:
         function = towers.trace(batches)
     inputs = [device for device in towers.devices for _ in range(2)]
     home = towers.state.device
-    optimized = _optimized(function, [*inputs, HOST], home, "/gpu:0", gpus)
+    optimized = _optimized(function, [*inputs, HOST], home, home, gpus)
     launched = [
         node
         for node in optimized.node
@@ -129,7 +129,7 @@ def count_step(name: str) -> Counts:
         and node.op not in _FREE
         and {*memories(node)[1]} != {HOST}
     ]
-    crossed = crossings(function, [*inputs, HOST], home=home, gpus=gpus)
+    crossed = crossings(function, [*inputs, HOST], home, home, gpus)
     return Counts(
         len(optimized.node),
         len(launched),

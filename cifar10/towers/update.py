@@ -9,15 +9,14 @@ kernel for each variable.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
+from cifar10.towers.copies import Gradient
 from cifar10.towers.graphs import assign_unless
-
-Gradient: TypeAlias = "tf.Tensor | None"
 
 
 class TrainState:

@@ -5,7 +5,6 @@ compute; a program of many steps needs one start. A large model gains nothing.
 """
 
 import time
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -54,29 +53,17 @@ def try_programs(
     fields `xla` and `xla_update`.
     """
 
-    def seconds_of_step() -> float:
-        idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
-        return _seconds(lambda: idle(batches).numbers)
-
-    def seconds_of_program() -> float:
-        stacked = calls.stacked([batches], steps)
-        return _seconds(lambda: towers.steps(stacked, 0).numbers) / steps
-
-    plain, program = seconds_of_step(), f"a program of {counted(steps, 'step')}"
-    trials = {
-        "xla": ("the steps", program, seconds_of_program),
-        "xla_update": ("the updates", "a step with such an update", seconds_of_step),
-    }
+    plain = _seconds(towers, batches, 0)
     before = {"xla": False, "xla_update": towers.update.xla}
-    tried = ["xla"] * bool(steps) + ["xla_update"] * update
-    for name in tried:
-        what, subject, seconds = trials[name]
+    tried = {"xla": steps} if steps else {}
+    for name, count in {**tried, **({"xla_update": 0} if update else {})}.items():
+        what = f"a program of {counted(count, 'step')}" if count else "the update"
         towers.compile_steps(**before | {name: True})
         try:
-            gain = plain / seconds()
-            why = f"{subject} takes {1 / gain:.2f} of the time"
+            gain = plain / _seconds(towers, batches, count)
+            why = f"steps take {1 / gain:.2f} of their time"
         except tf.errors.OpError as error:
-            gain, why = 0.0, f"it cannot compile them: {error.message.splitlines()[0]}"
+            gain, why = 0.0, f"it cannot: {error.message.splitlines()[0]}"
         is_faster = gain >= _LEAST_GAIN
         say(f"XLA {'compiles' if is_faster else 'does not compile'} {what}: {why}")
         if is_faster:
@@ -85,9 +72,15 @@ def try_programs(
     return before
 
 
-def _seconds(compute: Callable[[], tf.Tensor]) -> float:
-    """Returns how long the second call takes, when all is traced and compiled."""
-    compute().numpy()
-    began = time.perf_counter()
-    compute().numpy()
-    return time.perf_counter() - began
+def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int) -> float:
+    """Returns how long a step takes, alone or as one of so many in a program.
+
+    All is traced and compiled before. Steps write nothing.
+    """
+    stacked = calls.stacked([batches], steps)
+    idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
+    for _ in range(2):
+        began = time.perf_counter()
+        result = towers.steps(stacked, 0) if steps else idle(batches)
+        result.numbers.numpy()
+    return (time.perf_counter() - began) / max(steps, 1)
