@@ -108,6 +108,7 @@ class Config(fields.Sections):
         config = self.from_values({**self.values, **changes})
         config.model_function = self.model_function
         config.data_objects = self.data_objects
+        config.given = self.given
         return config
 
     @property

@@ -346,7 +346,8 @@ class Checkpoints(Checked):
     """Checkpoints, evaluations, and reactions to failures.
 
     Attributes:
-        checkpoint_steps: steps between two checkpoints
+        checkpoint_steps: steps between two checkpoints; by default more if they would
+            take over 5 % of the time
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep, which eval or --eval_steps
             scored best; each evaluation by --eval_steps then saves a checkpoint

@@ -182,7 +182,7 @@ def assemble(
     is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
     config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
-    is_given = "xla_update" in requested.given
+    is_given = "xla_update" in config.given
     if config.speed.xla is None and earlier:
         update = {"xla_update": earlier.get("xla_update", False)}
         config = config.replace(xla=earlier["xla"], **{} if is_given else update)
@@ -240,7 +240,7 @@ def resolve_config(
             "towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
-    return ResolvedConfig.from_values(
+    resolved = ResolvedConfig.from_values(
         {
             **config.values,
             "precision": hardware.resolve_precision(
@@ -254,6 +254,8 @@ def resolve_config(
             "workers": workers,
         }
     )
+    resolved.given = config.given
+    return resolved
 
 
 def check_epoch(

@@ -52,7 +52,6 @@ def try_programs(
     `batches`, one for each tower, and write no variable. Returns the values of the
     fields `xla` and `xla_update`.
     """
-
     plain = _seconds(towers, batches, 0)
     before = {"xla": False, "xla_update": towers.update.xla}
     tried = {"xla": steps} if steps else {}
