@@ -83,15 +83,12 @@ def build_towers(
     placement = Placement(devices, False, "")
     config = Config(**{"batch_size": BATCH_SIZE, **given})
     config = assembly.resolve_config(config, placement, workers=1)
-    strategy, replicas = None, 1
-    if config.batch.variable_update == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(devices)
-        replicas = gpus
+    replicas = gpus if config.batch.variable_update == "mirrored" else 1
     states = assembly.build_states(
         config, placement, replicas, types.SimpleNamespace(classes=10), images[:64]
     )
     towers, *_ = assembly.build_towers(
-        config, placement, states, strategy, Workers(), images, classes=10
+        config, placement, states, None, Workers(), images, classes=10
     )
     size = config.batch.batch_size
     shape = distortions.image_shape(config.images.distortions, images.shape[1:])

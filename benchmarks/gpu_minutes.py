@@ -5,7 +5,7 @@
 Each line of the table is a process with a limit of time, in the order of what it
 decides, and leaves a file of JSON. Started again, it goes on with the lines that have
 none. Predictions are for one H100 whose processor needs 14 us to start a kernel; how
-they were made is in docs/archive/lab-notes.md. On a CPU, --steps 3 tries whether all
+they were made is in dev/LOG.md. On a CPU, --steps 3 tries whether all
 lines run.
 """
 

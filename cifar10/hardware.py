@@ -1,9 +1,10 @@
 """Detects this machine's memory, its GPUs and its native bfloat16 support."""
 
 import contextlib
-import ctypes
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,12 @@ _BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 
 # Ampere, the first NVIDIA GPUs with bfloat16 tensor cores.
 _NATIVE_CAPABILITY = (8, 0)
+
+_COUNT_GPUS = (
+    "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); count = ctypes.c_int(); "
+    "fails = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)); "
+    "print(0 if fails else count.value)"
+)
 
 # The folder of `proc` and `sys`. Tests simulate other machines in another folder.
 ROOT = Path("/")
@@ -40,17 +47,17 @@ def available_memory() -> int | None:
 
 
 def count_gpus() -> int:
-    """Returns how many NVIDIA GPUs CUDA shows to this process; 0 without a driver.
+    """Returns how many NVIDIA GPUs CUDA shows to a new process; 0 without a driver.
 
     CUDA numbers them from 0, also in a container that has only /dev/nvidia3, and on
-    WSL, which has no such file.
+    WSL, which has no such file. It does not tell a process that has asked before of a
+    GPU that was lost.
     """
-    count = ctypes.c_int()
-    with contextlib.suppress(OSError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return 0
-    return count.value
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, timeout=60.0, check=False)  # noqa: S603
+        return int(done.stdout or 0)
+    return 0
 
 
 def _left_by_control_groups() -> Iterator[int]:

@@ -25,7 +25,7 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     The window sum is a product of the last dimension with a banded matrix of ones. The
     forward and the backward pass then run on the matrix units, in less than half the
-    time of TensorFlow's kernels (`docs/archive/lab-notes.md`).
+    time of TensorFlow's kernels (`dev/LOG.md`).
 
     Args:
         depth_radius: Channels on each side that belong to a channel's window.
@@ -114,7 +114,7 @@ class QuickGelu(keras.layers.Layer):
     The approximation is due to Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415).
     On CPUs, XLA compiles the forward pass of training and scoring to a single pass over
     memory, and likewise the backward pass. A step of airbench in bfloat16 then takes
-    three quarters of the time (lab notes). On GPUs the operations are not fused.
+    three quarters of the time (dev/LOG.md). On GPUs the operations are not fused.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -209,7 +209,7 @@ class WideConv2D(keras.layers.Conv2D):
     CPUs, oneDNN takes two to four times as long for the filters' gradient as for the
     forward pass, although both need equally many operations. This layer computes the
     gradient by matrix products, in 0.4 to 0.95 of oneDNN's time with 256 outputs. With
-    fewer, or in float32 with AVX-512, it would be slower (`docs/archive/lab-notes.md`).
+    fewer, or in float32 with AVX-512, it would be slower (`dev/LOG.md`).
 
     Args:
         filters: Number of output channels.

@@ -31,7 +31,7 @@ project = "cifar10-multi-gpu"
 author = "the authors of cifar10-multi-gpu"
 release = version = PROJECT["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "archive", "images"]
+exclude_patterns = ["_build", "images"]
 smartquotes_action = "D"  # Dashes, and not quotation marks, which people paste.
 default_role = "code"  # A docstring's `name`, as in Markdown.
 nitpicky = True
@@ -98,7 +98,7 @@ def mended(text, folder, page):
         path = (folder / target).resolve()
         if re.match(r"[a-z]+:", target) or not path.exists():
             return match[0]  # What does not exist, Sphinx reports.
-        if DOCS / "archive" in path.parents:
+        if ROOT / "dev" in path.parents:
             return f"path:{os.path.relpath(path, here)}"  # To download.
         name = PAGES.get(path)
         return os.path.relpath(f"{DOCS / name}.md" if name else path, here) + anchor

@@ -32,7 +32,7 @@ _QUICK_EPOCHS = 3
 _TITLES = {"cnn": "The convolutional network", "gru": "The recurrent network"}
 
 # jaxlib 0.10 hands convolutions to a library that takes twice as long to train this
-# network on a CPU as XLA's own (lab notes, 2026-11-21). How to leave it out of
+# network on a CPU as XLA's own (dev/LOG.md, 2026-11-21). How to leave it out of
 # them: https://github.com/jax-ml/jax/issues/37465
 _XLA_FLAGS = {
     "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=-individual_convolution"

@@ -1,7 +1,7 @@
 """The configuration of a training run, as requested and as resolved for a machine.
 
 Flags, recipes, the arguments of `Config` and `config.json` all set the fields that
-`fields.py` declares. A `Config` groups these fields in sections.
+`fields.py` declares, in groups.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ _RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_RECIPE = 50_000
 
 
-class Config(fields.Sections):
+class Config(fields.Groups):
     """The configuration of a training run.
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
 
     Every flag of train_multi_gpu.py is an argument with the same default, for example
     `resume="runs/mine"`. The settings that only recipes have, such as `stages`, are
-    arguments too. Read values by section, for example `config.batch.batch_size`.
+    arguments too. Read values by group, for example `config.batch.batch_size`.
 
     Args:
         model: The name of a model, or a function that takes (image_shape, classes) and
@@ -94,15 +94,6 @@ class Config(fields.Sections):
         config._assign(values)  # noqa: SLF001 - of this class.
         return config
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The values of all fields, by the name of the field."""
-        return {
-            name: value
-            for section in dataclasses.fields(self)
-            for name, value in vars(getattr(self, section.name)).items()
-        }
-
     def replace(self, **changes: Any) -> Self:
         """Returns a copy of the configuration with some values changed."""
         config = self.from_values({**self.values, **changes})
@@ -154,15 +145,9 @@ class Config(fields.Sections):
             yield count
             step += count
 
-    def _assign(self, values: Mapping[str, Any]) -> None:
-        for section in dataclasses.fields(self):
-            build: Any = section.type
-            given = options(build).keys() & values.keys()
-            setattr(self, section.name, build(**{name: values[name] for name in given}))
-        self._check()
-
-    def _check(self) -> None:
-        """Refuses values that contradict the values of another section."""
+    def _assign(self, values: Mapping[str, Any], *, check: bool = True) -> None:
+        """Sets all fields; refuses values that contradict those of another group."""
+        super()._assign(values, check=check)
         if not self.batch.global_batch_size:
             augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
         keep = self.checkpoints
@@ -234,24 +219,30 @@ def read_recipe(name: str) -> dict[str, Any]:
     return values
 
 
-def flags_of(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the flags that give a new run the settings of a `config.json`.
+def flags_of(
+    run: run_config.RecordedRun, source: run_config.RecordedRun | None
+) -> dict[str, Any]:
+    """Returns the flags that give a new run the configuration of `run`.
 
-    Leaves out what the recipe, or `run` as the source of initial weights, gives, and
-    flags that do not affect the result, except the run's length.
+    Leaves out what the recipe, or the `source` of initial weights, gives, and flags
+    that do not affect the result, except the run's length.
     """
-    known = options(fields.ALL)
-    usual = defaults(fields.ALL) | read_recipe(settings["recipe"]) | {"recipe": None}
+    known, values = options(fields.ALL), run.values
+    usual = defaults(fields.ALL) | read_recipe(values["recipe"]) | {"recipe": None}
     usual["xla"] = False  # A new run finds out by itself whether XLA helps.
-    usual |= _kept_of(run, settings)
-    length = next(name for name in reversed(fields.LENGTHS) if settings.get(name))
-    determining = [name for name in fields.result_determining({}) if name in known]
+    usual |= _kept_of(source, values)
+    length = next(name for name in reversed(fields.LENGTHS) if values[name])
+    determining = [
+        name
+        for name in fields.result_determining(run.config)
+        if name in known and name not in fields.LENGTHS
+    ]
     found = {
-        name: settings[name]
+        name: values[name]
         for name in ("data", "data_dir", "corrections", "recipe", *determining, length)
-        if known[name].in_flags and settings.get(name) not in (None, usual[name])
+        if known[name].in_flags and values[name] not in (None, usual[name])
     }
-    if settings["data"] in data_flag.KINDS:
+    if values["data"] in data_flag.KINDS:
         found["data"] = found.pop("data_dir")
     return found
 
@@ -292,14 +283,19 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
 
-def _kept_of(run: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _kept_of(
+    run: run_config.RecordedRun | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns settings of a run that decide its splits and its layers' shapes."""
+    if run is None:
+        return {}
     names = [] if "recipe" in given else ["distortions"]
-    if given.get("data") == run.get("data") == data_flag.FOLDER:
+    if given.get("data") == run.config.dataset.data == data_flag.FOLDER:
         names += ["image_size", "validation_fraction", "val_fraction"]
-    if given.get("model", "tutorial") == run.get("model") and "recipe" not in given:
+    model = given.get("model", "tutorial")
+    if model == run.config.network.model and "recipe" not in given:
         names += ["depth", "width"]
-    return {name: run[name] for name in names if name in run}
+    return {name: run.entries[name] for name in names if name in run.entries}
 
 
 def _plain(value: Any) -> Any:

@@ -1,14 +1,14 @@
-"""Declares every field of a configuration once, grouped in sections.
+"""Declares every field of a configuration once, in groups.
 
 `flags.py` turns each declaration into a flag, and recipes may set the field. A field's
 scope says whether all workers and a resumed run must have the same value. By default, a
-field has the scope of its section. The docstring of a section is the help of its flags.
-A function that needs the fields of only one section takes that section as argument.
+field has the scope of its group. The docstring of a group is the help of its flags.
+A function that needs the fields of only one group takes that group as argument.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from cifar10.config import augmentation as augmentations, data_flag
 from cifar10.config.options import (
@@ -23,6 +23,7 @@ from cifar10.config.options import (
     Fraction,
     Option,
     Range,
+    defaults,
     options,
 )
 from cifar10.config.python_objects import OwnMetrics
@@ -31,6 +32,8 @@ from cifar10.towers import optimizers
 from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
+
+_Group = TypeVar("_Group")
 
 _Towers: TypeAlias = Annotated[int, Range(1, 64)]  # A larger number is a typing error.
 _NotNegative: TypeAlias = Annotated[float, Range(0.0)]
@@ -401,11 +404,12 @@ class Speed(Checked):
 
     Attributes:
         steps_per_call: maximum number of steps to run without returning to Python
-            (default: 1; on GPUs up to 10, or 50 with --xla on one)
+            (default: 1; on GPUs up to 10, or 50 where --xla compiles whole steps)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or for optimizer muon, else the CPU
-        xla: compile each tower with XLA, or with a single GPU whole steps (default: on
-            a single GPU, if a trial at the start of a long run finds it faster)
+        xla: compile each tower with XLA, or whole steps with a single GPU or mirrored
+            variables (default: on a single GPU, if a trial at the start of a long run
+            finds it faster)
         xla_update: compile the update with XLA where whole steps are not compiled, as
             the same trial may find
         deterministic: make results repeatable bit for bit on the same machine, without
@@ -445,13 +449,13 @@ class Machine(Checked):
         workers: number of processes that train together
     """
 
-    towers: Count
-    workers: Count
+    towers: Count = 1
+    workers: Count = 1
 
 
 @dataclasses.dataclass(init=False)
-class Sections:
-    """The sections of a configuration."""
+class Groups:
+    """The groups of a configuration's fields."""
 
     run: Run
     batch: Towers
@@ -467,9 +471,57 @@ class Sections:
     speed: Speed
     processes: Processes
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of all fields, by the name of the field."""
+        groups = [getattr(self, group.name) for group in dataclasses.fields(self)]
+        return {name: value for group in groups for name, value in vars(group).items()}
 
-ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(Sections))
-# The sections recorded in `config.json`.
+    @property
+    def identity(self) -> dict[str, int | None]:
+        """The values that a checkpoint of the run shares with its `config.json`."""
+        size = self.batch.global_batch_size
+        return {"seed": self.run.seed, "global_batch_size": size}
+
+    def _assign(self, values: Mapping[str, Any], *, check: bool = True) -> None:
+        """Sets all fields, to the given values or else to their defaults.
+
+        Recorded values need no `check`: they name Python objects, and another version
+        of this package may have allowed others.
+        """
+        for group in dataclasses.fields(self):
+            build: Any = group.type
+            known = options(build)
+            given = {name: values[name] for name in known.keys() & values.keys()}
+            if check:
+                setattr(self, group.name, build(**given))
+            else:
+                setattr(self, group.name, unchecked(build, given))
+
+
+@dataclasses.dataclass(init=False)
+class Recorded(Groups):
+    """The fields of a configuration as `config.json` records them."""
+
+    machine: Machine
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        """Returns the values of a `config.json`, with defaults for missing ones."""
+        config = cls()
+        config._assign(entries, check=False)
+        return config
+
+
+def unchecked(group: type[_Group], values: Mapping[str, Any]) -> _Group:
+    """Returns a group of these values, or else its defaults, without any check."""
+    found = object.__new__(group)
+    vars(found).update({**defaults(group), **values})
+    return found
+
+
+ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(Groups))
+# The groups recorded in `config.json`.
 RECORDED = (*ALL, Machine)
 # A flag and an argument of `Config`, but not a field: it names a run with all fields.
 RESUME = Option(
@@ -478,7 +530,7 @@ RESUME = Option(
     help="directory of a run to continue as its config.json says; add only flags that "
     "do not affect the result, such as --max_steps and --num_gpus (default: none)",
 )
-# The flags that `--help` shows; `--help_all` adds the others, by section.
+# The flags that `--help` shows; `--help_all` adds the others, by group.
 MAIN = (
     *("recipe", "num_gpus", "batch_size", "max_steps", "train_dir", "fresh", "model"),
     *("data", "data_dir", "precision", "learning_rate", "seed"),
@@ -492,15 +544,13 @@ PLANNED = (
 )
 
 
-def result_determining(entries: Mapping[str, Any]) -> list[str]:
+def result_determining(config: Groups, *, is_stateful: bool = False) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
-    `entries` holds the values of the run's fields. Its entry `stateful_model` says
-    whether the model has batch norm or dropout, which see the images of one batch.
+    `is_stateful` says whether the model has batch norm or dropout, which see the images
+    of one batch.
     """
     found = [name for name, one in options(RECORDED).items() if one.scope is RESULT]
-    if entries.get("schedule") in ENDING_SCHEDULES:
+    if config.update.schedule_ends:
         found += ["max_steps", "max_epochs"]
-    if entries.get("stateful_model"):
-        found.append("batch_size")
-    return found
+    return [*found, "batch_size"] if is_stateful else found

@@ -1,4 +1,4 @@
-"""Reads the `config.json` of a run, and decides how far to trust it.
+"""Reads and writes the `config.json` of a run, and decides how far to trust it.
 
 When a training run writes a `config.json`, it also creates a note in the user's state
 directory: an empty file named by the SHA-256 checksum of the `config.json`. Without a
@@ -7,21 +7,19 @@ as code, its folders and URLs are not used, and its control characters are escap
 """
 
 import contextlib
-import hashlib
+import dataclasses
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
 from cifar10.config import fields, layout, schema
-from cifar10.config.options import options
+from cifar10.config.options import SESSION, WORKER, Range, options
 from cifar10.errors import UsageError, has_controls, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
 from cifar10.process import files
 
-IS_OWN = "is_own"  # Added to the entries of a `config.json` when it is read.
 # Without these entries a run cannot be resumed or evaluated.
 _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
@@ -30,9 +28,128 @@ _NEEDED = (
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
-def read_run_config(directory: Path) -> dict[str, Any]:
-    """Reads a run's `config.json`, if it is valid; makes an untrusted one harmless."""
-    path = directory / layout.CONFIG
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What data, model and machine of a run were found to be.
+
+    An earlier version of this package recorded fewer facts; a default is then unknown.
+    """
+
+    scope: ClassVar[str] = SESSION
+
+    data_is_real: bool = True  # Not a stand-in.
+    data_description: Annotated[str, WORKER] = ""
+    data_division: str | None = None  # As `regrouping.divided` returns it.
+    data_fingerprint: str | None = None  # None for CIFAR.
+    data_parts: list[str] = dataclasses.field(default_factory=list)  # The splits.
+    image_shape: list[int] = dataclasses.field(
+        default_factory=list
+    )  # Height, width, channels of the data's images.
+    classes: Annotated[int, Range(1, 10**6)] = 2
+    class_names: list[str] = dataclasses.field(default_factory=list)
+    parameters: Annotated[int, Range(0, 10**15)]  # Of the model.
+    devices: Annotated[str, WORKER] = ""  # Of the towers, in words.
+    on_gpus: bool = False
+    variables_on: str = ""  # Devices of the variables.
+    simulated: bool  # Several towers share a device.
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+    """A run as its `config.json` records it.
+
+    Attributes:
+        directory: The run's directory.
+        config: The configuration, with the data set and the machine that were found.
+            A function of a Python program is a name here.
+        facts: What data, model and machine were found to be.
+        entries: The content of `config.json`. It may lack values that `config` has as
+            defaults, and have others of another version of this package.
+        is_own: Whether this user's training wrote the file, and nobody changed it.
+    """
+
+    directory: Path
+    config: fields.Recorded
+    facts: Facts
+    entries: Mapping[str, Any]
+    is_own: bool = True
+
+    @classmethod
+    def of(
+        cls, directory: Path, entries: Mapping[str, Any], *, is_own: bool = True
+    ) -> Self:
+        """Describes a run by the content of a valid `config.json`."""
+        known = options(Facts).keys() & entries.keys()
+        facts = {name: entries[name] for name in known}
+        config = fields.Recorded.of(entries)
+        return cls(directory, config, Facts(**facts), entries, is_own)
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Reads `config.json`, if it is valid; makes another user's harmless."""
+        path = directory / layout.CONFIG
+        content, entries = _read(directory, path)
+        try:
+            is_own = files.note("runs", content).is_file()
+        except (OSError, RuntimeError):  # The home folder is missing or not readable.
+            is_own = False
+        if not is_own:
+            entries = {**inert(entries), **dict.fromkeys(_PLACES)}
+        if wrong := _wrong(entries):
+            raise UsageError(
+                f"{path}: {wrong} is missing or has the wrong type. Restore the file."
+            )
+        return cls.of(directory, entries, is_own=is_own)
+
+    def write(self) -> str:
+        """Writes `config.json` and the note; returns a message if the note failed."""
+        content = (json.dumps(self.entries, indent=2) + "\n").encode()
+        # Marked first, because a follower may read the file as soon as it exists.
+        message = mark_as_own(content)
+        files.write_atomically(self.directory / layout.CONFIG, content)
+        return message
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All values by name, whether recorded or by default."""
+        return {**self.config.values, **vars(self.facts)}
+
+    @property
+    def in_common(self) -> dict[str, Any]:
+        """The entries that must be equal on all workers."""
+        known = options((*fields.RECORDED, Facts))
+        differing = {name for name, one in known.items() if one.scope is WORKER}
+        return {k: value for k, value in self.entries.items() if k not in differing}
+
+    def check_model(self, trusted: str | None, flag: str = "--trust_model") -> bool:
+        """Refuses a model that is Python code, unless the user trained or trusts it.
+
+        Returns True if the run records a function but no module, and `trusted` names
+        both.
+        """
+        name = self.config.network.model
+        function = name.removeprefix(PYTHON)
+        if trusted and trusted != name == PYTHON + trusted.partition(":")[2]:
+            take_for(name, trusted)
+            return True
+        if name != function and name not in ARCHITECTURES:
+            raise UsageError(
+                f"The run's model is {name}, a function of a Python program. "
+                f"{IN_PYTHON} Or, if the function is in MODULE.py, a command can build "
+                f"the model with {flag} MODULE:{function}. The command must also find "
+                "any data it needs."
+            )
+        if is_code(name) and not self.is_own and name != trusted:
+            raise UsageError(
+                f"The run's model is {name}, Python code, but its config.json was not "
+                "written by you on this machine, or was edited. If you trust this code "
+                f"in {Path.cwd()} or an installed package, add:\n    {flag} {name}"
+            )
+        return False
+
+
+def _read(directory: Path, path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
         content = files.read(path)
         values = json.loads(content.decode())
@@ -46,42 +163,41 @@ def read_run_config(directory: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
         ) from error
-    try:
-        is_own = _note(content).is_file()
-    except (OSError, RuntimeError):  # The home folder is missing or not readable.
-        is_own = False
-    if not is_own:
-        values = {**inert(values), **dict.fromkeys(_PLACES)}
-    # Other entries are allowed, such as facts for readers and flags of older versions.
-    types = {name: (one.type,) for name, one in options(fields.RECORDED).items()}
-    wrong = [name for name in [schema.wrong(values, types | schema.SETTINGS)] if name]
-    wrong += [name for name in _NEEDED if name not in values]
-    if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
-        wrong.append("data_division")
-    if wrong:
-        raise UsageError(
-            f"{path}: {wrong[0]} is missing or has the wrong type. Restore the file."
-        )
-    return {**values, IS_OWN: is_own}
+    return content, values
 
 
-def run_of_weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the run that gives a new run its initial weights.
+def _wrong(entries: Mapping[str, Any]) -> str:
+    """Returns the name of an entry that is missing or invalid; empty if none is.
+
+    Other entries are allowed, such as flags of earlier versions.
+    """
+    rules = {name: (one.type,) for name, one in options(fields.RECORDED).items()}
+    for name, one in options(Facts).items():
+        rules[name] = (one.type, *one.limits[0]) if one.limits else (one.type,)
+    if found := schema.wrong(entries, {**rules, **schema.SIZE}):
+        return found
+    if not re.fullmatch("[0-9a-f]*", str(entries.get("data_division") or "")):
+        return "data_division"
+    return next((name for name in _NEEDED if name not in entries), "")
+
+
+def run_of_weights(given: Mapping[str, Any]) -> RecordedRun | None:
+    """Returns the run that gives a new run its initial weights; None if no run does.
 
     A run that began with these weights already counts instead, so that the same command
-    resumes it without its source. Returns {} if no run gives weights.
+    resumes it without its source.
     """
     name = given.get("initial_weights")
     source = layout.absolute_path(name or "")
     if source.parent.name == layout.CHECKPOINTS:
         source = source.parent.parent
     own = layout.absolute_path(given.get("train_dir", fields.TRAIN_DIR))
-    for run in [own, source][bool(given.get("fresh")) :] if name else ():
+    for path in [own, source][bool(given.get("fresh")) :] if name else ():
         with contextlib.suppress(UsageError):  # There is no run, or it is damaged.
-            settings = read_run_config(run)
-            if run == source or settings.get("initial_weights") == name:
-                return settings
-    return {}
+            run = RecordedRun.read(path)
+            if path == source or run.config.fine_tuning.initial_weights == name:
+                return run
+    return None
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -96,18 +212,18 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 f"--{flag} and --resume exclude each other: --resume {name} continues "
                 "that run with the settings in its config.json. Leave out one."
             )
-    directory = layout.absolute_path(name)
-    run = read_run_config(directory)
-    if check_model(run, given.get("model"), "--model"):
+    run = RecordedRun.read(layout.absolute_path(name))
+    if run.check_model(given.get("model"), "--model"):
         del given["model"]  # The run keeps its name for the model.
-    values = {field: run[field] for field in options(fields.ALL) if field in run}
-    return {**values, "train_dir": str(directory), "fresh": False}
+    known = options(fields.ALL).keys() & run.entries.keys()
+    values = {field: run.entries[field] for field in known}
+    return {**values, "train_dir": str(run.directory), "fresh": False}
 
 
 def mark_as_own(content: bytes) -> str:
     """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
-        note = _note(content)
+        note = files.note("runs", content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:
@@ -116,40 +232,6 @@ def mark_as_own(content: bytes) -> str:
             "give other commands --data_dir, and --trust_model for your own model."
         )
     return ""
-
-
-def check_model(
-    settings: Mapping[str, Any], trusted: str | None, flag: str = "--trust_model"
-) -> bool:
-    """Refuses a model that is Python code, unless the user trained or trusts it.
-
-    Returns True if the run records a function but no module, and `trusted` names both.
-    """
-    name = settings["model"]
-    function = name.removeprefix(PYTHON)
-    if trusted and trusted != name == PYTHON + trusted.partition(":")[2]:
-        take_for(name, trusted)
-        return True
-    if name != function and name not in ARCHITECTURES:
-        raise UsageError(
-            f"The run's model is {name}, a function of a Python program.\n{IN_PYTHON}\n"
-            "Or, if the function is in MODULE.py, a command can build the model with\n"
-            f"{flag} MODULE:{function}. The command must also find any data it needs."
-        )
-    if is_code(name) and not settings.get(IS_OWN) and name != trusted:
-        raise UsageError(
-            f"The run's model is {name}, Python code, but its config.json was not "
-            "written by you on this machine, or was edited. If you trust this code in "
-            f"{Path.cwd()} or an installed package, add:\n    {flag} {name}"
-        )
-    return False
-
-
-def _note(content: bytes) -> Path:
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
 
 
 def inert(value: Any) -> Any:

@@ -30,6 +30,12 @@ VALIDATION: Mapping[str, tuple] = {
     "score": (float,),
     "best_by": (str,),
 }
+VALIDATION_OF_1_0: Mapping[str, tuple] = {
+    "images": (int, 1, 10**12),
+    "correct": _COUNT,
+    "step": _STEP,
+    "without_gain": _COUNT,
+}
 # Those of a line of scores, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,
@@ -43,19 +49,8 @@ START: Mapping[str, tuple] = {
     "devices": (str,),
     "versions": (dict[str, str],),
 }
-# Entries of `config.json` that are not fields of the configuration.
-SETTINGS: dict[str, tuple] = {
-    "class_names": (list[str],),
-    "classes": (int, 1, 10**6),
-    "data_division": (str | None,),
-    "data_fingerprint": (str | None,),
-    "data_parts": (list[str],),
-    "image_shape": (list[int],),
-    "global_batch_size": (int, 1, 10**12),
-    "parameters": (int, 0, 10**15),
-    "simulated": (bool,),
-    "versions": (dict[str, str],),
-}
+# An entry of `config.json` that a configuration may leave out.
+SIZE: Mapping[str, tuple] = {"global_batch_size": (int, 1, 10**12)}
 
 
 def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> str:

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from cifar10 import errors, hardware
 from cifar10.config import flags
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import (
     STOP_SIGNALS,
     LostWorkerError,
+    MissingGpuError,
     StoppedError,
     UsageError,
     counted,
@@ -67,12 +69,41 @@ def launch(
             # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
+            if not workers and not cluster.is_requested():
+                command = _on_gpus_left(command, train_dir)
     message = (
         f"{losses}.\nThe same command, without --fresh, resumes from the last "
         "checkpoint. With --max_restarts N, that happens up to N times by itself."
     )
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
+
+
+def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
+    """Returns the command for the GPUs that are left, if some were lost.
+
+    Towers keep their batch size; each computes more batches for an update, so that the
+    result stays the same.
+    """
+    try:
+        run = RecordedRun.read(train_dir)
+    except UsageError:
+        return command  # It had not begun.
+    used, on_gpus = run.config.machine.towers, run.facts.on_gpus
+    if run.facts.simulated or not on_gpus or (left := hardware.count_gpus()) >= used:
+        return command
+    batches = used * run.config.batch.accumulate
+    towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
+    here = f"{left} of {counted(used, 'GPU')} are left"
+    if not towers:
+        raise MissingGpuError(f"{here}: the run cannot go on on this machine.")
+    say(
+        f"{here}: going on with {counted(towers, 'tower')}, each of "
+        f"{counted(batches // towers, 'batch', 'batches')}, and the same result."
+    )
+    command = flags.without(command, "num_gpus", "accumulate")
+    given = invocation.as_flags(num_gpus=towers, accumulate=batches // towers)
+    return [*command, *given.split()]
 
 
 def _beginning_of_run(train_dir: Path) -> int:

@@ -7,7 +7,7 @@ replicas, and all replicas apply the same update, so their variables stay equal.
 towers and the update are the same as on one machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -44,9 +44,9 @@ class ReplicaBuilder(TowerBuilder):
         super().__init__(states[0], devices, tower=tower, update=update)
         self.first_tower = first_tower
         self._strategy = strategy
-        self._states = tuple(states)
+        self.states = tuple(states)
         local = len(self.devices)
-        self._towers_per_replica = local // len(self._states)
+        self._towers_per_replica = local // len(self.states)
         number = self._towers_per_replica * strategy.num_replicas_in_sync
         if number > local:
             self.tower_names = tuple(
@@ -92,58 +92,31 @@ class ReplicaBuilder(TowerBuilder):
             replica = self._replica()
             first = replica * self._towers_per_replica
             towers = slice(first, first + self._towers_per_replica)
-            state = self._states[replica]
+            state = self.states[replica]
             with tf.device(state.device):
                 these = state, self.devices[towers], batches[towers]
                 results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results)
-                averages[replica] = self._all_reduce(local, replica)
+                replicas = self._strategy.num_replicas_in_sync
+                stops = self._wishes * replicas  # Their mean is the sum of wishes.
+                if replica > 0:
+                    stops = tf.zeros_like(stops)
+                averages[replica] = all_reduced(
+                    local._replace(metrics={**local.metrics, _STOP: stops}),
+                    self._sum,
+                    replicas=replicas,
+                    first_tower=self.first_tower + first,
+                    num_towers=self.num_towers,
+                )
 
         self._strategy.run(replica_step)
         # Outside of the strategy, because within it a Keras optimizer would sum the
         # gradients over all replicas once more.
         results = [
             self._trace_update(state, averages[replica], is_wanted)
-            for replica, state in enumerate(self._states)
+            for replica, state in enumerate(self.states)
         ]
         return results[0]
-
-    def _all_reduce(self, local: Averages, replica: int) -> Averages:
-        """Averages gradients, statistics and metrics over all replicas."""
-        averages = (local.gradients, local.statistics, local.metrics)
-        flat = tf.nest.flatten(averages)
-        values = {
-            place: tf.convert_to_tensor(value)
-            for place, value in enumerate(flat)
-            if value is not None
-        }
-        is_first = self._is_first(replica)
-        # Counters and random states are the first tower's, as on one machine.
-        terms = [
-            value if value.dtype.is_floating else _value_or_zero(value, is_first)
-            for value in values.values()
-        ]
-        # Every tower's loss is collected by a sum, in which other replicas have zeros.
-        before = self.first_tower + replica * self._towers_per_replica
-        after = self.num_towers - before - self._towers_per_replica
-        losses = tf.pad(local.tower_losses, [[before, after]])
-        stops = tf.identity(self._wishes)
-        if replica > 0:
-            stops = tf.zeros_like(stops)
-        *sums, losses, stops = self._sum([*terms, losses, stops])
-        replicas = self._strategy.num_replicas_in_sync
-        for (place, value), total in zip(values.items(), sums, strict=True):
-            if value.dtype.is_floating:
-                flat[place] = total / replicas
-            else:
-                flat[place] = tf.cast(total, value.dtype)
-        gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
-        return local._replace(
-            gradients=gradients,
-            statistics=statistics,
-            metrics={**metrics, _STOP: stops},
-            tower_losses=losses,
-        )
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
         """Returns the first replica's `numbers`; can copy its variables to others."""
@@ -151,8 +124,8 @@ class ReplicaBuilder(TowerBuilder):
 
         def replica_sharing() -> None:
             replica = self._replica()
-            state = self._states[replica]
-            is_first = self._is_first(replica)
+            state = self.states[replica]
+            is_first = self.first_tower == 0 and replica == 0
             variables = state.variables() if with_variables else []
             with tf.device(state.device):
                 *values, first_numbers = self._sum(
@@ -167,15 +140,11 @@ class ReplicaBuilder(TowerBuilder):
         self._strategy.run(replica_sharing)
         return received[0]
 
-    def _is_first(self, replica: int) -> bool:
-        """Returns whether this is the first replica of the first process."""
-        return self.first_tower == 0 and replica == 0
-
     def _replica(self) -> int:
         """Returns the traced replica's index among the replicas of this process."""
         context = tf.distribute.get_replica_context()
         number = tf.get_static_value(context.replica_id_in_sync_group)
-        return int(number) % len(self._states)
+        return int(number) % len(self.states)
 
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums each value over all replicas, with one all-reduce per dtype."""
@@ -188,6 +157,50 @@ class ReplicaBuilder(TowerBuilder):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
             sums |= dict(zip(places, totals, strict=True))
         return [sums[place] for place in range(len(values))]
+
+
+def all_reduced(
+    local: Averages,
+    sum_all: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+    *,
+    replicas: int,
+    first_tower: int,
+    num_towers: int,
+) -> Averages:
+    """Averages gradients, statistics and metrics over all replicas.
+
+    `sum_all` sums each of several tensors over all replicas. `first_tower` is the index
+    of this replica's first tower among those of all.
+    """
+    averages = (local.gradients, local.statistics, local.metrics)
+    flat = tf.nest.flatten(averages)
+    values = {
+        place: tf.convert_to_tensor(value)
+        for place, value in enumerate(flat)
+        if value is not None
+    }
+    is_first = first_tower == 0
+    # Counters and random states are the first tower's, as on one machine.
+    terms = [
+        value if value.dtype.is_floating else _value_or_zero(value, is_first)
+        for value in values.values()
+    ]
+    # Every tower's loss is collected by a sum, in which other replicas have zeros.
+    after = num_towers - first_tower - local.tower_losses.shape[0]
+    losses = tf.pad(local.tower_losses, [[first_tower, after]])
+    *sums, losses = sum_all([*terms, losses])
+    for (place, value), total in zip(values.items(), sums, strict=True):
+        if value.dtype.is_floating:
+            flat[place] = total / replicas
+        else:
+            flat[place] = tf.cast(total, value.dtype)
+    gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
+    return local._replace(
+        gradients=gradients,
+        statistics=statistics,
+        metrics=metrics,
+        tower_losses=losses,
+    )
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

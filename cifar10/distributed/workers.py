@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10.distributed import rendezvous
+from cifar10.distributed import gpu_links, rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError, reason
 from cifar10.process.signals import StopSignals
@@ -75,7 +75,7 @@ class Workers:
         `towers`. A signal ends the wait for the other workers.
 
         Returns the strategy, and the number of sets of variables in this process. The
-        strategy is None for a single process with a single set.
+        strategy is None for a single process.
         """
         gpus = placement.suits_nccl
         if variable_update == "mirrored" and len(placement.gpu_names) > 1:
@@ -89,11 +89,13 @@ class Workers:
         )
         towers = len(placement.devices)
         if self.count == 1:
-            if not mirrored:
-                return None, 1
-            # On GPUs TensorFlow chooses NCCL.
-            reduction = None if gpus else tf.distribute.ReductionToOneDevice()
-            return mirrored_strategy(placement.devices, reduction), towers
+            if mirrored and gpus and towers > 1:
+                gpu_links.refuse_faulty(placement.devices, tf.__version__)
+                with contextlib.suppress(RuntimeError):  # TensorFlow has started.
+                    # Each program of XLA holds a thread until all have begun.
+                    least = max(os.cpu_count() or 1, 2 * towers)
+                    tf.config.threading.set_inter_op_parallelism_threads(least)
+            return None, towers if mirrored else 1
         if mirrored and not gpus and towers > 1:
             raise UsageError(
                 f"--variable_update mirrored: with several machines, {towers} towers "
@@ -175,7 +177,7 @@ class Workers:
 
 
 def mirrored_strategy(
-    devices: Sequence[str], reduction: tf.distribute.CrossDeviceOps | None
+    devices: Sequence[str], *, by_nccl: bool
 ) -> tf.distribute.MirroredStrategy:
     """Returns a strategy whose collectives share no keys with an earlier one's.
 
@@ -183,6 +185,8 @@ def mirrored_strategy(
     collective instance". TensorFlow's own tests count the keys up like this.
     """
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001
+    # By default TensorFlow chooses NCCL on GPUs.
+    reduction = None if by_nccl else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices, reduction)
 
 

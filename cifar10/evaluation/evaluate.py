@@ -44,8 +44,8 @@ class _Evaluator(FollowedRun):
     def _prepare(self, model: TrainedModel) -> None:
         self._trained, options = model, self._options
         whole = options.eval_data == "all"
-        dataset = datasets.find_again(model.settings, options.data_dir, whole=whole)
-        is_own = datasets.is_of_run(dataset, model.settings)
+        dataset = datasets.find_again(model.run, options.data_dir, whole=whole)
+        is_own = datasets.is_of_run(dataset, model.run)
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""
@@ -66,12 +66,12 @@ class _Evaluator(FollowedRun):
             use_averages=options.use_averages,
             test_time_augmentation=options.test_time_augmentation,
         )
-        self._scored = ScoredSet(model.model, model.settings, dataset, scoring)
+        self._scored = ScoredSet(model.model, model.run.config, dataset, scoring)
         if options.calibrate:
             layout.refuse_link(self.directory / layout.CHECKPOINTS)
             model.is_to_calibrate = True
             on_val = Scoring(split="val", batch_size=options.batch_size)
-            self._val = ScoredSet(model.model, model.settings, dataset, on_val)
+            self._val = ScoredSet(model.model, model.run.config, dataset, on_val)
         if not (options.once or options.json):
             print(f"Scoring {self._scored.subject}", flush=True)
 
@@ -104,7 +104,7 @@ class _Evaluator(FollowedRun):
             "eval_data": self._options.eval_data,
             "use_averages": self._options.use_averages,
             "test_time_augmentation": self._options.test_time_augmentation,
-            "simulated": self._trained.settings["simulated"],
+            "simulated": self._trained.run.facts.simulated,
             "num_examples": sums.count,
             "correct": sums.correct,
             **scalars,

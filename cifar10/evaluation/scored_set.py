@@ -4,16 +4,16 @@ import contextvars
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.fields import CALIBRATED
+from cifar10.config.fields import CALIBRATED, Groups
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.config.run_options import SCORED_BATCH_SIZE
@@ -175,7 +175,7 @@ class Scoring(Checked):
 class ScoredSet:
     """A set of images on which a model is scored at several steps of training.
 
-    The `settings` are the content of the run's `config.json`.
+    The `config` is the run's.
 
     Attributes:
         part: The split of the data set that the images belong to.
@@ -185,7 +185,7 @@ class ScoredSet:
     def __init__(
         self,
         model: keras.Model,
-        settings: Mapping[str, Any],
+        config: Groups,
         dataset: Dataset,
         scoring: Scoring,
         own_metrics: OwnMetrics | None = None,
@@ -206,9 +206,10 @@ class ScoredSet:
             raise UsageError(
                 f"--num_examples {count}: there are only {len(images):,} images."
             )
-        size, distortion = min(scoring.batch_size, count), settings["distortions"]
+        size = min(scoring.batch_size, count)
+        distortion = config.images.distortions
         self._batches = evaluation_batches(images, labels, size, distortion, count)
-        is_averaged = scoring.use_averages and settings.get("moving_average_decay") != 0
+        is_averaged = scoring.use_averages and config.update.moving_average_decay != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "training" if scoring.split == "train" else scoring.split
         views = ", six views each" if scoring.test_time_augmentation else ""
@@ -216,7 +217,7 @@ class ScoredSet:
             f"{count:,} {kind} images of {dataset.description}; {variables}{views}."
         )
         # Only the user's program can compute it.
-        self._has_own_loss = settings.get("loss") is not None
+        self._has_own_loss = config.loss.loss is not None
         self._writer: tf.summary.SummaryWriter | None = None
 
     def score(

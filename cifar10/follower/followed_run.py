@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, restoring
@@ -53,7 +54,7 @@ class FollowedRun:
         """Whether the run ended at the loaded checkpoint; it may still be extended."""
         if self.model is None or self.step is None:
             return False
-        return why_ended(self.model.settings, self._manifest) is not None
+        return why_ended(self.model.run.config, self._manifest) is not None
 
     def look(self) -> bool:
         """Loads the newest checkpoint; returns whether a new one was loaded.
@@ -62,11 +63,11 @@ class FollowedRun:
             UsageError: The directory cannot be read, or its model cannot be built.
         """
         try:
-            settings = run_config.read_run_config(self.directory)
+            run = RecordedRun.read(self.directory)
             newest = max(checkpoints.steps(self._folder), default=0)
             if newest < (self.step or 0):  # Another run has replaced this one.
                 self.model = self.step = None
-            if self.model is None or self.model.settings != settings:
+            if self.model is None or self.model.run != run:
                 self.model = None
                 model = TrainedModel(self.directory, self._device, **self._reading)
                 self._prepare(model)
@@ -132,7 +133,7 @@ class FollowedRun:
         newest, refused = restoring.restore_newest(
             self._folder,
             load,
-            model.settings,
+            model.run.config.identity,
             wanted=self._wanted,
             skip=done,
             tolerate=(UsageError, OSError),  # The run is still followed.

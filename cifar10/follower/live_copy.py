@@ -123,7 +123,10 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         if not (snapshot := self._snapshot):
             return {}
         model = snapshot.model
-        return {"model": model.settings["model"], "class_names": model.class_names}
+        return {
+            "model": model.run.config.network.model,
+            "class_names": model.class_names,
+        }
 
     @property
     def weights_step(self) -> int | None:
@@ -208,7 +211,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
                 logger.exception("The follower of %s failed to check.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        distortion = model.settings["distortions"]
+        distortion = model.run.config.images.distortions
         self._logits = traced_logits(
             model.model, model.picture_shape, distortion, self._device
         )

@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import layout, run_config
+from cifar10.config import layout
 from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
@@ -25,7 +26,7 @@ class TrainedModel:
     """The model of a run, with initial values until `load` or `restore` is called.
 
     Attributes:
-        settings: The content of the run's `config.json`.
+        run: The run.
         model: The Keras model. With `use_averages`, the model's trainable variables
             keep their initial values.
         use_averages: Whether `trainable` has the variables' moving averages.
@@ -46,33 +47,33 @@ class TrainedModel:
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        self.settings = run_config.read_run_config(directory)
-        run_config.check_model(self.settings, trust_model)
+        self.run = run = RecordedRun.read(directory)
+        run.check_model(trust_model)
         for key, known in _KNOWN.items():
-            if self.settings.get(key, known[0]) not in known:
+            if (recorded := run.values[key]) not in known:
                 raise UsageError(
-                    f"{directory}: {key} is {self.settings[key]!a}, but this version "
+                    f"{directory}: {key} is {recorded!a}, but this version "
                     f"supports {', '.join(known)}. Use the version that wrote the run."
                 )
-        self.picture_shape, self.class_names = datasets.describe(self.settings)
-        self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
-        name = self.settings["model"]
-        self.options = {key: self.settings.get(key) for key in OPTIONS}
+        self.picture_shape, self.class_names = datasets.describe(run)
+        distortion, network = run.config.images.distortions, run.config.network
+        self.image_shape = image_shape(distortion, self.picture_shape)
+        self.options = {key: vars(network)[key] for key in OPTIONS}
         for key, value in self.options.items():  # Huge ones would take hours to build.
             options(Network)[key].check(value, f"{directory}: ")
         self.model = build_model(
-            name,
+            network.model,
             self.image_shape,
             len(self.class_names),
-            precision=self.settings["precision"],
+            precision=network.precision,
             seed=None,  # Leaves the random state of the process alone.
             device=device,
             options=self.options,
         )
-        if self.model.count_params() != self.settings["parameters"]:
+        if (count := self.model.count_params()) != run.facts.parameters:
             raise UsageError(
-                f"--model {name} has {self.model.count_params():,} parameters, but had "
-                f"{self.settings['parameters']:,} in training. Restore its code."
+                f"--model {network.model} has {count:,} parameters, but had "
+                f"{run.facts.parameters:,} in training. Restore its code."
             )
         self._last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
@@ -90,7 +91,7 @@ class TrainedModel:
         """Restores the wanted or newest intact checkpoint; returns its step."""
         folder = self._checkpoints
         newest, refused = restoring.restore_newest(
-            folder, self.load, self.settings, wanted=wanted
+            folder, self.load, self.run.config.identity, wanted=wanted
         )
         if newest is None:
             raise UsageError(restoring.why_none(folder, wanted, refused))

@@ -5,13 +5,13 @@ user's pictures. Both return a `Dataset`, so other modules need not know the dif
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import fields
 from cifar10.config.data_flag import FINDABLE, FOLDER, NPZ, PYTHON, located
-from cifar10.config.options import is_a
-from cifar10.errors import UsageError, nfc, say
+from cifar10.config.run_config import RecordedRun
+from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import IMAGE_SHAPE
@@ -58,61 +58,59 @@ def find(
 
 
 def find_for(
-    settings: Mapping[str, Any],
+    wanted: fields.Dataset,
     given: Dataset | None = None,
     *,
-    run: Mapping[str, Any] | None = None,
+    run: RecordedRun | None = None,
+    whole: bool = False,
     say_notes: bool = True,
 ) -> Dataset:
-    """Finds the data set for the settings of a configuration or of a `config.json`.
+    """Finds the data set that a configuration wants.
 
     Uses the data set that a program has `given`, if any. Then adds a val split and
-    corrections, as the settings require. Divides pictures as in the `config.json` of
-    `run`, if any. Prints the data set's notes if `say_notes`.
+    corrections, as wanted. Divides pictures as in `run`, if any; with `whole`, all are
+    the test split. Prints the data set's notes if `say_notes`.
     """
-    val_fraction = settings.get("val_fraction", 0.0)
     dataset = given or find(
-        settings["data"],
-        settings["data_dir"],
-        settings["data_url"],
-        image_size=settings.get("image_size") or DEFAULT_SIZE,
-        validation_fraction=settings.get("validation_fraction"),
-        max_bad_images=settings.get("max_bad_images"),
-        val_fraction=val_fraction,
+        wanted.data,
+        wanted.data_dir,
+        wanted.data_url,
+        image_size=wanted.image_size or DEFAULT_SIZE,
+        validation_fraction=1.0 if whole else wanted.validation_fraction,
+        max_bad_images=wanted.max_bad_images,
+        val_fraction=wanted.val_fraction,
         run=run,
     )
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note.removesuffix('.')}.")
-    dataset = with_val(dataset, val_fraction)
-    if corrections := settings.get("corrections"):
-        return corrected(dataset, corrections)
-    return dataset
+    dataset = with_val(dataset, wanted.val_fraction)
+    return corrected(dataset, wanted.corrections) if wanted.corrections else dataset
 
 
 def find_again(
-    settings: Mapping[str, Any], data_dir: str | None = None, *, whole: bool = False
+    run: RecordedRun, data_dir: str | None = None, *, whole: bool = False
 ) -> Dataset:
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
     With `whole`, all pictures of a folder are the test split.
     """
-    if whole and settings["data"] != FOLDER:
+    wanted = run.config.dataset
+    if whole and wanted.data != FOLDER:
         raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
-    how = {**settings, "data_dir": data_dir, "corrections": None}
-    recorded, file = settings["data_dir"], settings.get("corrections")
+    recorded, file = wanted.data_dir, wanted.corrections
+    how: dict[str, Any] = {"data_dir": data_dir, "corrections": None}
     # Not `Path.exists`, which raises an error without permission to look.
-    if data_dir and settings["data"].startswith(PYTHON):
+    if data_dir and wanted.data.startswith(PYTHON):
         how |= located({"data": data_dir})
     elif data_dir is None and recorded and os.path.exists(recorded):  # noqa: PTH110
         how["data_dir"] = recorded
-    elif data_dir is None and settings["data"] in FINDABLE:
+    elif data_dir is None and wanted.data in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
-    if whole:
-        how["validation_fraction"] = 1.0
-    dataset = find_for(how, run=settings)
-    check_same_kind(dataset, settings, f"--data_dir {data_dir}")
-    if whole and is_of_run(dataset, settings):
+    how = vars(wanted) | how
+    dataset = find_for(fields.unchecked(fields.Dataset, how), run=run, whole=whole)
+    check_same_kind(dataset, run, f"--data_dir {data_dir}")
+    if whole and is_of_run(dataset, run):
         raise UsageError(
             "--eval_data all would score what the run was trained on. Give the folder "
             "of other pictures as --data_dir."
@@ -122,34 +120,35 @@ def find_again(
     # Without the corrections file the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
         dataset = corrected(dataset, file)
-    trained_on = settings.get("data_fingerprint")
+    trained_on = run.facts.data_fingerprint
     if trained_on and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
         say(f"Note: the pictures{or_file} have changed since this run began.")
     return dataset
 
 
-def is_of_run(dataset: Dataset, settings: Mapping[str, Any]) -> bool:
+def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
     They do if the data set has the path or the fingerprint of the run's data. CIFAR has
     no fingerprint; a copy at another path counts if nothing is left at the run's path.
     """
-    place, here = settings["data_dir"] or "", str(dataset.directory)
+    place, here = run.config.dataset.data_dir or "", str(dataset.directory)
     if os.path.realpath(here) == os.path.realpath(place):
         return True
-    if trained_on := settings.get("data_fingerprint"):
+    if trained_on := run.facts.data_fingerprint:
         return dataset.fingerprint == trained_on
-    return dataset.name == settings["data"] and not os.path.exists(place)  # noqa: PTH110
+    is_gone = not os.path.exists(place)  # noqa: PTH110
+    return dataset.name == run.config.dataset.data and is_gone
 
 
-def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) -> None:
+def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
     """Refuses a data set, called `name`, of other classes or shapes than the run's."""
-    shape, names = describe(settings)
+    shape, names = describe(run)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
-            f"{name} has {dataset.classes} classes and images of "
+            f"{name} has {counted(dataset.classes, 'class', 'classes')} and images of "
             f"{dataset.image_shape}, but the run has {len(names)} and {shape}. {fix}"
         )
     pairs = zip(names, dataset.class_names, strict=True)
@@ -160,18 +159,15 @@ def check_same_kind(dataset: Dataset, settings: Mapping[str, Any], name: str) ->
             )
 
 
-def describe(
-    settings: Mapping[str, Any],
-) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Returns the image shape and class names of a valid `config.json`."""
-    names: Any = settings.get("class_names")
-    shape: Any = settings.get("image_shape")
-    if file_format := cifar.FORMATS.get(settings["data"]):
-        names, shape = names or file_format.class_names, [*IMAGE_SHAPE]
-    is_shape = is_a(shape, tuple[int, int, int]) and shape[2] in (1, 3)
-    if not names or not is_shape or not 0 < min(shape) <= max(shape) <= _LARGEST_SIDE:
+def describe(run: RecordedRun) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+    """Returns the image shape and class names of a run's data set."""
+    names, shape = tuple(run.facts.class_names), tuple(run.facts.image_shape)
+    if file_format := cifar.FORMATS.get(run.config.dataset.data):
+        names, shape = names or file_format.class_names, IMAGE_SHAPE
+    is_valid = len(shape) == 3 and 0 < min(shape) <= max(shape) <= _LARGEST_SIDE
+    if not names or not is_valid or shape[2] not in (1, 3):
         raise UsageError(
             "config.json lacks class_names or a valid image_shape. Restore config.json."
         )
     height, width, channels = shape
-    return (height, width, channels), tuple(names)
+    return (height, width, channels), names

@@ -44,7 +44,7 @@ def distort(
     """Distorts a batch for training, all images at once.
 
     Working on the batch at once is about nine times as fast as mapping over single
-    images (`docs/archive/lab-notes.md`).
+    images (`dev/LOG.md`).
 
     Args:
         images: Values 0 to 255 in any type, [batch, height, width, channels].

@@ -16,11 +16,11 @@ import dataclasses
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
@@ -35,7 +35,7 @@ def divided(
     labels: np.ndarray,
     classes: Sequence[str],
     shares: Mapping[Split, float],
-    run: Mapping[str, Any] | None = None,
+    run: RecordedRun | None = None,
 ) -> tuple[np.ndarray, str]:
     """Divides images into splits, by hashes of their names.
 
@@ -49,8 +49,8 @@ def divided(
         classes: The names of the classes.
         shares: The fraction of images for each split except the training split. New
             limits give each class a training image, and if possible one in each split.
-        run: The `config.json` of a run whose limits are used again, for classes that it
-            has, and splits with an equal fraction.
+        run: A run whose limits are used again, for classes that it has, and splits with
+            an equal fraction.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split
@@ -64,7 +64,8 @@ def divided(
     of_classes = np.split(ordered, ends[:-1])
     wanted = [*shares.values()]
     limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
-    division, there = (run or {}).get("data_division"), (run or {}).get("class_names")
+    division = run.facts.data_division if run else None
+    there = run.facts.class_names if run else ()
     if run and division and there and len(division) % (16 * len(there)) == 0:
         earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
         places = {nfc(name): place for place, name in enumerate(there)}
@@ -72,7 +73,7 @@ def divided(
         both = [place for place, name in enumerate(names) if name in places]
         others = [places[names[place]] for place in both]
         for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
-            if run.get(_FRACTIONS[split], share) == share:
+            if getattr(run.config.dataset, _FRACTIONS[split]) == share:
                 limits[row, both] = earlier[row, others]
     parts = np.full(len(hashes), "train")
     for split, of_part in [*zip(shares, limits, strict=True)][::-1]:

@@ -10,7 +10,7 @@ classifies less than 60 % of the images correctly. Faint figures without that co
 hard for any model. So a model improves from the first steps to the last, as it does on
 photographs. Some training images have a wrong label, so overconfidence raises the loss.
 Without typical colours, the tutorial's recipe learns nothing for hundreds of steps and
-then all at once; without wrong labels, its loss jumps (`docs/archive/lab-notes.md`).
+then all at once; without wrong labels, its loss jumps (`dev/LOG.md`).
 
 The bytes are the same on every machine, because they are computed in integers from the
 stream of `numpy.random.RandomState`, which NumPy promises never to change.

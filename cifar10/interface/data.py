@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
@@ -91,12 +91,12 @@ def _checked(data: Dataset) -> Dataset:
     return dataclasses.replace(data, name=name_of(data), read=read)
 
 
-def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
+def fitting(dataset: Dataset, run: RecordedRun) -> Dataset:
     """Checks a data set for scoring a run, and adds missing names of classes."""
-    (_, names), count = describe(settings), dataset.classes
+    (_, names), count = describe(run), dataset.classes
     is_numbered = dataset.class_names == arrays.numbered_class_names(count)
     if is_numbered and count <= len(names):
         # Arrays only number their classes, and may lack images of the last classes.
         dataset = dataclasses.replace(dataset, class_names=names)
-    check_same_kind(dataset, settings, "data")
+    check_same_kind(dataset, run, "data")
     return dataset

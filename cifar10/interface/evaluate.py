@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import data_flag, layout
+from cifar10.config import data_flag, fields, layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input.records import SPLITS, Split
@@ -78,20 +78,21 @@ def evaluate(
         directory, device, use_averages=use_averages, trust_model=trusted
     )
     found_step = trained.restore(step)
-    settings = trained.settings
     if dataset is None and data is None:
-        dataset = datasets.find_again(settings)
+        dataset = datasets.find_again(trained.run)
     else:
-        known = {**settings, "data_dir": None, "corrections": None}
+        wanted = vars(trained.run.config.dataset) | {"data_dir": None}
+        wanted["corrections"] = None
         if dataset is None:
-            known |= data_flag.located({"data": str(data)})
+            wanted |= data_flag.located({"data": str(data)})
         if data is not None and split == "train":  # Scores all of the given images.
-            known["val_fraction"] = 0.0
-        dataset = datasets.find_for(known, dataset, run=settings)
+            wanted["val_fraction"] = 0.0
+        group = fields.unchecked(fields.Dataset, wanted)
+        dataset = datasets.find_for(group, dataset, run=trained.run)
     scored = ScoredSet(
         trained.model,
-        settings,
-        fitting(dataset, settings),
+        trained.run.config,
+        fitting(dataset, trained.run),
         scoring,
         own_metrics=own_metrics,
     )

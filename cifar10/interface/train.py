@@ -9,9 +9,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
 from cifar10.config.config import Config
+from cifar10.config.fields import Groups
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.models.architecture import Architecture
@@ -133,11 +136,12 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
-    settings, manifest = config.values, {"step": step}
+    trained: Groups = config
+    manifest: Mapping[str, Any] = {"step": step}
     if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
-        settings = run_config.read_run_config(train_dir)
+        trained = RecordedRun.read(train_dir).config
         manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
-    return early_stopping.why_ended(settings, manifest) or "no_gain"
+    return early_stopping.why_ended(trained, manifest) or "no_gain"
 
 
 def _start_tensorflow(*, deterministic: bool) -> None:

@@ -45,6 +45,14 @@ def opened(
     return cast(io.BufferedRandom, file)
 
 
+def note(kind: str, content: bytes) -> Path:
+    """Returns the path of a file that, if it exists, marks a content for this user."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        state = Path.home() / ".local" / "state"
+    return state / "cifar10" / kind / hashlib.sha256(content).hexdigest()
+
+
 def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> bytes:
     """Returns a regular file's content; raises an `OSError` above `most` bytes."""
     with opened(path, follow=follow) as file:

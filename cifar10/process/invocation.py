@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,16 @@ def command(name: str) -> str:
     return f"{path}python -m {_COMMAND} {name}"
 
 
-def to_train(settings: Mapping[str, Any], **given: Any) -> str | None:
+def to_train(workers: int, **given: Any) -> str | None:
     """Returns the command that trains with these flags.
 
-    `settings` is the configuration of the run. Returns None if several machines or a
-    user's program, which has no flags, have to train.
+    Returns None if several `workers` or a user's program, which has no flags, have to
+    train.
     """
     start = _start(sys.argv[0])
     is_package = start[-1] == _COMMAND
     is_script = Path(sys.argv[0]).name in ("train.py", "train_multi_gpu.py")
-    if settings.get("workers", 1) > 1 or not (is_package or is_script):
+    if workers > 1 or not (is_package or is_script):
         return None
     words = [*start, "train"] if is_package else start
     return f"{shlex.join(words)} {as_flags(**given)}"
@@ -91,13 +91,13 @@ def in_memory(model: str, data: str) -> str:
     return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
 
 
-def to_score(train_dir: str, settings: Mapping[str, Any], step: Any = None) -> str:
+def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
     """Returns how to score a run's newest checkpoint, or that of a step."""
-    if given := in_memory(settings["model"], settings["data"]):
+    if given := in_memory(model, data):
         which = "" if step is None else f"step={step}, "
-        return f"cifar10.evaluate({train_dir!r}, {which}{given})"
+        return f"cifar10.evaluate({str(train_dir)!r}, {which}{given})"
     which = "--run_once" if step is None else f"--step {step}"
-    return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
+    return f"{command('eval')} {which} --train_dir {shlex.quote(str(train_dir))}"
 
 
 def require_packages(extra: str, *names: str) -> None:

@@ -180,7 +180,9 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         are_ours = all(map(_FILE_NAME.fullmatch, manifest["files"]))
         are_ours &= not schema.wrong(manifest, schema.MANIFEST)
         if record := manifest.get("validation"):
-            are_ours &= not schema.wrong(record, schema.VALIDATION, needs_all=True)
+            is_old = "best_by" not in record
+            rules = schema.VALIDATION_OF_1_0 if is_old else schema.VALIDATION
+            are_ours &= not schema.wrong(record, rules, needs_all=True)
         if not (is_intact and are_ours and manifest["step"] == step):
             raise DamagedError(f"{file} was edited, damaged or moved here")
     except (OSError, *_NOT_A_MANIFEST) as error:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from cifar10.config import layout
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION
+from cifar10.config.fields import PRECISION, Groups
 from cifar10.errors import DiskError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
@@ -36,6 +36,9 @@ class EarlyStopping:
     def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> Self:
         """Returns a manifest's record, or an empty one if `best_by` has changed."""
         found = manifest.get(_ENTRY, {})
+        if "correct" in found:  # Version 1.0.0 wrote it.
+            share = found["correct"] / found["images"]
+            found = {**found, "score": share, "best_by": PRECISION}
         if found.get("best_by") != best_by:
             return cls(best_by=best_by)
         return cls(**{one.name: found[one.name] for one in dataclasses.fields(cls)})
@@ -60,18 +63,19 @@ class EarlyStopping:
         return evaluations is not None and self.without_gain >= evaluations
 
 
-def why_ended(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
+def why_ended(config: Groups, manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
     The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain`, which stands for
-    `stop_after_no_gain`. `settings` is the content of the run's `config.json`.
+    `stop_after_no_gain`.
     """
-    if manifest["step"] >= settings["max_steps"]:
-        return "max_epochs" if settings.get("max_epochs") else "max_steps"
-    if (hours := settings.get("max_hours")) and manifest.get("hours", 0.0) >= hours:
+    limits, keep = config.run, config.checkpoints
+    if manifest["step"] >= limits.max_steps:
+        return "max_epochs" if limits.max_epochs else "max_steps"
+    if limits.max_hours and manifest.get("hours", 0.0) >= limits.max_hours:
         return "max_hours"
-    record = EarlyStopping.from_manifest(manifest, settings.get("best_by", PRECISION))
-    return "no_gain" if record.should_stop(settings.get("stop_after_no_gain")) else None
+    record = EarlyStopping.from_manifest(manifest, keep.best_by)
+    return "no_gain" if record.should_stop(keep.stop_after_no_gain) else None
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
@@ -98,6 +102,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
         if part == "val" and best != step:  # Other commands take the newest.
-            on_test = invocation.to_score(str(run), config.values, best)
+            named = config.network.model, config.dataset.data
+            on_test = invocation.to_score(run, *named, best)
             lines.append(f"  score it:      {on_test}")
     return "\n".join(lines)

@@ -6,9 +6,9 @@ the same checkpoints: damaged ones, and those of another run, step or model.
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.config.run_options import BEST
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
@@ -18,23 +18,19 @@ from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 # Which checkpoint to use: a step, `BEST`, or None for the newest.
 Wanted = int | str | None
 
-# Entries that a checkpoint's manifest shares with its run's `config.json`.
-_RUN_IDENTITY = ("seed", "global_batch_size")
 
-
-def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> dict[str, Any]:
-    """Returns a run's `config.json`; does not import TensorFlow, which takes seconds.
+def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> RecordedRun:
+    """Returns a run; does not import TensorFlow, which takes seconds.
 
     Refuses a missing run, model or `wanted` checkpoint, and an untrusted model.
     """
-    run = layout.absolute_path(name)
-    settings = run_config.read_run_config(run)
-    run_config.check_model(settings, trusted)
-    check_name(settings["model"])
+    run = RecordedRun.read(layout.absolute_path(name))
+    run.check_model(trusted)
+    check_name(run.config.network.model)
     for one in wanted:
-        if not candidates(folder := run / layout.CHECKPOINTS, one):
+        if not candidates(folder := run.directory / layout.CHECKPOINTS, one):
             raise UsageError(why_none(folder, one))
-    return settings
+    return run
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
@@ -68,7 +64,7 @@ def why_none(
 def restore_newest(
     directory: Path,
     load: Callable[[Checkpoint], None],
-    settings: Mapping[str, Any],
+    identity: Mapping[str, int | None],
     *,
     wanted: Wanted = None,
     skip: Collection[int] = (),
@@ -76,7 +72,7 @@ def restore_newest(
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Loads the newest usable checkpoint; returns it and the errors of newer ones.
 
-    Calls `load` with a checkpoint that is intact and of the run with these `settings`.
+    Calls `load` with a checkpoint that is intact and of the run with this `identity`.
     If training deletes the checkpoint meanwhile, takes the next one. Ignores the steps
     in `skip`. After an error of a class in `tolerate`, tries the next older checkpoint.
 
@@ -91,7 +87,7 @@ def restore_newest(
         seen.add(step := steps[-1])
         try:
             checkpoint = checkpoints.verify(directory, step)
-            check_identity(checkpoint, settings)
+            check_identity(checkpoint, identity)
             load(checkpoint)
         except FileNotFoundError:
             continue
@@ -102,10 +98,10 @@ def restore_newest(
     return None, refused
 
 
-def check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+def check_identity(checkpoint: Checkpoint, identity: Mapping[str, int | None]) -> None:
     """Raises a `UsageError` if a checkpoint belongs to another run."""
-    for name in _RUN_IDENTITY:
-        recorded, expected = checkpoint.manifest.get(name), settings.get(name)
+    for name, expected in identity.items():
+        recorded = checkpoint.manifest.get(name)
         if recorded != expected:
             raise UsageError(
                 f"{checkpoint.path} is of another run: its {name} is {recorded!r}, but "

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
 from cifar10.config.fields import LOWER_IS_BETTER, PRECISION
+from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
@@ -37,18 +38,21 @@ def log_of(part: str) -> str:
 
 def deciding_part(run: Path) -> str:
     """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
-    return "val" if "val" in _recorded(run, "data_parts", ()) else "test"
+    return _decided_by(run)[0]
 
 
-def _recorded(run: Path, name: str, default: Any) -> Any:
+def _decided_by(run: Path) -> tuple[str, str]:
+    """Returns the split and the name of the score."""
     with contextlib.suppress(UsageError):  # A damaged `config.json` stops no run.
-        return run_config.read_run_config(run).get(name, default)
-    return default
+        recorded = RecordedRun.read(run)
+        part = "val" if "val" in recorded.facts.data_parts else "test"
+        return part, recorded.config.checkpoints.best_by
+    return "test", PRECISION
 
 
 def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
-    part, by = deciding_part(run), _recorded(run, "best_by", PRECISION)
+    part, by = _decided_by(run)
     scored = comparable(logs.read_lines(run / log_of(part))).items()
     # Whole numbers of any size are none that `eval` writes.
     values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}

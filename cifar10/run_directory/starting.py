@@ -4,14 +4,14 @@ With --fresh, the earlier run is moved aside, not deleted. A run can be resumed 
 settings that determine the result are unchanged; `find_differences` compares them.
 """
 
-import json
 import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, layout, options, run_config
+from cifar10.config import layout, run_config
+from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import START, wrong
 from cifar10.process import files
 from cifar10.run_directory import logs
@@ -19,19 +19,18 @@ from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
 # Folders that a training run writes to.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
-_ABSENT = "not recorded"
 # Settings that a resumed run may change; with them, rounding may change.
 OF_MACHINE = ("versions", "devices", "workers", "towers")
 
 
-def find_run(path: Path) -> dict[str, Any] | None:
-    """Returns the configuration of the run in a directory; None if there is none."""
+def find_run(path: Path) -> RecordedRun | None:
+    """Returns the run in a directory; None if there is none."""
     with explaining_errors(path):
-        return run_config.read_run_config(path) if holds_run(path) else None
+        return RecordedRun.read(path) if holds_run(path) else None
 
 
 def find_differences(
-    path: Path, recorded: Mapping[str, Any], determining: Mapping[str, Any]
+    run: RecordedRun, determining: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Finds the settings that resuming a recorded run would change: (old, new) by name.
 
@@ -40,21 +39,21 @@ def find_differences(
     place of its folders is refused.
     """
     for name in _FOLDERS:
-        layout.refuse_link(path / name)
-    before = {**options.defaults(fields.ALL), **recorded}
+        layout.refuse_link(run.directory / name)
+    before = run.values
     return {
-        name: (before.get(name, _ABSENT), value)
+        name: (before[name], value)
         for name, value in determining.items()
-        if before.get(name) != value
+        if before[name] != value
     }
 
 
-def record_start(path: Path, step: int, settings: Mapping[str, Any]) -> None:
+def record_start(run: RecordedRun, step: int) -> None:
     """Adds a line to the run's history: from which step it goes on, where and how."""
-    start = {name: settings[name] for name in ("devices", "versions")}
+    start = {"devices": run.facts.devices, "versions": run.facts.versions}
     now = {"step": step, "time": time.time(), "machine": platform.node()}
-    with explaining_errors(path):
-        logs.append_line(path / layout.STARTS, {**now, **start})
+    with explaining_errors(run.directory):
+        logs.append_line(run.directory / layout.STARTS, {**now, **start})
 
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
@@ -65,32 +64,24 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
 
 
 def start_run(
-    path: Path,
-    settings: Mapping[str, Any],
-    recorded: Mapping[str, Any] | None,
-    lock: RunLock,
-    *,
-    fresh: bool,
+    run: RecordedRun, earlier: RecordedRun | None, lock: RunLock, *, fresh: bool
 ) -> str | None:
-    """Starts a new run or resumes the `recorded` one, and writes `config.json`.
+    """Starts a new run or resumes the `earlier` one, and writes `config.json`.
 
-    If `fresh`, moves the directory of the `recorded` run aside, and creates and
-    locks a new one. Returns messages for the user.
+    If `fresh`, moves the directory of the `earlier` run aside, and creates and locks a
+    new one. Returns messages for the user.
     """
-    note = ""
+    note, path = "", run.directory
     with explaining_errors(path):
-        if recorded is not None and fresh:
+        if earlier is not None and fresh:
             aside = files.unused(path.with_name(f"{path.name}."))
             lock.move_aside(aside)
             note = f"The earlier run was moved to {aside}."
-        elif recorded is not None:
-            was, now = recorded.get("versions", {}), settings.get("versions", {})
+        elif earlier is not None:
+            was, now = earlier.facts.versions, run.facts.versions
             others = [f"{name} {of}" for name, of in was.items() if now.get(name) != of]
             note = f"NOTE: the versions were {', '.join(others)}." if others else ""
-            simulated = settings["simulated"] or recorded["simulated"]
-            settings = {**settings, "simulated": simulated}
-        content = (json.dumps(settings, indent=2) + "\n").encode()
-        # Marked first, because a follower may read the file as soon as it exists.
-        unmarked = run_config.mark_as_own(content)
-        files.write_atomically(path / layout.CONFIG, content)
+            simulated = run.facts.simulated or earlier.facts.simulated
+            run = RecordedRun.of(path, {**run.entries, "simulated": simulated})
+        unmarked = run.write()
     return "\n".join(filter(None, (note, unmarked))) or None

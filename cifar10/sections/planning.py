@@ -25,7 +25,7 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
-# Measured on CPUs (lab notes).
+# Measured on CPUs (dev/LOG.md).
 _CONVOLUTION_BYTES = 1_500_000  # Of each compiled convolution.
 _XLA_BYTES = 60_000_000  # Of XLA, if it compiles a part of the step.
 _PADDING = 1.2  # oneDNN's padding of its workspace.

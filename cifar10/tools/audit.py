@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
-from cifar10.config.run_config import IS_OWN
 from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError
 from cifar10.process import files
@@ -39,7 +38,7 @@ UNCHECKED = {
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
 # Entries that no command shows, and a number of images, which is that of the scores.
-UNSHOWN = {IS_OWN, "fresh", "part", "num_examples", "temperature", CALIBRATED}
+UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED}
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -52,7 +51,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if not segments:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
-    rolls_back = replay.recorded.get("on_nan") == "rollback"
+    rolls_back = replay.recorded.config.checkpoints.on_nan == "rollback"
     if saved < logged and not rolls_back:  # Else batches may be left out.
         segments.append((saved, logged))
     breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
@@ -88,16 +87,17 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def _contradictions(replay: "Replay") -> Iterator[str]:
     """Yields a message on each contradiction of the checkpoints, config and starts."""
     run, recorded = replay.run, replay.recorded
+    history = starting.read_starts(run)  # First, as it refuses what is no file.
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
     parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
     starts = [hashlib.sha256(part).hexdigest() for part in parts]
-    if len(starting.read_starts(run)) < len(lines):
+    if len(history) < len(lines):
         yield f"{layout.STARTS}: a line is no start"
     for step in replay.saved:
         where = f"checkpoint of step {step}"
         try:
             found = checkpoints.verify(run / layout.CHECKPOINTS, step)
-            restoring.check_identity(found, recorded)
+            restoring.check_identity(found, recorded.config.identity)
         except UsageError as error:
             yield f"{where}: {error}"
         if not (link := replay.links.get(step)):
@@ -108,8 +108,9 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     is_last_start = link.get("starts") in starts[-1:]
     if is_last_start and link.get("config") != files.sha256(run / layout.CONFIG):
         yield f"{layout.CONFIG} has changed since the last checkpoint"
-    facts = {name: fact for name, fact in replay.facts.items() if name in recorded}
-    for name, (said, fact) in starting.find_differences(run, recorded, facts).items():
+    present = replay.facts.keys() & recorded.entries.keys()
+    facts = {name: replay.facts[name] for name in present}
+    for name, (said, fact) in starting.find_differences(recorded, facts).items():
         yield f"{layout.CONFIG}: {name} is {said!r}, not {fact!r}"
 
 
@@ -126,18 +127,20 @@ def _broken(
         yield f"{layout.STARTS} before it has changed"
     names = replay.determining & link["settings"].keys()
     then = {name: link["settings"][name] for name in names}
-    changed = starting.find_differences(replay.run, replay.recorded, then)
+    changed = starting.find_differences(replay.recorded, then)
     for name, (new, old) in changed.items():
         yield f"{name} was {old!r}, but is {new!r} in {layout.CONFIG}"
 
 
 def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     """Yields a message on what is there twice, no scores, or beyond the run."""
-    most = replay.recorded["max_steps"]
+    most = replay.recorded.config.run.max_steps
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     # Readers pass over the others; what a killed process has left is None.
     if sum(map(bool, logs.read_lines(replay.run / layout.METRICS))) > len(logged):
         yield f"{layout.METRICS}: a line has no step"
+    if 0 in logged:
+        yield f"{layout.METRICS}: step 0 is before the first"
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
     yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
     starts = starting.read_starts(replay.run)
@@ -158,13 +161,14 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     """Yields the names of values that were not checked, where they are, and why."""
     recorded = replay.recorded
     checked = {*replay.determining, *replay.facts}
-    if not recorded.get("max_epochs"):  # Only they give the last step again.
+    if not recorded.config.run.max_epochs:  # Only they give the last step again.
         checked -= {"max_steps"} - replay.determining
     history = starting.read_starts(replay.run)
     claims = ("time", "hours", "validation", "left_out")
     names = {
         # What was taken out of it, too: a default is shown in its place.
-        layout.CONFIG: (recorded.keys() | replay.written) - checked,
+        layout.CONFIG: (recorded.entries.keys() - checked)
+        | (recorded.values.keys() - recorded.entries.keys()),
         **replay.unread,
         layout.STARTS: {name for one in history for name in one},
         checkpoints.MANIFEST: {*claims},
@@ -174,9 +178,9 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
             yield f"{shown} in {file}: {UNCHECKED.get(file, 'unknown here')}"
     if old := [step for step, link in replay.links.items() if not link]:
         yield f"chain in steps {old}: an earlier version wrote these checkpoints"
-    if replay.begun:
-        yield f"steps in 1 to {replay.begun}: they began with weights from elsewhere"
-    if saved < logged and recorded.get("on_nan") == "rollback":
+    if recorded.config.fine_tuning.initial_weights:
+        yield f"steps in 0 to {replay.begun}: they began with weights from elsewhere"
+    if saved < logged and recorded.config.checkpoints.on_nan == "rollback":
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -68,6 +69,7 @@ class Decoder:
 
 def _prepare_process() -> None:
     """Makes a decoder limit its memory, ignore signals, and end with its parent."""
+    warnings.simplefilter("ignore")  # Pillow's, of metadata.
     # A service that gets a signal still needs its decoders for the last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

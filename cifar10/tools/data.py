@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, flags, layout, run_config, run_options
+from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.config import Config
 from cifar10.config.options import defaults
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, first_few
 from cifar10.process import entry_point, invocation
 
@@ -61,8 +62,8 @@ def _division_of(train_dir: str) -> dict[str, Any]:
     run = layout.absolute_path(train_dir)
     if os.path.lexists(file := run / layout.CORRECTIONS):
         raise UsageError(f"{file} exists and may contain your changes. Rename it.")
-    settings = run_config.read_run_config(run)
-    recorded = {name: settings[name] for name in _DIVISION if name in settings}
+    values = RecordedRun.read(run).values
+    recorded = {name: values[name] for name in _DIVISION}
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 
@@ -78,8 +79,8 @@ def _look_at(
     # Any number of bad pictures is accepted, since they are listed.
     config = Config(**given, max_bad_images=1.0)
     run = layout.absolute_path(train_dir or "")
-    divided = run_config.read_run_config(run) if train_dir else None
-    dataset = datasets.find_for(config.values, run=divided, say_notes=False)
+    divided = RecordedRun.read(run) if train_dir else None
+    dataset = datasets.find_for(config.dataset, run=divided, say_notes=False)
     parts = {part: dataset.read(part) for part in dataset.parts}
     classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
     pictures: list[str] = []
@@ -114,8 +115,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
     yield from (f"Note: {note}" for note in found["notes"])
     yield from _on_duplicates(**found["duplicates"])
-    if "labels" in found:
-        yield from _on_labels(**found["labels"])
+    if labels := found.get("labels"):
+        issues, corrections = labels["issues"], labels["corrections"]
+        yield f"Most suspicious labels: {len(issues):,}. {labels['caution']}"
+        yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
+        yield f"    look at {Path(corrections).with_suffix('.html')}"
+        yield f"    edit {corrections}, and train with it as --corrections"
 
 
 def _few(lines: Sequence[str]) -> Iterator[str]:
@@ -143,11 +148,3 @@ def _on_duplicates(
         some = counted(len(nearly), "held-out picture")
         yield f"Perhaps nearly the same as a training picture: {some}"
         yield from _few([" ~ ".join(pair) for pair in nearly])
-
-
-def _on_labels(issues: Sequence[Any], caution: str, corrections: str) -> Iterator[str]:
-    yield f"Most suspicious labels: {len(issues):,}. {caution}"
-    yield from _few(["{picture}: {label}, or {class}?".format(**i) for i in issues])
-    page = Path(corrections).with_suffix(".html")
-    yield f"    look at {page}"
-    yield f"    edit {corrections}, and train with it as --corrections"

@@ -13,11 +13,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from cifar10.config import flags
+from cifar10.distributed import gpu_links
 from cifar10.errors import counted, reason
 from cifar10.process import invocation
 
@@ -122,7 +123,12 @@ def _examine() -> Iterator[Finding]:
         yield Finding("Keras", text, PROBLEM, _ONE_KERAS)
     count, findings = _examine_driver()
     yield from findings
-    yield from _examine_tensorflow(count)
+    gpus = yield from _examine_tensorflow(count)
+    if len(gpus) > 1:
+        if why := gpu_links.find_fault(gpus):
+            yield Finding("GPUs together", why, NOTE, gpu_links.ADVICE)
+        else:
+            yield Finding("GPUs together", "copies and NCCL's sums arrive correctly")
 
 
 def _examine_driver() -> tuple[int, list[Finding]]:
@@ -165,8 +171,11 @@ def _examine_driver() -> tuple[int, list[Finding]]:
     return len(gpus), findings
 
 
-def _examine_tensorflow(count: int) -> Iterator[Finding]:
-    """Yields what a child process finds out with TensorFlow about `count` GPUs."""
+def _examine_tensorflow(count: int) -> Generator[Finding, None, list[str]]:
+    """Yields what a child process finds out with TensorFlow about `count` GPUs.
+
+    Returns those that compute.
+    """
     environment = {**os.environ, **_OF_CHILD}
     if not count:  # A driver that does not answer would block TensorFlow.
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -195,6 +204,7 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
         last_line = child.stderr.strip().rpartition("\n")[2]
         text = f"a computation ended with {end}: {last_line}"
         yield Finding(parts[len(lines)], text, PROBLEM, _FIX_COMPUTATION)
+    return lines[2:]
 
 
 def _explain(text: str, has_cuda: bool, messages: str) -> Finding:

@@ -18,7 +18,7 @@ _READ_BYTES = 2**26  # Images are read in pieces, since all may not fit in memor
 
 # Pictures are similar if the changes of brightness between neighbouring cells of a grid
 # correlate. With these values 206 test pictures of CIFAR-10 are found, nearly all of
-# which show the same as a training picture (`docs/archive/lab-notes.md`).
+# which show the same as a training picture (`dev/LOG.md`).
 _GRID, _CORRELATION = 9, 0.9
 _BLOCK = 64  # Held-out pictures that are compared at a time.
 

@@ -100,7 +100,7 @@ def export_run(options: Options) -> int:
     description = export_formats.describe(
         trained, step, options.quantize, with_preprocessing=options.with_preprocessing
     )
-    dataset = datasets.find_again(trained.settings, options.data_dir)
+    dataset = datasets.find_again(trained.run, options.data_dir)
     samples = export_formats.calibration_images(dataset, description)
     model = export_formats.in_float32(trained)
     images, expected, labels = export_formats.examples(model, dataset, description)

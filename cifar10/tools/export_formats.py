@@ -50,20 +50,21 @@ def describe(
     trained: TrainedModel, step: int, quantize: str, *, with_preprocessing: bool
 ) -> dict[str, Any]:
     """Describes an export, its run, and how to prepare images, as JSON values."""
-    settings = trained.settings
-    how = preparation.describe(settings["distortions"], trained.picture_shape)
+    config = trained.run.config
+    distortion = config.images.distortions
+    how = preparation.describe(distortion, trained.picture_shape)
     return {
-        "model": settings["model"],
+        "model": config.network.model,
         "step": step,
         "use_averages": trained.use_averages,
         "temperature": trained.temperature,
         "precision": "float32" if quantize == "none" else quantize,
-        "data": settings["data"],
-        "data_is_real": settings.get("data_is_real", True),
+        "data": config.dataset.data,
+        "data_is_real": trained.run.facts.data_is_real,
         "class_names": list(trained.class_names),
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
-        "distortions": settings["distortions"],
+        "distortions": distortion,
         "preparation": how,
         "with_preprocessing": with_preprocessing,
     }
@@ -72,7 +73,7 @@ def describe(
 def in_float32(trained: TrainedModel) -> keras.Model:
     """Returns the model of a run in float32, the only precision of the converters."""
     model = build_model(
-        trained.settings["model"],
+        trained.run.config.network.model,
         trained.image_shape,
         len(trained.class_names),
         precision="float32",
@@ -111,13 +112,8 @@ def write_model(
         if file_format == "keras":
             wrapped.save(path)
         else:
-            wrapped.export(
-                path,
-                _KERAS_FORMATS[file_format],
-                verbose=False,
-                input_signature=wrapped.inputs,
-                **conversion,
-            )
+            how = {"verbose": False, "input_signature": wrapped.inputs, **conversion}
+            wrapped.export(path, _KERAS_FORMATS[file_format], **how)
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")
@@ -173,12 +169,8 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         kind = _FASTER.get(type(layer), type(layer))
         if kind.__module__.partition(".")[0] != "keras":
             raise ValueError(f"the layer {layer.name} is not part of Keras")
-        config = {
-            key: value
-            for key, value in layer.get_config().items()
-            if not key.endswith(_FOR_TRAINING)
-        }
-        return kind.from_config(config)
+        of = layer.get_config().items()
+        return kind.from_config({k: v for k, v in of if not k.endswith(_FOR_TRAINING)})
 
     rebuilt = keras.models.clone_model(model, clone_function=copy, recursive=True)
     rebuilt.set_weights(model.get_weights())
@@ -204,13 +196,9 @@ def _normalized(
     return inputs * root * keras.ops.rsqrt(energy * root)
 
 
-def _quick_gelu(_: ours.QuickGelu, inputs: keras.KerasTensor) -> keras.KerasTensor:
-    return inputs * keras.ops.sigmoid(ours.GELU_SLOPE * inputs)
-
-
 _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
     ours.LocalResponseNormalization: _normalized,
-    ours.QuickGelu: _quick_gelu,
+    ours.QuickGelu: lambda _, x: x * keras.ops.sigmoid(ours.GELU_SLOPE * x),
 }
 
 

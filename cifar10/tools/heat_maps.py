@@ -4,7 +4,7 @@ HiResCAM (Draelos and Carin 2020, https://arxiv.org/abs/2011.08891) multiplies t
 activations of the last convolution by their gradients for a class's logit, sums over
 the channels, and replaces negative sums by 0. Grad-CAM
 (https://arxiv.org/abs/1610.02391) first averages the gradients over positions, which
-misleads if dense layers follow (`docs/archive/lab-notes.md`).
+misleads if dense layers follow (`dev/LOG.md`).
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def heat_maps(
     pixel supports the class. Returns None if no convolution of the model has an output
     larger than 1 x 1.
     """
-    distortion, shape = trained.settings["distortions"], trained.picture_shape
+    distortion, shape = trained.run.config.images.distortions, trained.picture_shape
 
     @tf.function(autograph=False)
     def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor | None:

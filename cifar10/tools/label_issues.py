@@ -40,10 +40,10 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     `RunOptions` documents `trust_model`.
     """
     trained = TrainedModel(run, trust_model=trust_model)
-    datasets.check_same_kind(dataset, trained.settings, "The data")
+    datasets.check_same_kind(dataset, trained.run, "The data")
     device = devices.place_evaluation("auto")
     of_train = Scoring(split="train")
-    scored = ScoredSet(trained.model, trained.settings, dataset, of_train)
+    scored = ScoredSet(trained.model, trained.run.config, dataset, of_train)
     images, labels = dataset.read("train")
     logits = []
     saved = checkpoints.steps(run / layout.CHECKPOINTS)

@@ -108,14 +108,9 @@ def _print_largest_batch(training: "Training", limit: float, sections: int) -> N
         if size > max(found):
             found[size] = f"--batch_size {size}{cut}"
     _, *lines = found.values()
-    if lines:
-        print(
-            "The largest batch that fits beside the program itself, by this estimate:",
-            *lines,
-            sep="\n  ",
-        )
-    else:
-        print("No batch fits, not even of one image.")
+    title = "The largest batch that fits beside the program itself, by this estimate:"
+    nothing = ["No batch fits, not even of one image."]
+    print(*([title, *lines] if lines else nothing), sep="\n  ")
 
 
 def _megabytes(count: float) -> str:

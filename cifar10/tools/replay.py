@@ -34,7 +34,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     replay, given = open_run(parser, words)
     found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", given["steps"])
     first, last = map(int, found.groups()) if found else (0, 0)
-    begun, most, folder = replay.begun, replay.recorded["max_steps"], given["images"]
+    begun, most, folder = (
+        replay.begun,
+        replay.recorded.config.run.max_steps,
+        given["images"],
+    )
     if not begun < first <= last <= most:
         raise UsageError(
             f"--steps {given['steps']}: give FIRST:LAST of steps {begun + 1} to {most}."
@@ -70,10 +74,10 @@ def open_run(
     for name in ("num_gpus", "segments"):
         if (number := given.get(name)) is not None and number < 1:
             raise UsageError(f"--{name} {number}: give at least 1.")
-    settings = restoring.check_usable(str(run), given["trust_model"])
+    recorded = restoring.check_usable(str(run), given["trust_model"])
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait until training ends.")
-    entry_point.import_tensorflow(deterministic=settings.get("deterministic", False))
+    entry_point.import_tensorflow(deterministic=recorded.config.speed.deterministic)
     from cifar10.training.replay import Replay
 
     return Replay(run, given["num_gpus"], given["data_dir"]), given

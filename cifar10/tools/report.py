@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
-from cifar10.config.run_config import IS_OWN, read_run_config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
 from cifar10.process import entry_point, files, invocation
 
@@ -52,9 +52,7 @@ _MAIN = (
     "seed",
 )
 # Settings that are shown elsewhere on the page, or would fill it.
-_ELSEWHERE = (
-    *("train_dir", "versions", "class_names", "earlier_sessions", "metrics", IS_OWN),
-)
+_ELSEWHERE = (*("train_dir", "versions", "class_names", "earlier_sessions", "metrics"),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _of_runs(names: Sequence[str]) -> list[str]:
     problems = {}
     for name in names:
         try:
-            read_run_config(layout.absolute_path(name))
+            RecordedRun.read(layout.absolute_path(name))
         except UsageError as error:
             problems[name] = error
     if len(problems) == len({*names}):
@@ -175,15 +173,17 @@ def _by_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     groups = defaultdict(list)
     for run in runs:
-        names = sorted([*fields.result_determining(run.settings), "data_fingerprint"])
-        alike = [run.settings.get(name) for name in names if name != "seed"]
+        names = sorted(
+            [*fields.result_determining(run.recorded.config), "data_fingerprint"]
+        )
+        alike = [run.recorded.values[name] for name in names if name != "seed"]
         part, shown = run.headline
         if shown:
             scored = part, shown["step"], shown.get("num_examples")
             groups[repr((scored, alike))].append(run)
     rows = []
     for group in groups.values():
-        found = {run.settings["seed"]: run.headline[1] for run in group}
+        found = {run.recorded.config.run.seed: run.headline[1] for run in group}
         scores = [one[fields.PRECISION] for one in found.values()]
         runs_of = ", ".join(run.name for run in group)
         row = {"names": runs_of, "seeds": len(scores), "mean": statistics.mean(scores)}
@@ -194,7 +194,7 @@ def _by_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns a row per setting, with its value in each run as text."""
-    settings = [run.settings | run.settings.get("versions", {}) for run in runs]
+    settings = [{**run.recorded.entries, **run.recorded.facts.versions} for run in runs]
     rows = []
     for name in dict.fromkeys([*_MAIN, *(name for each in settings for name in each)]):
         if name in _ELSEWHERE:
@@ -202,14 +202,8 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
         values = [each.get(name) for each in settings]
         differs = any(value != values[0] for value in values)
         is_main = differs or (name in _MAIN and values[0] is not None)
-        title, texts = name.replace("_", " "), [*map(_text, values)]
-        row = {"title": title, "texts": texts, "differs": differs, "is_main": is_main}
-        rows.append(row)
+        values = ["open" if of == fields.OPEN_STEPS else of for of in values]
+        texts = [f"{of:,}" if type(of) is int else of for of in values]
+        row = {"title": name.replace("_", " "), "texts": texts}
+        rows.append({**row, "differs": differs, "is_main": is_main})
     return rows
-
-
-def _text(value: Any) -> Any:
-    """Formats a setting of config.json for readers."""
-    if value == fields.OPEN_STEPS:
-        return "open"
-    return f"{value:,}" if type(value) is int else value

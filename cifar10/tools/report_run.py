@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
@@ -45,7 +46,7 @@ class Run:
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
         self.name = name  # Unique in the report.
-        self.settings = run_config.read_run_config(path)
+        self.recorded = RecordedRun.read(path)
         self.logged = _lines(path / layout.METRICS)
         self.part = scores.deciding_part(path)  # `val` if the run has it, else `test`.
         # Evaluations of the same number of images.
@@ -59,19 +60,23 @@ class Run:
     def _notes(self) -> list[str]:
         """Returns what is missing or unusual."""
         notes = []
-        if self.settings["simulated"]:
+        facts = self.recorded.facts
+        if facts.simulated:
             notes.append(
                 "SIMULATED towers, several on one device; their speed says nothing "
                 "about several GPUs."
             )
-        if not self.settings.get("data_is_real", True):
+        if not facts.data_is_real:
             notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
         if not self.saved:
             notes.append("There is no checkpoint yet.")
         damaged = (saved for saved in self.saved if "damage" in saved)
         notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
         averages = self.saved[-1].get("averages", {}) if self.saved else {}
-        return [*notes, *filter(None, [divergence(self.settings, averages)])]
+        return [
+            *notes,
+            *filter(None, [divergence(self.recorded.config, facts.classes, averages)]),
+        ]
 
     @property
     def headline(self) -> tuple[str, dict[str, float]]:
@@ -99,15 +104,15 @@ class Run:
         """
         trained = TrainedModel(self.path, trust_model=trust_model)
         step = trained.restore(wanted)
-        dataset = datasets.find_again(self.settings, data_dir)
-        scored = ScoredSet(trained.model, self.settings, dataset, Scoring())
+        dataset = datasets.find_again(self.recorded, data_dir)
+        scored = ScoredSet(trained.model, self.recorded.config, dataset, Scoring())
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
         hardest = _hardest(dataset, outcomes, trained)
         names = dataset.class_names
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
-        if self.part == "test" and datasets.is_of_run(dataset, self.settings):
+        if self.part == "test" and datasets.is_of_run(dataset, self.recorded):
             lines = [*self.scored, self.tested]
             self.scored = [*scores.comparable(lines).values()]
 

@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import flags, layout, run_config
+from cifar10.config import flags, layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores, starting
@@ -96,7 +97,7 @@ def _read(path: Path) -> dict[str, Any] | None:
                 if name in _OF_A_TRAINING:
                     changed = max(changed, file.st_mtime)
     try:
-        progress = _progress(path, run_config.read_run_config(path))
+        progress = _progress(RecordedRun.read(path))
     except (UsageError, FileNotFoundError) as error:
         if not any(path.glob(f"{layout.CHECKPOINTS}/step-*")):
             return None
@@ -104,8 +105,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return {"path": str(path), "bytes": size, "changed": changed, **progress}
 
 
-def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _progress(run: RecordedRun) -> dict[str, Any]:
     """Returns the state of a run, its last step and its best score."""
+    path, limits = run.directory, run.config.run
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
     logged = [line["step"] for line in logs.read_steps(path / layout.METRICS)]
     # A run that ends at a loss of NaN or infinity saves the state before that step.
@@ -119,9 +121,9 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
-        state = "finished" if why_ended(settings, manifest) else state
+        state = "finished" if why_ended(run.config, manifest) else state
     state = "training" if is_locked(path) else state
-    last = None if settings.get("max_hours") else settings["max_steps"]
+    last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
     return {"state": state, **numbers, "starts": starting.read_starts(path)}
 
@@ -147,23 +149,17 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns the run `name`; refuses a run in use, or one that contains other runs."""
+    path = runs.get(name, {}).get("path", "")
+    inner = (folder for folder, _, names in os.walk(path) if layout.CONFIG in names)
     if name not in runs:
         why = "there is no run of this name."
     elif runs[name]["state"] == "training":
         why = "a process is training this run. Stop the process first."
-    elif _holds_others(Path(runs[name]["path"])):
+    elif any(folder != path and _read(Path(folder)) for folder in inner):  # Hidden too.
         why = "this run's directory contains other runs. Move them away."
     else:
         return runs[name]
     raise UsageError(f"--prune {name}: {why}")
-
-
-def _holds_others(path: Path) -> bool:
-    """Returns whether a run's directory contains other runs, hidden ones too."""
-    folders = (
-        Path(folder) for folder, _, names in os.walk(path) if layout.CONFIG in names
-    )
-    return any(folder != path and _read(folder) for folder in folders)
 
 
 def remove(path: Path) -> None:

@@ -52,8 +52,6 @@ _FIX = (
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
 # The keys under which a list in JSON has an item for each picture; "" is no key.
 _OF_REQUESTS = ("", "instances", "inputs")
-# Clients do not get the full reason, which names paths of this machine.
-_NO_WEIGHTS = "No checkpoint can be used yet. The service's console says why."
 
 
 class Service:
@@ -121,7 +119,9 @@ class Service:
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")
         body = await self._receive(request)
         if self._model.weights_step is None:
-            raise HTTPException(503, _NO_WEIGHTS)
+            # The full reason names paths of this machine.
+            why = "No checkpoint can be used yet. The service's console says why."
+            raise HTTPException(503, why)
         if request.method != "POST":
             return {
                 **self._model.names,
@@ -193,8 +193,9 @@ def _picture_in(body: bytes, kind: str) -> bytes:
         return body
     if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
         parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
-        if len(parts) > _MOST_PARTS:
-            raise HTTPException(400, f"The form has over {_MOST_PARTS} parts.{_FIX}")
+        if not 1 < len(parts) <= _MOST_PARTS:
+            why = f"The form lacks its boundary, or has over {_MOST_PARTS} parts."
+            raise HTTPException(400, why + _FIX)
         for head, _, content in (part.partition(b"\r\n\r\n") for part in parts):
             # A form's empty field for a file has an empty name.
             if is_picture(content) or re.search(rb'filename\*?="?[^"\s]', head):

@@ -221,7 +221,7 @@ def divide_cores(towers: int) -> None:
     """Divides the cores among simulated towers, unless TensorFlow has started.
 
     Towers run at the same time. If every operation used all cores, operations would
-    wait for each other: 4 towers of 32 images took a fifth longer (lab notes). Do not
+    wait for each other: 4 towers of 32 images took a fifth longer (dev/LOG.md). Do not
     call this in a deterministic run: the number of threads affects how sums round.
     """
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.

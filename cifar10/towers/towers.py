@@ -146,13 +146,14 @@ class TowerBuilder(Agreement):
         self, state: TrainState, devices: Sequence[str], *, tower: Tower, update: Update
     ) -> None:
         self.state = state
+        self.states: Sequence[TrainState] = [state]  # Of this process's replicas.
         self.devices = tuple(devices)
         self.first_tower = 0  # The index of this process's first one among all.
         self.tower_names = self.devices  # Of all processes, for messages.
         self.tower = tower
         self.update = update
-        # Devices to and from which one flat tensor is copied instead of many.
-        self.flat = frozenset(one for one in self.devices if "gpu" in one.lower())
+        # Whether one flat tensor is copied between devices instead of many.
+        self.flat = any("gpu" in device.lower() for device in self.devices)
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
         # Kept for all traces, so that XLA compiles it once for each set of gradients.
@@ -219,11 +220,11 @@ class TowerBuilder(Agreement):
         self, batches: Sequence[Batch]
     ) -> tuple[StepResult, list[TowerResult]]:
         """Runs a step, and returns the results of its towers, too."""
-        if len(self.devices) == len({*self.devices}) and not self.tower.xla:
-            result, results = self._step_and_results(list(batches))
-        else:  # As outputs, the gradients would be summed and rounded otherwise.
+        if self.tower.xla or len(self.devices) > len({*self.devices}):
+            # As outputs, the gradients would be summed and rounded otherwise.
             results = self.results(batches)
             return self.step(batches), results
+        result, results = self._step_and_results(list(batches))
         return self.result(result), results
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
@@ -300,10 +301,10 @@ class TowerBuilder(Agreement):
             # The mean of the losses would not be the loss of the global batch.
             raise ValueError("The batches of all towers must have the same shape.")
         results = []
-        flat: Flat | None = None
-        if {*self.flat.intersection(devices)} - {state.device}:
+        flat = None
+        if self._is_flat(state, devices):
             with tf.device(state.device), tf.name_scope("flat"):
-                flat = Flat(read_variables(state.model))
+                flat = Flat(read_variables(state.model), state.device)
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
             zip(devices, batches, strict=True), self.first_tower + first
@@ -315,11 +316,12 @@ class TowerBuilder(Agreement):
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
             ):
-                is_far = device in self.flat and device != state.device
-                values = flat if is_far else None
-                results.append(self.tower(state, number, inputs, labels, values))
+                results.append(self.tower(state, number, inputs, labels, flat))
             latest[device] = results[-1].gradients
         return results
+
+    def _is_flat(self, state: TrainState, devices: Sequence[str]) -> bool:
+        return self.flat and {*devices} != {state.device}
 
     def _trace_averages(
         self,
@@ -330,7 +332,7 @@ class TowerBuilder(Agreement):
     ) -> Averages:
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
-            if {*self.flat.intersection(devices)} - {state.device}:
+            if self._is_flat(state, devices):
                 found = flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
             else:
@@ -353,16 +355,12 @@ class TowerBuilder(Agreement):
         by_xla = self.update.xla and not self._compiles
         write = self._update_by_xla if by_xla else self._trace_writes
         with tf.device(state.device), tf.name_scope("update"):
-            return write(state, averages, is_wanted, xla=by_xla or self._compiles)
+            return write(state, averages, is_wanted)
 
     def _trace_writes(
-        self,
-        state: TrainState,
-        averages: Averages,
-        is_wanted: tf.Tensor | None,
-        *,
-        xla: bool,
+        self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None
     ) -> StepResult:
+        xla = self.update.xla or self._compiles
         updated = self.update(state, averages, is_wanted=is_wanted, xla=xla)
         metrics = averages.metrics | updated
         numbers = join_numbers(metrics, averages.tower_losses)

@@ -1,10 +1,12 @@
-"""Runs steps that two devices compute (`--verify_steps`)."""
+"""Runs steps that two devices compute (`--verify_steps`), and compares replicas."""
 
+import itertools
 from collections.abc import Sequence
 
 from cifar10.errors import CorruptedError
 from cifar10.towers.rounding import relative_difference
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+from cifar10.towers.update import TrainState
 
 
 def verified_step(
@@ -28,3 +30,19 @@ def verified_step(
             what = f"gradients of {name} differ by {far:.2g} of their norm, {where}"
             raise CorruptedError(int(state.global_step) + 1, what)
     return result
+
+
+def check_replicas(states: Sequence[TrainState], step: int) -> None:
+    """Raises a `CorruptedError` if, after a step, two replicas hold different bits."""
+    model, optimizer = states[0].model, states[0].optimizer
+    trained = [*model.trainable_variables, *model.non_trainable_variables]
+    paths = [variable.path for variable in (*trained, *optimizer.variables)]
+    of_all = zip(*(state.variables() for state in states), strict=True)
+    names = itertools.chain(paths, itertools.repeat("a moving average"))
+    for variables, name in zip(of_all, names, strict=False):
+        first, *others = (variable.numpy().tobytes() for variable in variables)
+        for number, other in enumerate(others, start=1):
+            if other != first:
+                where = f"replica {number} on {states[number].device}"
+                what = f"{where} and replica 0 no longer hold the same {name}"
+                raise CorruptedError(step + 1, what)

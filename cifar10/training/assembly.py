@@ -20,9 +20,10 @@ import tensorflow as tf
 from cifar10 import hardware, model as models
 from cifar10.config import augmentation, fields, layout, python_objects, run_config
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import WORKER, options
+from cifar10.config.run_config import RecordedRun
+from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.distributed.workers import Workers
+from cifar10.distributed.workers import Workers, mirrored_strategy
 from cifar10.errors import UsageError, say
 from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
@@ -62,7 +63,7 @@ class Training:
     towers: TowerBuilder  # Runs the synchronous step on all towers.
     planner: planning.Planner  # Plans the memory of a step.
     sections: str | None  # Describes the towers' sections; None without sections.
-    settings: dict[str, Any]  # The content of `config.json`.
+    run: RecordedRun  # What `config.json` records.
 
     def open_batches(
         self, batch: int, step: int, *, in_calls: bool = False
@@ -104,29 +105,25 @@ class Training:
         capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
-    def try_xla(self, *, update: bool) -> dict[str, bool]:
-        """Has XLA compile what it makes faster, maybe the `update` alone.
-
-        Returns the values of the fields that say so.
-        """
+    def try_xla(self) -> dict[str, bool]:
+        """Has XLA compile what it makes faster; returns the fields that say so."""
         config, shape = self.config.replace(xla=True), self.images.shape[1:]
-        steps = config.speed.steps_per_call or default_steps_per_call(
-            config, self.placement, shape
-        )
-        is_whole = compiling.takes_whole_steps(config) and not self.sections
+        steps = 1
+        if not (self.sections or config.checkpoints.verify_steps):
+            default = default_steps_per_call(config, self.placement, shape)
+            steps = config.speed.steps_per_call or default
         with self.open_batches(0, 0) as queues:
-            batches, steps = queues.get(), steps if is_whole else 0
-            return compiling.try_programs(self.towers, batches, steps, update=update)
+            return compiling.try_programs(self.towers, queues.get(), steps)
 
     def determining(self) -> dict[str, Any]:
-        """Returns the entries of `settings` that a resumed run must not change."""
+        """Returns the recorded entries that a resumed run must not change."""
         # With batch norm or dropout, the result depends on the batch size of a tower.
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
-        entries = {**self.settings, "stateful_model": is_stateful}
-        names = [*fields.result_determining(entries), "data_fingerprint"]
+        names = fields.result_determining(self.config, is_stateful=is_stateful)
+        names.append("data_fingerprint")
         if own_functions.synchronized(self.towers.state.model):
             names.append("towers")  # Whose statistics are shared.
-        return {name: self.settings[name] for name in names}
+        return {name: self.run.entries[name] for name in names}
 
 
 def assemble(
@@ -171,21 +168,22 @@ def assemble(
     # A resumed run keeps its division of the images into splits, and so does a run that
     # begins with its weights, which have seen its training images.
     earlier = None if config.run.fresh else starting.find_run(train_dir)
-    is_recorded = (earlier or {}).get("warmup_epochs") == config.update.warmup_epochs
     run = earlier or run_config.run_of_weights(config.values)
-    dataset = datasets.find_for(config.values, dataset, run=run)
+    dataset = datasets.find_for(config.dataset, dataset, run=run)
     images, labels = dataset.read("train")
     if epochs := config.run.max_epochs:
         steps = epochs * len(images) / config.global_batch_size
         # Rounded because 1.1 * 10 is more than 11 in floating point.
         config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
+    warmup = config.update.warmup_epochs
+    is_recorded = earlier and earlier.config.update.warmup_epochs == warmup
     is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
     config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
-    is_given = "xla_update" in config.given
+    is_chosen = "xla_update" in config.given
     if config.speed.xla is None and earlier:
-        update = {"xla_update": earlier.get("xla_update", False)}
-        config = config.replace(xla=earlier["xla"], **{} if is_given else update)
+        update = (config if is_chosen else earlier.config).speed.xla_update
+        config = config.replace(xla=earlier.config.speed.xla, xla_update=update)
     towers, planner, description = build_towers(
         config,
         placement,
@@ -209,18 +207,17 @@ def assemble(
         towers=towers,
         planner=planner,
         sections=description,
-        settings={},
+        run=describe_training(config, placement, dataset, states),
     )
     if config.speed.xla is None:
-        is_possible = compiling.is_possible(config, placement)
-        found = training.try_xla(update=not is_given) if is_possible else {"xla": False}
-        config = config.replace(**found)
-    settings = describe_training(config, placement, dataset, states)
-    # Not in `settings`: a resumed run may have other periods, hooks and devices.
+        is_tried = not is_chosen and compiling.is_possible(config, placement)
+        config = config.replace(**training.try_xla() if is_tried else {"xla": False})
+    run = describe_training(config, placement, dataset, states)
+    # Not recorded: a resumed run may have other periods, hooks and devices.
     if config.speed.steps_per_call is None:
         count = default_steps_per_call(config, placement, images.shape[1:])
         config = config.replace(steps_per_call=count)
-    return dataclasses.replace(training, config=config, settings=settings)
+    return dataclasses.replace(training, config=config, run=run)
 
 
 def resolve_config(
@@ -296,11 +293,13 @@ def default_steps_per_call(
 
     Between two calls a GPU waits for Python; several steps per call make this rarer.
     """
+    is_mirrored = config.batch.variable_update == "mirrored"
+    # XLA makes a program for one GPU, or with NCCL one for each.
+    is_compiled = (is_mirrored and placement.suits_nccl) or len(placement.devices) == 1
     if (
         not placement.on_gpus
-        or (config.speed.xla and len(placement.devices) > 1)
+        or not (is_compiled if config.speed.xla else not is_mirrored)
         or config.memory.sections
-        or config.batch.variable_update == "mirrored"
         or config.machine.workers > 1
     ):
         return 1
@@ -390,7 +389,7 @@ def build_towers(
 ) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers, the planner of their memory and a line about the sections.
 
-    `strategy` reduces gradients across replicas; it is None for a single replica.
+    `strategy` reduces gradients across replicas; it is None for a single process.
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
     tower = build_tower(
@@ -417,12 +416,20 @@ def build_towers(
     tower, description = planning.build_tower(config.memory, placement, planner)
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
+    if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
+        raise UsageError(
+            "Leave out --verify_steps with several workers or mirrored variables."
+        )
     towers = TowerBuilder(states[0], batch_devices, **what)
+    # Keras's layers find other replicas by a strategy; NCCL takes no part of a GPU.
+    suits_programs = placement.suits_nccl or not placement.on_gpus
+    if strategy is None and len(states) > 1:
+        if suits_programs and not own_functions.synchronized(states[0].model):
+            towers = ProgramBuilder(states, batch_devices, **what)
+        else:
+            devices_of = [state.device for state in states]
+            strategy = mirrored_strategy(devices_of, by_nccl=placement.suits_nccl)
     if strategy is not None:
-        if config.checkpoints.verify_steps:
-            raise UsageError(
-                "Leave out --verify_steps with several workers or mirrored variables."
-            )
         first = workers.index * len(batch_devices)
         towers = ReplicaBuilder(
             strategy, states, batch_devices, first_tower=first, **what
@@ -475,10 +482,10 @@ def describe_training(
     placement: devices.Placement,
     dataset: datasets.Dataset,
     states: list[TrainState],
-) -> dict[str, Any]:
-    """Returns the content of `config.json`: settings, data, devices, versions."""
+) -> RecordedRun:
+    """Returns what `config.json` records: settings, data, devices, versions."""
     corrections = config.dataset.corrections
-    return {
+    entries = {
         **python_objects.record(config.values),
         "data": dataset.name,
         "data_dir": dataset.directory and str(dataset.directory.absolute()),
@@ -503,11 +510,4 @@ def describe_training(
             **{package.__name__: package.__version__ for package in (tf, keras, np)},
         },
     }
-
-
-def settings_in_common(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of `config.json` that must be equal on all workers."""
-    declared = options(fields.RECORDED)
-    differing = {name for name, one in declared.items() if one.scope is WORKER}
-    differing |= {"data_description", "devices"}
-    return {key: value for key, value in settings.items() if key not in differing}
+    return RecordedRun.of(layout.absolute_path(config.run.train_dir), entries)

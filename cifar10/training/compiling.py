@@ -9,7 +9,7 @@ import time
 import tensorflow as tf
 
 from cifar10.config.config import ResolvedConfig
-from cifar10.errors import counted, say
+from cifar10.errors import say
 from cifar10.input import calls
 from cifar10.towers.devices import Placement
 from cifar10.towers.graphs import traced
@@ -34,30 +34,19 @@ def is_possible(config: ResolvedConfig, placement: Placement) -> bool:
     )
 
 
-def takes_whole_steps(config: ResolvedConfig) -> bool:
-    """Returns whether a program may have whole steps, and not the update alone."""
-    return not (
-        config.speed.steps_per_call == 1
-        or config.memory.sections
-        or config.checkpoints.verify_steps
-    )
-
-
 def try_programs(
-    towers: TowerBuilder, batches: list[Batch], steps: int, *, update: bool = True
+    towers: TowerBuilder, batches: list[Batch], steps: int
 ) -> dict[str, bool]:
     """Has XLA compile what is faster: `steps` whole steps, else the update, or nothing.
 
-    Tries whole steps if `steps` is not 0, and the update if `update`. All compute on
-    `batches`, one for each tower, and write no variable. Returns the values of the
-    fields `xla` and `xla_update`.
+    Tries no program of a single step. All compute on `batches`, one for each tower, and
+    write no variable. Returns the values of the fields `xla` and `xla_update`.
     """
-    plain = _seconds(towers, batches, 0)
-    before = {"xla": False, "xla_update": towers.update.xla}
-    tried = {"xla": steps} if steps else {}
-    for name, count in {**tried, **({"xla_update": 0} if update else {})}.items():
-        what = f"a program of {counted(count, 'step')}" if count else "the update"
-        towers.compile_steps(**before | {name: True})
+    plain, nothing = _seconds(towers, batches), {"xla": False, "xla_update": False}
+    tried = {"xla": steps} if steps > 1 else {}
+    for name, count in {**tried, "xla_update": 1}.items():
+        what = "the update" if count == 1 else f"a program of {count} steps"
+        towers.compile_steps(**{name: True})
         try:
             gain = plain / _seconds(towers, batches, count)
             why = f"steps take {1 / gain:.2f} of their time"
@@ -66,13 +55,13 @@ def try_programs(
         is_faster = gain >= _LEAST_GAIN
         say(f"XLA {'compiles' if is_faster else 'does not compile'} {what}: {why}")
         if is_faster:
-            return before | {name: True}
-    towers.compile_steps(**before)
-    return before
+            return nothing | {name: True}
+    towers.compile_steps()
+    return nothing
 
 
-def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int) -> float:
-    """Returns how long a step takes, alone or as one of so many in a program.
+def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int = 1) -> float:
+    """Returns how long a step takes, alone or as one of several in a program.
 
     All is traced and compiled before. Steps write nothing.
     """
@@ -80,6 +69,6 @@ def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int) -> float:
     idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
     for _ in range(2):
         began = time.perf_counter()
-        result = towers.steps(stacked, 0) if steps else idle(batches)
+        result = towers.steps(stacked, 0) if steps > 1 else idle(batches)
         result.numbers.numpy()
-    return (time.perf_counter() - began) / max(steps, 1)
+    return (time.perf_counter() - began) / steps

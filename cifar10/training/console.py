@@ -5,9 +5,10 @@ import shlex
 import textwrap
 import time
 from collections.abc import Mapping
-from typing import Any
 
+from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import format_duration, format_number, rounded
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
@@ -20,6 +21,11 @@ from cifar10.training.results import divergence
 _LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
+
+_FASTER = (
+    "A prediction, which no machine with several GPUs has tested yet: in a new run, "
+    "--variable_update mirrored --xla makes a small model about 7 times faster."
+)
 
 
 class Console:
@@ -108,34 +114,38 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
+    towers, lines = training.towers.devices, [training.sections or ""]
+    is_local = training.workers.count == 1 and training.placement.suits_nccl
+    if is_local and training.config.batch.variable_update == "auto" and towers[1:]:
+        lines.append(_FASTER)
     return [
-        wrap(_parts(training.settings, len(training.images))),
-        wrap(training.sections or ""),
+        wrap(_parts(training.config, training.run, len(training.images))),
+        *map(wrap, lines),
     ]
 
 
-def _parts(settings: Mapping[str, Any], examples: int) -> str:
-    """Returns lines on a run's towers, data and so on, from `config.json`."""
-    global_batch_size = settings["global_batch_size"]
-    epoch = examples / global_batch_size
-    steps, hours = settings["max_steps"], settings["max_hours"]
+def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:
+    """Returns lines on a run's towers, data and so on."""
+    facts, network, machine = run.facts, config.network, config.machine
+    epoch = examples / config.global_batch_size
+    steps, hours = config.run.max_steps, config.run.max_hours
     total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
     total = f"{hours:g} hours; each epoch is" if hours else total
-    workers = settings["workers"]
+    workers = machine.workers
     on_each = f", on each of {workers} workers" if workers > 1 else ""
-    batches = settings["accumulate"]
+    batches = config.batch.accumulate
     accumulated = f" x {batches} accumulated" if batches > 1 else ""
-    home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
-    recipe = settings["recipe"]
+    home = f"; variables on {facts.variables_on}" if facts.on_gpus else ""
+    recipe = config.run.recipe
     of_recipe = f"Recipe: {recipe}\n" if recipe != "tutorial" else ""
     return (
-        f"Towers: {settings['devices']}{on_each}{home}\n"
-        f"Data:   {examples:,} training images of {settings['data_description']}\n"
-        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
-        f"{settings['precision']}\n"
+        f"Towers: {facts.devices}{on_each}{home}\n"
+        f"Data:   {examples:,} training images of {facts.data_description}\n"
+        f"Model:  {network.model}, {facts.parameters:,} parameters, "
+        f"{network.precision}\n"
         f"{of_recipe}"
-        f"Batch:  {settings['batch_size']} images per tower and step x "
-        f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
+        f"Batch:  {config.batch.batch_size} images per tower and step x "
+        f"{machine.towers}{accumulated} = {config.global_batch_size} globally\n"
         f"Length: {total} {epoch:,.1f} steps"
     )
 
@@ -144,16 +154,17 @@ def last_lines(loop: Loop) -> list[str]:
     """Returns the last lines: bottleneck, outcome and next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
-    shown = training.train_dir
+    averages = loop.progress.metric_averages
+    named = config.network.model, training.dataset.name
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
-        wrap(divergence(training.settings, loop.progress.metric_averages)),
+        wrap(divergence(config, training.dataset.classes, averages)),
         f"Done. The run is in {training.train_dir}",
-        f"  score it:  {invocation.to_score(str(shown), config.values)}",
-        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
+        f"  score it:  {invocation.to_score(training.train_dir, *named)}",
+        f"  watch it:  tensorboard --logdir {shlex.quote(str(training.train_dir))}",
     ]
 
 

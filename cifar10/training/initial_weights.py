@@ -17,13 +17,14 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from cifar10.config import layout, run_config
+from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, FineTuning
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
@@ -97,20 +98,20 @@ def locate_source(name: str) -> tuple[Path, int | None]:
 def take_initial_weights(
     config: ResolvedConfig,
     state: "TrainState",
-    settings: Mapping[str, Any],
-    earlier: Mapping[str, Any] | None,
+    class_names: Sequence[str],
+    earlier: RecordedRun | None,
 ) -> str:
     """Assigns the initial weights that `config` names to a newly built model.
 
-    `settings` is the content of the new `config.json`, and `earlier` the content of an
-    earlier `config.json` in the run's directory, if any. Returns a line to print.
+    `class_names` are the new run's, and `earlier` is an earlier run in its directory,
+    if any. Returns a line to print.
     """
-    if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
+    if earlier and not config.run.fresh and not earlier.is_own:
         raise UsageError(
             "--initial_weights: the run has no checkpoint, and its config.json was not "
             "written by you on this machine, or was edited. Start over with --fresh."
         )
-    source, layers = find_weights(config, state.model, settings)
+    source, layers = find_weights(config, state.model, class_names)
     variables, taken = _variables(state.model), set()
     for name, values in layers.items():
         for variable, value in zip(variables[name], values, strict=True):
@@ -129,7 +130,7 @@ def take_initial_weights(
 
 
 def find_weights(
-    config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
+    config: ResolvedConfig, model: "keras.Model", class_names: Sequence[str]
 ) -> tuple[str, Layers]:
     """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
@@ -148,8 +149,7 @@ def find_weights(
             if was and now and was != now:
                 sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
                 source += f" (on images of {sizes})"
-            names = trained.settings.get("class_names")
-            of_other_classes = names != settings["class_names"]
+            of_other_classes = trained.run.facts.class_names != class_names
         else:
             there = read_layers(name, path, model)
     variables = _variables(model)
@@ -191,7 +191,7 @@ def _restored(
     """Returns the step of a run's checkpoint, and the model with its averages."""
     from cifar10.follower.trained_model import TrainedModel
 
-    run_config.check_model(run_config.read_run_config(path), name, "--model")
+    RecordedRun.read(path).check_model(name, "--model")
     trained = TrainedModel(path, trust_model=name)
     step = trained.restore(wanted_step)
     averages = zip(trained.model.trainable_variables, trained.trainable, strict=True)

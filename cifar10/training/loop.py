@@ -29,7 +29,7 @@ class Loop:
     """A training run in progress."""
 
     def __init__(self, training: Training, stop: StopSignals) -> None:
-        config, towers, settings = training.config, training.towers, training.settings
+        config, towers, recorded = training.config, training.towers, training.run.values
         self.training = training
         self.progress = Progress(
             training.train_dir,
@@ -39,7 +39,7 @@ class Loop:
             writes=training.workers.is_chief,
             settings={
                 **training.determining(),
-                **{name: settings[name] for name in starting.OF_MACHINE},
+                **{name: recorded[name] for name in starting.OF_MACHINE},
             },
         )
         skips = config.checkpoints.on_nan == "skip"
@@ -67,7 +67,7 @@ class Loop:
         """Runs the remaining steps."""
         self.hooks = hooks
         training = self.training
-        run = Run(0, training.train_dir, training.settings, training.towers.state)
+        run = Run(0, training.train_dir, training.run.entries, training.towers.state)
         how = self.progress.how_to_resume
         with explaining_failures(training.config, how), self._ending():
             while not self.progress.is_over:

@@ -9,6 +9,7 @@ from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import format_duration
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.run_directory.logs import LogWriter, forget_later
+from cifar10.towers.verification import check_replicas
 from cifar10.training.assembly import Training
 from cifar10.training.console import Console
 from cifar10.training.hooks import Hooks, Run
@@ -131,7 +132,7 @@ def scored_set(
     size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
     return ScoredSet(
         training.towers.state.model,
-        training.settings,
+        training.config,
         training.dataset,
         Scoring(split=part, num_examples=count, batch_size=size),
         own_metrics=training.config.loss.metrics,
@@ -141,9 +142,8 @@ def scored_set(
 class Saving:
     """Saves checkpoints when they are due, at the end, and when a signal ends the run.
 
-    A checkpoint contains the score of its step, because evaluation comes first. Those
-    of --checkpoint_steps have a share of the time, unless the user gave the flag. The
-    processes of a training have clocks of their own, so they save all.
+    A checkpoint contains the score of its step, because evaluation comes first. Without
+    the flag, those of --checkpoint_steps have a share of one process's time.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -178,6 +178,9 @@ class Saving:
         with loop.apart("saving"):
             # Raises if a result is not finite, so that its state is never saved.
             loop.read_results()
+            # Processors of several machines may round differently.
+            if loop.training.workers.count == 1:
+                check_replicas(loop.training.towers.states, step)
             with self._share.taken():
                 # Before saving, so that hooks' files are complete up to the checkpoint.
                 loop.hooks.notify("on_save", step)

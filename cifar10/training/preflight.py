@@ -7,11 +7,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
-from cifar10.config.config import Config, flags_of
+from cifar10.config.config import Config, ResolvedConfig, flags_of
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
 from cifar10.process import files, invocation
@@ -51,33 +51,28 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
 
 
 def check_run(
-    path: Path,
-    determining: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
-    *,
-    fresh: bool,
-) -> dict[str, Any] | None:
-    """Returns the configuration of the run in a directory; None if there is no run.
+    wanted: RecordedRun, determining: Mapping[str, Any], *, fresh: bool
+) -> RecordedRun | None:
+    """Returns the run in the directory of the `wanted` one; None if there is no run.
 
-    Refuses a run whose settings differ from those in `determining`; `settings` has all
-    that are wanted now, for advice. With `fresh`, does not compare them, because a new
-    run will replace the old one. Writes nothing.
+    Refuses a run whose settings differ from those in `determining`. With `fresh`, does
+    not compare them, because a new run will replace the old one. Writes nothing.
     """
-    recorded = starting.find_run(path)
-    if recorded is not None and not fresh:
-        found = starting.find_differences(path, recorded, determining)
+    run = starting.find_run(wanted.directory)
+    if run is not None and not fresh:
+        found = starting.find_differences(run, determining)
         if found:
-            raise UsageError(_explained(path, found, recorded, settings or {}))
-    return recorded
+            raise UsageError(_explained(found, run, wanted))
+    return run
 
 
-def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
+def nothing_to_do(config: ResolvedConfig, step: int, record: EarlyStopping) -> str:
     """Returns a message that a run has ended at `step`, with commands to run next."""
     train_dir = layout.absolute_path(config.run.train_dir)
-    values = config.values
-    name = next(name for name in reversed(fields.LENGTHS) if values[name])
+    limits = vars(config.run)
+    name = next(name for name in reversed(fields.LENGTHS) if limits[name])
     lines = [
-        f"Nothing to do: the run is at step {step}, and --{name} is {values[name]}.",
+        f"Nothing to do: the run is at step {step}, and --{name} is {limits[name]}.",
         early_stopping.outcome(config, step, record),
     ]
     patience = config.checkpoints.stop_after_no_gain
@@ -86,40 +81,46 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     elif config.update.schedule_ends:  # The rate depends on the end.
         weights = invocation.as_flags(initial_weights=str(train_dir))
         lines.append(f"  train longer:  in another directory, with {weights}")
-    elif longer := invocation.to_train(values, resume=train_dir, max_steps=2 * step):
+    elif longer := invocation.to_train(
+        config.machine.workers, resume=train_dir, max_steps=2 * step
+    ):
         lines.append(f"  train longer:  {longer}")
-    lines.append(f"  score it:      {invocation.to_score(str(train_dir), values)}")
+    named = config.network.model, config.dataset.data
+    lines.append(f"  score it:      {invocation.to_score(train_dir, *named)}")
     return "\n".join(filter(None, lines))
 
 
 def _explained(
-    path: Path,
-    differences: Mapping[str, tuple[Any, Any]],
-    recorded: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    differences: Mapping[str, tuple[Any, Any]], run: RecordedRun, wanted: RecordedRun
 ) -> str:
     """Returns how wanted settings differ, with commands that work when followed."""
+    path, data, values, now = (
+        run.directory,
+        run.config.dataset,
+        run.values,
+        wanted.values,
+    )
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
-        f"    {name}: {there} there, {now} now"
-        for name, (there, now) in differences.items()
+        f"    {name}: {there} there, {here} now"
+        for name, (there, here) in differences.items()
         if name != _DATA
     ]
     if {*differences} <= {"batch_size", "global_batch_size"}:
-        batch = invocation.as_flags(global_batch_size=recorded["global_batch_size"])
+        batch = invocation.as_flags(global_batch_size=values["global_batch_size"])
         lines.append(f"    {batch} in place of --batch_size keeps that of the run")
-    others = [name for name in _OF_DATA if recorded.get(name) != settings.get(name)]
-    if not os.path.exists(recorded.get("data_dir") or ""):  # noqa: PTH110
+    others = [name for name in _OF_DATA if values[name] != now[name]]
+    if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]
     if has_changed := _DATA in differences and not others:
-        file = recorded.get("corrections")
+        file = data.corrections
         labels = f"labels, which {file} corrects," if file else "labels"
         lines.append(f"    data: images or {labels} have changed since the run began")
         lines.append("That run cannot go on with changed data.")
     elif _DATA in differences and (name := others[0]) not in differences:
-        lines.append(f"    {name}: {recorded[name]} there, {settings[name]} now")
+        lines.append(f"    {name}: {values[name]} there, {now[name]} now")
     resume = invocation.as_flags(resume=path)
-    if given := invocation.in_memory(recorded["model"], recorded.get("data", "")):
+    if given := invocation.in_memory(run.config.network.model, data.data):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
     if not has_changed:
         lines.append(f"Give {resume} alone to resume that run as it is.")
@@ -131,9 +132,8 @@ def _explained(
     if checkpoints.steps(path / layout.CHECKPOINTS) and "model" not in differences:
         flags: dict[str, Any] = {"initial_weights": path, "train_dir": unused}
         how = invocation.as_flags(**flags)
-        if settings:
-            with contextlib.suppress(UsageError):  # The recipe's file is gone.
-                flags = flags_of(settings, recorded) | flags
-                how = invocation.to_train(settings, **flags) or how
+        with contextlib.suppress(UsageError):  # The recipe's file is gone.
+            flags = flags_of(wanted, run) | flags
+            how = invocation.to_train(wanted.config.machine.workers, **flags) or how
         lines.append(f"Begin a new run from its weights with:\n    {how}")
     return "\n".join(lines)

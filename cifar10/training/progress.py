@@ -46,10 +46,6 @@ class Progress:
         self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
         self._config = config
-        self._identity = {
-            "seed": config.run.seed,
-            "global_batch_size": config.global_batch_size,
-        }
         self._examples_per_epoch = examples_per_epoch
 
     @property
@@ -89,7 +85,7 @@ class Progress:
         newest, refused = restoring.restore_newest(
             self._directory,
             lambda found: checkpoints.restore(found, self._state.trackables()),
-            self._identity,
+            self._config.identity,
         )
         if newest is None and refused:
             raise UsageError(restoring.why_none(self._directory, refused=refused))
@@ -108,7 +104,7 @@ class Progress:
             self.metric_averages = manifest.get("loss_averages", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
-            self.is_time_up = why_ended(self._config.values, manifest) == "max_hours"
+            self.is_time_up = why_ended(self._config, manifest) == "max_hours"
         return messages
 
     def first_line(self) -> str:
@@ -191,7 +187,7 @@ class Progress:
             return "No checkpoint was written yet; the run will start over."
         how = "the same command without --fresh resumes."
         run = self._directory.parent
-        if command := invocation.to_train(self._config.values, resume=run):
+        if command := invocation.to_train(self._config.machine.workers, resume=run):
             how = f"resume the run with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
@@ -199,7 +195,7 @@ class Progress:
         """Returns what the manifest of a checkpoint records about this step."""
         epoch, position = self._epoch_and_position()
         return {
-            **self._identity,
+            **self._config.identity,
             "epoch": epoch,
             "position": position,
             "left_out": self.left_out,
@@ -211,5 +207,5 @@ class Progress:
 
     def _epoch_and_position(self) -> tuple[int, int]:
         """Returns the epoch, from 0, and how many of its images have been used."""
-        used = self.batch * self._identity["global_batch_size"]
+        used = self.batch * self._config.global_batch_size
         return divmod(used, self._examples_per_epoch)

@@ -54,7 +54,7 @@ class Replay:
 
     Attributes:
         run: The run's directory.
-        recorded: The content of its `config.json`.
+        recorded: What its `config.json` records.
         logged: The lines of its log, by step.
         scored: The scores that commands show of it, by split.
         saved: The steps of its checkpoints.
@@ -62,7 +62,6 @@ class Replay:
         links: The links of these, by step.
         begun: The first step from which the run can be recomputed.
         determining: The names of the settings that the replay has taken from the run.
-        written: The names of what a training writes into `config.json`.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
         bound: How far losses and weights may be from the run's.
@@ -74,7 +73,7 @@ class Replay:
         self, run: Path, towers: int | None = None, data_dir: str | None = None
     ) -> None:
         self.run = run
-        self.recorded = recorded = run_config.read_run_config(run)
+        self.recorded = recorded = run_config.RecordedRun.read(run)
         lines = logs.read_steps(run / layout.METRICS)
         self.logged = {line["step"]: line for line in lines}
         self.scored = {
@@ -83,26 +82,27 @@ class Replay:
         }
         self._directory = run / layout.CHECKPOINTS
         self.saved = checkpoints.steps(self._directory)
-        has_weights = recorded.get("initial_weights")
-        most = recorded["max_steps"]
+        config = recorded.config
+        has_weights = config.fine_tuning.initial_weights
+        most = config.run.max_steps
         self.begun = min(self.saved, default=most) if has_weights else 0
-        batches = recorded.get("towers", 1) * recorded.get("accumulate", 1)
-        towers = towers or max(1, recorded.get("towers", 1))
-        values = run_config.config_to_resume(str(run), {"model": recorded["model"]})
+        batches = config.machine.towers * config.batch.accumulate
+        towers = towers or max(1, config.machine.towers)
+        model = {"model": config.network.model}
+        values = run_config.config_to_resume(str(run), model)
         values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
         # The run's batches, if possible: batch norm and dropout depend on them.
         values["accumulate"] = max(1, batches // towers)
-        values["data_dir"] = data_dir or recorded["data_dir"]
+        values["data_dir"] = data_dir or config.dataset.data_dir
         self._training = training = assemble(Config.from_values(values))
         determining = training.determining()
-        if changed := starting.find_differences(run, recorded, determining):
+        if changed := starting.find_differences(recorded, determining):
             raise UsageError(
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
         self.determining = {*determining}
-        self.written = training.settings.keys()
-        self.facts = {name: training.settings[name] for name in FACTS}
+        self.facts = {name: training.run.entries[name] for name in FACTS}
         self._precision = training.config.network.precision
         self.manifests = {}
         for step in self.saved:
@@ -121,14 +121,15 @@ class Replay:
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
 
     def _why_not_exact(self) -> str:
-        settings = self._training.settings
-        if not settings["deterministic"]:
+        now = self._training.run
+        if not now.config.speed.deterministic:
             return "because the run was not --deterministic"
         places = {f"the chain at step {at}": of for at, of in self.links.items()}
         places = {place: link.get("settings", {}) for place, link in places.items()}
-        here = _machine(settings)
-        for place, found in {layout.CONFIG: self.recorded, **places}.items():
-            if (there := _machine({**settings, **found})) != here:
+        here = _machine(now.values)
+        recorded = {layout.CONFIG: dict(self.recorded.entries)}
+        for place, found in (recorded | places).items():
+            if (there := _machine({**now.values, **found})) != here:
                 return f"because {there} in {place} is {here} on this machine"
         return ""
 
@@ -173,6 +174,8 @@ class Replay:
 
         The replay goes on from the checkpoint.
         """
+        if self.step == 0:
+            yield from self._compare_start()
         found = self.advance(batches)
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
@@ -180,6 +183,14 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
             yield from self._compare_checkpoint()
+        yield from self._compare_scores()
+
+    def _compare_start(self) -> Iterator[Difference]:
+        """Compares a checkpoint and scores of step 0 with the initial values."""
+        if not self.recorded.config.fine_tuning.initial_weights:
+            self._restore(0, anew=True)
+            if 0 in self.saved:
+                yield from self._compare_checkpoint()
         yield from self._compare_scores()
 
     def _differences(
@@ -285,10 +296,10 @@ class Replay:
             far = relative_difference(fitted, temperature.read(folder / name))
             yield far > bound, far, bound, self.step, name
 
-    def _restore(self, step: int) -> None:
-        """Restores the checkpoint of a step; without one, the initial values."""
+    def _restore(self, step: int, *, anew: bool = False) -> None:
+        """Restores the checkpoint of a step; without one or `anew`, initial values."""
         manifest: Mapping[str, Any] = {checkpoints.AVERAGES: {}}
-        if step in self.saved:
+        if step in self.saved and not anew:
             found = checkpoints.verify(self._directory, step)
             checkpoints.restore(found, self._state.trackables())
             manifest = found.manifest

@@ -11,12 +11,12 @@ computed again, to name the variables whose gradients are not finite.
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import data_flag, layout
+from cifar10.config.fields import Groups
 from cifar10.errors import (
     CorruptedError,
     NotFiniteError,
@@ -125,11 +125,8 @@ class Results:
             last = f"the updates of the last {MOST_SKIPPED_IN_A_ROW} steps"
             raise NeverFiniteError(step, f"{last} were all skipped")
         if newest.get("loss_scale", 1.0) < 1.0:
-            raise NeverFiniteError(
-                step,
-                "the gradients are not finite in float16, however small the loss "
-                "scale is",
-            )
+            why = "the gradients are not finite in float16 with any loss scale"
+            raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
         average(self._progress.metric_averages, newest)
 
@@ -241,14 +238,14 @@ class NotFinitePolicy:
         return f"{how}\nFind the images that caused it with:\n    {find}"
 
 
-def divergence(settings: Mapping[str, Any], averages: Mapping[str, float]) -> str:
+def divergence(config: Groups, classes: int, averages: Mapping[str, float]) -> str:
     """Warns if a run has diverged, by its `metric_averages` at the end; else "".
 
     It has if a loss was a hundred times the first one, and the run has not recovered:
     the average is still far above the first loss, or the cross entropy is that of
     guessing, log(classes), as of a dead network.
     """
-    guessing = math.log(settings.get("classes", 2))
+    guessing = math.log(classes)
     first, highest = averages.get(_FIRST, math.inf), averages.get(_HIGHEST, 0.0)
     usual = max(abs(first), guessing)
     is_far = averages.get("total_loss", 0.0) > _FAR * usual
@@ -257,7 +254,7 @@ def divergence(settings: Mapping[str, Any], averages: Mapping[str, float]) -> st
         return ""
     return (
         f"NOTE: the training has DIVERGED: its loss rose from {rounded(first, 2)} to "
-        f"{rounded(highest, 2)}. {_how_to_prevent(settings['learning_rate'])}"
+        f"{rounded(highest, 2)}. {_how_to_prevent(config.update.learning_rate)}"
     )
 
 

@@ -14,9 +14,7 @@ from cifar10.process import invocation
 
 # These occur in TensorFlow's error if XLA cannot compile a step; the third if cuDNN has
 # no convolution that XLA can use, the last for variables of int32 beside a GPU.
-_OF_XLA = (
-    "tf2xla|libdevice|could not find any supported configs|Trying to access resource"
-)
+_OF_XLA = "tf2xla|libdevice|could not find any supported configs|Trying to access"
 
 
 @contextlib.contextmanager

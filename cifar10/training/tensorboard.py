@@ -138,10 +138,7 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 
 
 class Summaries:
-    """A hook that computes summaries, and notifies the other hooks of them.
-
-    A set may take as long as many steps, so sets have a share of the time.
-    """
+    """A hook that computes summaries in a share of the time, and tells other hooks."""
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training

@@ -13,7 +13,7 @@ from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
-from cifar10.training.assembly import assemble, settings_in_common
+from cifar10.training.assembly import assemble
 from cifar10.training.console import first_lines, last_lines, wrap
 from cifar10.training.hooks import check_hooks
 from cifar10.training.loop import Loop
@@ -66,12 +66,14 @@ def train(
             if workers.is_chief:
                 stack.enter_context(lock)
         begin = functools.partial(_begin_run, loop, lock)
-        messages = workers.begin(settings_in_common(training.settings), begin)
+        messages = workers.begin(training.run.in_common, begin)
         loop.progress.share(training.towers)
         if loop.progress.is_over:
             if workers.is_chief:
                 found = loop.progress.early_stopping
-                messages.append(preflight.nothing_to_do(config, loop.step, found))
+                messages.append(
+                    preflight.nothing_to_do(training.config, loop.step, found)
+                )
             _print(messages)
             return loop.step
         stop.defer()
@@ -86,25 +88,22 @@ def train(
 def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     """Claims the directory and restores the run; returns messages for the user."""
     training = loop.training
-    config, settings = training.config, training.settings
-    fresh, determining = config.run.fresh, training.determining()
-    wanted = training.train_dir, determining, settings
-    earlier = preflight.check_run(*wanted, fresh=fresh)
+    config, run, fresh = training.config, training.run, training.config.run.fresh
+    earlier = preflight.check_run(run, training.determining(), fresh=fresh)
     taken = ""
     saved = None if fresh else loop.progress.last_saved()
     if config.fine_tuning.initial_weights and saved is None:
         taken = initial_weights.take_initial_weights(
-            config, training.towers.state, settings, earlier
+            config, training.towers.state, run.facts.class_names, earlier
         )
     note, end = "", config.run.max_steps
     # A finished run keeps its config.json, unless this step has become its end.
-    is_new_end = saved == end != (earlier or {}).get("max_steps")
+    is_new_end = saved == end and not (earlier and earlier.config.run.max_steps == end)
     if starts := saved is None or saved < end or is_new_end:
-        started = training.train_dir, settings, earlier, lock
-        note = starting.start_run(*started, fresh=fresh) or ""
+        note = starting.start_run(run, earlier, lock, fresh=fresh) or ""
     restored = [*loop.progress.restore(), loop.progress.first_line()]
     if starts:
-        starting.record_start(training.train_dir, loop.step, settings)
+        starting.record_start(run, loop.step)
     return [*first_lines(training), wrap(note), wrap(taken), *restored]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cifar10.config import fields, flags, run_config
 from cifar10.config.config import Config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 
 # One of each kind: a number, a fraction, a word, a text, a switch, one that has none.
@@ -95,21 +96,21 @@ def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entries", "more"),
+    ("schedule", "is_stateful", "more"),
     [
-        (
-            {"schedule": "cosine", "stateful_model": False},
-            {"max_steps", "max_epochs"},
-        ),
-        ({"schedule": "staircase", "stateful_model": True}, {"batch_size"}),
+        ("cosine", False, {"max_steps", "max_epochs"}),
+        ("staircase", True, {"batch_size"}),
     ],
 )
-def test_what_else_a_run_is_decides_whether_some_fields_may_change(entries, more):
-    always = set(fields.result_determining({}))
+def test_what_else_a_run_is_decides_whether_some_fields_may_change(
+    schedule, is_stateful, more
+):
+    always = set(fields.result_determining(Config()))
     assert always >= {"model", "data", "seed", "learning_rate", "global_batch_size"}
     assert not always & {"max_steps", "train_dir", "data_dir", "fresh"}
-    found = set(fields.result_determining(entries))
-    assert found == always | more
+    config = Config(schedule=schedule)
+    found = fields.result_determining(config, is_stateful=is_stateful)
+    assert {*found} == always | more
 
 
 # ---- config.json
@@ -133,19 +134,24 @@ def write(path, leave_out=(), **changes):
 def test_read_returns_what_was_written(path):
     written = write(path, seed=5, data_dir="/data")
     run_config.mark_as_own(path.read_bytes())
-    assert run_config.read_run_config(path.parent) == {**written, "is_own": True}
+    run = RecordedRun.read(path.parent)
+    assert (run.entries, run.is_own) == (written, True)
+    assert (run.config.run.seed, run.config.dataset.data_dir) == (5, "/data")
 
 
 def test_record_of_an_earlier_version_is_read(path):
     """With flags that are gone, and without those that were not there yet."""
     later = ("clip_norm", "accumulate", "keep_best")
     written = write(path, later, use_fp16=True, verbose=False)
-    assert run_config.read_run_config(path.parent) == {**written, "is_own": False}
+    run = RecordedRun.read(path.parent)
+    assert run.entries.items() == {**written, "data_dir": None}.items()
+    usual = (run.config.update.clip_norm, run.config.batch.accumulate)
+    assert (usual, run.is_own) == ((None, 1), False)
 
 
 def test_files_of_other_content_are_refused(path, tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)):
-        run_config.read_run_config(path.parent)
+        RecordedRun.read(path.parent)
     for content in (
         b"\xff\xfe\x00",
         b"[1, 2]",
@@ -153,7 +159,7 @@ def test_files_of_other_content_are_refused(path, tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=str(path)):
-            run_config.read_run_config(path.parent)
+            RecordedRun.read(path.parent)
 
 
 # Resuming with what a run has recorded.

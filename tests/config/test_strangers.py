@@ -10,6 +10,7 @@ import pytest
 import runs
 from cifar10.config import run_config
 from cifar10.config.config import Config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import datasets, download
@@ -24,6 +25,7 @@ from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
 from cifar10.training.hooks import Run
 from cifar10.training.timing import Timer
+from recorded_runs import recorded
 from sites import ARCHIVE, CONTENT
 from small_runs import MODELS, describe, save
 
@@ -90,7 +92,9 @@ def victim(tmp_path):
 def begin(train_dir, settings):
     """Begins a run; returns what a training would say."""
     with RunLock(train_dir) as lock:
-        return starting.start_run(train_dir, settings, None, lock, fresh=False)
+        return starting.start_run(
+            recorded(train_dir, **settings), None, lock, fresh=False
+        )
 
 
 # ---- Whose config.json it is
@@ -100,24 +104,26 @@ def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch
     path = tmp_path / "run" / "config.json"
     settings = {**SETTINGS, "data_dir": "/data", "class_names": [ESCAPE]}
     assert begin(path.parent, settings) is None
-    assert run_config.read_run_config(path.parent) == {**settings, "is_own": True}
+    run = RecordedRun.read(path.parent)
+    assert (run.is_own, run.config.dataset.data_dir) == (True, "/data")
+    assert run.facts.class_names == [ESCAPE]
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
-    found = run_config.read_run_config(path.parent)
-    places = (found["is_own"], found["data_dir"], found["data_url"])
-    assert places == (False, None, None)
-    assert found["class_names"] == [r"\x1b]0;owned\x07"]
+    run = RecordedRun.read(path.parent)
+    dataset = run.config.dataset
+    assert (run.is_own, dataset.data_dir, dataset.data_url) == (False, None, None)
+    assert run.facts.class_names == [r"\x1b]0;owned\x07"]
     monkeypatch.undo()
 
     path.write_text(json.dumps({**settings, "is_own": True}))
-    assert not run_config.read_run_config(path.parent)["is_own"]
+    assert not RecordedRun.read(path.parent).is_own
 
 
 def test_training_without_a_place_for_notes_goes_on(tmp_path):
     (tmp_path / "state").touch()
     path = tmp_path / "run" / "config.json"
     assert "--trust_model" in begin(path.parent, SETTINGS)
-    assert not run_config.read_run_config(path.parent)["is_own"]
+    assert not RecordedRun.read(path.parent).is_own
 
 
 # ---- Code
@@ -187,7 +193,7 @@ def test_only_ones_own_run_says_where_its_data_is(
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found
     )
-    datasets.find_again(run_config.read_run_config(path.parent))
+    datasets.find_again(RecordedRun.read(path.parent))
     assert asked == [("synthetic", *expected)]
     assert ("data_dir" in capsys.readouterr().err) is not is_own
 
@@ -284,10 +290,10 @@ def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
     for name in ("checkpoints", "train", "debug"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=f"{name} is a link"):
-            preflight.check_run(tmp_path / "run", {"seed": 0}, fresh=False)
+            preflight.check_run(recorded(tmp_path / "run"), {"seed": 0}, fresh=False)
         (tmp_path / "run" / name).unlink()
     (tmp_path / "link").symlink_to(tmp_path / "run")  # The run itself may be one.
-    assert preflight.check_run(tmp_path / "link", {"seed": 0}, fresh=False)
+    assert preflight.check_run(recorded(tmp_path / "link"), {"seed": 0}, fresh=False)
 
 
 # ---- Pipes, devices and endless files
@@ -326,7 +332,7 @@ def test_a_description_of_any_size_is_not_read(tmp_path):
     path.touch()
     os.truncate(path, 10 * files.DESCRIPTION_BYTES)
     with pytest.raises(UsageError, match="1,000,000"):
-        run_config.read_run_config(path.parent)
+        RecordedRun.read(path.parent)
 
 
 def test_facts_of_another_type_are_refused(run_dir):

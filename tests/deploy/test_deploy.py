@@ -19,6 +19,8 @@ DEPLOY = runs.ROOT / "deploy"
 SLURM = DEPLOY / "slurm.sbatch"
 DOCKERFILE = DEPLOY / "Dockerfile"
 SERVING = DEPLOY / "Dockerfile.serve"
+ONNX = DEPLOY / "Dockerfile.onnx"
+DOCKERFILES = (DOCKERFILE, SERVING, ONNX)
 
 
 def executable(path, text):
@@ -32,13 +34,42 @@ def path_with(folder):
 
 @pytest.mark.parametrize(
     ("program", "file"),
-    [("shellcheck", SLURM), ("hadolint", DOCKERFILE), ("hadolint", SERVING)],
+    [("shellcheck", SLURM), *(("hadolint", path) for path in DOCKERFILES)],
 )
 def test_linters_find_nothing(program, file):
     path = path_with(Path(sys.executable).parent)
     found = shutil.which(program, path=path) or pytest.skip("it is not installed")
     done = subprocess.run([found, file], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode()
+
+
+UNIT = DEPLOY / "cifar10-train.service"
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    program = shutil.which("systemd-analyze") or pytest.skip("it is not installed")
+    here = {"/srv/cifar10/.venv/bin/python": sys.executable, "/srv": str(tmp_path)}
+    text = UNIT.read_text()
+    for there, path in here.items():
+        text = text.replace(there, path)
+    unit = tmp_path / UNIT.name
+    unit.write_text(text)
+    command = [program, "verify", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Other units of the machine may have faults, too.
+    assert UNIT.name not in done.stdout + done.stderr
+    unit.write_text(text.replace("RestartSec=30", "RestartSec=soon"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert UNIT.name in done.stdout + done.stderr, "it looks at the unit"
+
+
+def test_the_unit_restarts_what_a_restart_may_mend():
+    """As the table of exit codes has it."""
+    lines = [line for line in UNIT.read_text().splitlines() if "=" in line]
+    settings = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert settings["Restart"] == "on-failure"
+    assert settings["RestartPreventExitStatus"] == "2"
+    assert settings["SuccessExitStatus"] == str(128 + signal.SIGTERM)
 
 
 # SLURM, with stand-ins for its commands. Like the real srun, this one starts every task

@@ -19,7 +19,7 @@ import runs
 import workers as processes
 from cifar10 import model as models
 from cifar10.config.config import Config
-from cifar10.distributed import replicas, workers
+from cifar10.distributed import programs, replicas, workers
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError
 from cifar10.input import calls
@@ -50,8 +50,8 @@ def normed_model():
     )
 
 
-@pytest.fixture(scope="module")
-def traced_once(four_cpus):
+@pytest.fixture(scope="module", params=["strategy", "programs"])
+def traced_once(request, four_cpus):
     """The same towers with shared variables and with mirrored ones; all states."""
     where = four_cpus[:2]
     parts = {
@@ -67,13 +67,13 @@ def traced_once(four_cpus):
             return TrainState(normed_model(), keras.optimizers.SGD(0.1, 0.9), device)
 
     states = [state(device) for device in where]
-    alike = tf.distribute.MirroredStrategy(where, tf.distribute.ReductionToOneDevice())
-    return (
-        TowerBuilder(state("/cpu:0"), where, **parts),
-        replicas.ReplicaBuilder(alike, states, where, **parts),
-        states,
-        values(states[0]),
-    )
+    if request.param == "programs":
+        mirrored = programs.ProgramBuilder(states, where, **parts)
+    else:
+        alike = workers.mirrored_strategy(where, by_nccl=False)
+        mirrored = replicas.ReplicaBuilder(alike, states, where, **parts)
+    shared = TowerBuilder(state("/cpu:0"), where, **parts)
+    return shared, mirrored, states, values(states[0])
 
 
 @pytest.fixture
@@ -156,6 +156,7 @@ def test_all_learn_the_numbers_of_the_first_replica(towers):
     assert_all_hold(states, before)
 
 
+@pytest.mark.parametrize("traced_once", ["strategy"], indirect=True)
 def test_all_learn_of_a_signal_two_steps_later(towers, monkeypatch):
     _, mirrored, _ = towers
     take, counts = mirrored.result, []
@@ -527,7 +528,7 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
 def test_mirrored_trainings_of_one_process_reduce_apart(four_cpus):
     """By collectives, as on GPUs, with other variables and other numbers of devices."""
     for count, size in ((2, 4), (2, 9), (3, 9)):
-        strategy = workers.mirrored_strategy(four_cpus[:count], None)
+        strategy = workers.mirrored_strategy(four_cpus[:count], by_nccl=True)
 
         @tf.function
         def step(strategy=strategy, size=size):

@@ -12,7 +12,7 @@ import pytest
 import runs
 from cifar10 import hardware
 from cifar10.distributed import launcher
-from cifar10.errors import LostWorkerError, StoppedError, UsageError
+from cifar10.errors import LostWorkerError, MissingGpuError, StoppedError, UsageError
 
 # Stands for a training. It notes how it was started, may begin a run, and ends as
 # `plan` says for this start and this worker: with a code, or killed by a signal (-N).
@@ -36,6 +36,13 @@ SCRIPT = """
         unfinished.write_text(str(os.getpgrp()))
         unfinished.rename(here / f"waiting-{index}")
         time.sleep(30)
+    if "aborts" in str(plan):
+        facts = {"towers": 4, "accumulate": 2, "on_gpus": "cpu" not in plan}
+        names = ("data", "data_dir", "data_url", "distortions", "model", "precision")
+        facts |= {name: "any" for name in names}
+        facts |= {"global_batch_size": 256, "max_steps": 9, "parameters": 1}
+        (here / "config.json").write_text(json.dumps({**facts, "simulated": False}))
+        plan = -6
     if "begun" in str(plan):
         (here / "config.json").write_text(str(time.time()))
         plan = int(plan.split()[1])
@@ -59,6 +66,41 @@ def launch(tmp_path, monkeypatch):
         launcher.launch(workers, restarts, command, tmp_path)
 
     return launch
+
+
+@pytest.mark.parametrize(
+    ("left", "flags"),
+    [
+        (4, []),
+        (3, ["--num_gpus", "2", "--accumulate", "4"]),
+        (2, ["--num_gpus", "2", "--accumulate", "4"]),
+        (1, ["--num_gpus", "1", "--accumulate", "8"]),
+    ],
+)
+def test_a_restart_takes_the_gpus_that_are_left(
+    tmp_path, launch, monkeypatch, capsys, left, flags
+):
+    monkeypatch.setattr(hardware, "count_gpus", lambda: left)
+    given = ["--batch_size", "32", "--num_gpus=4", "--accumulate", "2"]
+    launch([["aborts"], [0]], *given, restarts=1)
+    words = [words for words, _ in starts(tmp_path)]
+    assert words == [given, [*given[:2], *flags] if flags else given]
+    said = capsys.readouterr().err
+    assert (f"{left} of 4 GPUs are left" in said) == bool(flags)
+    assert "worker 0 was killed by SIGABRT" in said
+
+
+def test_a_restart_without_any_gpu_ends_with_the_reason(tmp_path, launch, monkeypatch):
+    monkeypatch.setattr(hardware, "count_gpus", lambda: 0)
+    with pytest.raises(MissingGpuError, match="0 of 4 GPUs are left"):
+        launch([["aborts"], [0]], restarts=1)
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_run_on_the_cpu_is_restarted_as_it_was(tmp_path, launch, monkeypatch):
+    monkeypatch.setattr(hardware, "count_gpus", lambda: 0)
+    launch([["aborts cpu"], [0]], "--num_gpus", "4", restarts=1)
+    assert [words for words, _ in starts(tmp_path)] == [["--num_gpus", "4"]] * 2
 
 
 def starts(tmp_path, index=0):

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import runs
 import scored_runs
-from cifar10.config import config, run_config
+from cifar10.config import config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, scored_set
 from cifar10.evaluation.eval_command import Options
@@ -43,7 +44,7 @@ def follow(run_dir, monkeypatch):
 
     class TrainedModel:
         def __init__(self, directory, *_, **__):
-            self.settings = run_config.read_run_config(directory)
+            self.run = RecordedRun.read(directory)
             self.model, self.trainable = None, [tf.Variable(0.0)]
 
         def load(self, checkpoint):

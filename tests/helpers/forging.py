@@ -75,8 +75,20 @@ def _leaves(value, path=()):
             yield (*path, key)
 
 
-def _other(value, random):
-    """Another value of the same kind, as a forger would choose it."""
+# Values of any type, which a reader may stumble over.
+_ODD = (None, "x", True, [1], {"a": 1}, -1, 1e300, float("nan"), 2**62, 10**400)
+
+
+def _other(value, random, *, odd=False):
+    """Another value of the same kind or, if `odd`, of any, as a forger would choose.
+
+    An odd number is far from the value, so that no rounding explains it.
+    """
+    if odd:
+        if random.random() < 0.5:
+            return random.choice([one for one in _ODD if one is not value])
+        if isinstance(value, float):
+            return random.choice([-9.0, 1e4]) * (value or 1.0)
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -89,7 +101,7 @@ def _other(value, random):
     return 3
 
 
-def change_leaf(value, random, *, skip=()):
+def change_leaf(value, random, *, skip=(), odd=False):
     """Changes one leaf of a JSON value; returns it, and the leaf's first name."""
     value = copy.deepcopy(value)
     *path, key = random.choice([one for one in _leaves(value) if one[0] not in skip])
@@ -99,12 +111,15 @@ def change_leaf(value, random, *, skip=()):
     if isinstance(holder, dict) and random.random() < 0.2:
         del holder[key]
     else:
-        holder[key] = _other(holder[key], random)
+        holder[key] = _other(holder[key], random, odd=odd)
     return value, (*path, key)[0]
 
 
-def change_at_random(run, random):
-    """Changes a number, name or file of a run; returns the file and the name."""
+def change_at_random(run, random, *, odd=False):
+    """Changes a number, name or file of a run; returns the file and the name.
+
+    If `odd`, to any type, and numbers by more than rounding does.
+    """
     steps = checkpoints.steps(run / "checkpoints")
     step = random.choice(steps)
     logs = [
@@ -115,14 +130,14 @@ def change_at_random(run, random):
     kind = random.choice(["config", "manifest", "log", "log", "tensor", "file"])
     if kind == "config":
         config = json.loads((run / "config.json").read_text())
-        changed, name = change_leaf(config, random)
+        changed, name = change_leaf(config, random, odd=odd)
         (run / "config.json").write_text("{}")
         edit_config(run, **changed)
         return "config.json", name
     if kind == "manifest":
         manifest = manifest_of(run, step)
         skip = ("files", "chain")  # Which the forger writes anew.
-        changed, name = change_leaf(manifest, random, skip=skip)
+        changed, name = change_leaf(manifest, random, skip=skip, odd=odd)
         write_manifest(run, step, changed)
         return "manifest.json", name
     if kind == "log":
@@ -130,12 +145,14 @@ def change_at_random(run, random):
 
         def change(lines):
             at = random.randrange(len(lines))
-            if random.random() < 0.2:  # Twice, or of a step beyond.
-                beyond = {**lines[at], "step": lines[at]["step"] + 100}
-                added = random.choice([lines[at], beyond])
+            if random.random() < 0.2:  # Twice, or of a step beyond or before all.
+                step = lines[at]["step"] + 100
+                if odd and random.random() < 0.5 and path.name != "starts.jsonl":
+                    step = 0
+                added = random.choice([lines[at], {**lines[at], "step": step}])
                 names.append("twice" if added == lines[at] else "beyond")
                 return [*lines, added]
-            lines[at], name = change_leaf(lines[at], random)
+            lines[at], name = change_leaf(lines[at], random, odd=odd)
             names.append(name)
             return lines
 
@@ -148,7 +165,7 @@ def change_at_random(run, random):
             value = np.array(one.numpy())
             flat = value.reshape(-1)
             flat[random.randrange(flat.size)] += 1
-            one.assign(value)
+            one.assign(value * 100 + 9 if odd else value)
 
         change_tensors(run, step, change_one)
         return "state", step
@@ -157,6 +174,7 @@ def change_at_random(run, random):
         (folder_of(run, step) / "temperature.txt").write_text("3.0\n")
         return "temperature.txt", step
     new = step + (1 if added == "between" else 1000)
+    new = 0 if odd and random.random() < 0.3 else new
     shutil.copytree(folder_of(run, step), folder_of(run, new))
     write_manifest(run, new, manifest_of(run, new) | {"step": new})
     return "checkpoints", new

@@ -105,7 +105,7 @@ def evaluated(run_dir, step, *, images=IMAGES, use_averages=True):
     trained.load(checkpoints.verify(run_dir / "checkpoints", step))
     scorer = Scorer(trained.model)
     labels = np.zeros(len(images), np.int32)
-    kind = trained.settings["distortions"]
+    kind = trained.run.config.images.distortions
     batches = evaluation_batches(images, labels, len(images), kind)
     ((images, _, _),) = batches
     values = [tf.convert_to_tensor(value) for value in trained.trainable]

@@ -79,10 +79,10 @@ def test_cifar_and_arrays_are_corrected_by_number(tmp_path, monkeypatch):
     monkeypatch.setitem(cifar.FORMATS, "cifar10", small)
     monkeypatch.setattr(records, "CIFAR10", small)
     small_sets.write_files(tmp_path / "binary", "cifar10")
-    settings = Config(data="cifar10", data_dir=str(tmp_path / "binary")).values
-    plain = datasets.find_for(settings)
+    wanted = Config(data="cifar10", data_dir=str(tmp_path / "binary"))
+    plain = datasets.find_for(wanted.dataset)
     file = listed(tmp_path, "train picture 0,", "train picture 7,ship")
-    found = datasets.find_for({**settings, "corrections": file})
+    found = datasets.find_for(wanted.replace(corrections=file).dataset)
     before, (images, labels) = plain.read("train"), found.read("train")
     np.testing.assert_array_equal(images, before[0][1:])
     assert labels[6] == small.class_names.index("ship")

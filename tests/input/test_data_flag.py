@@ -9,6 +9,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
 from cifar10.interface.data import fitting
+from recorded_runs import recorded
 from small_folders import numbered, write
 
 
@@ -64,9 +65,9 @@ OWN = {"data": "folder", "class_names": ["a", "b"], "classes": 2}
 
 
 def test_a_run_says_what_its_images_and_classes_are():
-    described = datasets.describe({**OWN, "image_shape": [64, 48, 1]})
+    described = datasets.describe(recorded(**OWN, image_shape=[64, 48, 1]))
     assert described == ((64, 48, 1), ("a", "b"))
-    shape, names = datasets.describe({"data": "cifar100"})
+    shape, names = datasets.describe(recorded(data="cifar100"))
     assert (shape, len(names), len({*names})) == ((32, 32, 3), 100, 100)
 
 
@@ -75,12 +76,12 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
     monkeypatch.setattr(datasets, "find_for", lambda *_, **__: stand_in)
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}
     with pytest.raises(UsageError, match="10 classes"):
-        datasets.find_again(settings)
+        datasets.find_again(recorded(**settings))
     # Nor of as many, wherever they are named: each would be taken for another.
     settings |= {"class_names": [*"abcdefghij"], "classes": 10}
     for find in (datasets.find_again, lambda run: fitting(stand_in, run)):
         with pytest.raises(UsageError, match="class 0 is"):
-            find(settings)
+            find(recorded(**settings))
 
 
 def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
@@ -88,19 +89,20 @@ def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos = write(tmp_path / "photos", *numbered(10, "cat", "dog"))
-    settings = Config(data=str(photos), image_size=8).values
-    then = datasets.find_for(settings)
-    settings |= {
+    wanted = Config(data=str(photos), image_size=8)
+    then = datasets.find_for(wanted.dataset)
+    described = {
         "class_names": [*then.class_names],
         "image_shape": [8, 8, 3],
         "data_description": then.description,
         "data_fingerprint": then.fingerprint,
         "data_division": then.division,
     }
-    assert datasets.find_again(settings).description == then.description
+    run = recorded(**wanted.values, **described)
+    assert datasets.find_again(run).description == then.description
     assert "changed" not in capsys.readouterr().err
     (photos / "cat/9.png").unlink()
-    now = datasets.find_again(settings).description
+    now = datasets.find_again(run).description
     assert now.startswith("19 pictures")
     assert "the pictures have changed" in capsys.readouterr().err
 
@@ -114,10 +116,10 @@ def test_of_cifar_the_recorded_place_is_the_runs_until_it_is_gone(
     monkeypatch.chdir(tmp_path)
     for folder in ("own", "other"):
         small_sets.write_files(tmp_path / folder, "cifar10")
-    settings = {"data": "cifar10", "data_url": None, "data_dir": str(tmp_path / "own")}
+    run = recorded(data="cifar10", data_dir=str(tmp_path / "own"))
 
     def counts(data_dir=None):
-        return datasets.is_of_run(datasets.find_again(settings, data_dir), settings)
+        return datasets.is_of_run(datasets.find_again(run, data_dir), run)
 
     assert counts()
     assert counts("other/../own")

@@ -9,6 +9,7 @@ from cifar10.input import datasets
 from cifar10.input.pictures.arrays import find_npz
 from cifar10.input.regrouping import with_val
 from cifar10.interface.data import as_dataset
+from recorded_runs import recorded
 from small_folders import find, numbered, write
 
 IMAGES = np.arange(60, dtype=np.uint8).reshape(60, 1, 1, 1).repeat(3, axis=3)
@@ -91,7 +92,12 @@ def test_a_folder_is_divided_into_three_parts(tmp_path, cache):
     assert content(three) == {"train": 20, "test": 12, "val": 8}
     assert three.paths["test"] == two.paths["test"], "a part more moves no test picture"
     write(folder, *(f"cat/new {number}.png" for number in range(20)))
-    run = {"data_division": three.division, "class_names": three.class_names}
+    run = recorded(
+        data_division=three.division,
+        class_names=three.class_names,
+        validation_fraction=0.3,
+        val_fraction=0.2,
+    )
     later = find(folder, cache, val_fraction=0.2, run=run)
     assert {*three.paths["val"]} < {*later.paths["val"]}
     assert not {*three.paths["train"]} & {*later.paths["val"], *later.paths["test"]}

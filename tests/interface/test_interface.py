@@ -20,7 +20,7 @@ import cifar10
 import runs
 import small_runs
 from cifar10 import Config, Follower, evaluate, train
-from cifar10.config import run_config
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.dataset_base import Dataset
@@ -160,7 +160,7 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
     assert done.returncode == 2, done.stdout
     assert "python:arrays" in done.stderr
     # The model has a module, so that it answers anywhere.
-    settings = run_config.read_run_config(record.train_dir)
+    settings = RecordedRun.read(record.train_dir).entries
     assert settings["model"] == "small_runs:small"
     with Follower(record.train_dir) as follower:
         assert follower.look()
@@ -207,7 +207,7 @@ def squares(images=X):
 
 def test_program_may_bring_a_data_set(tmp_path):
     record = train(config(tmp_path / "run", data=squares(), max_steps=1))
-    settings = run_config.read_run_config(record.train_dir)
+    settings = RecordedRun.read(record.train_dir).entries
     assert settings["data"] == "python:dataset"
     assert settings["data_description"] == "squares"
     assert evaluate(record) == evaluate(record, data=TEST)

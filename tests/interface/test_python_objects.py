@@ -11,7 +11,7 @@ import tensorflow as tf
 import event_readers
 import runs
 from cifar10 import Config, evaluate, train
-from cifar10.config import run_config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.input import distortions
 from cifar10.models.registry import build_model
@@ -257,7 +257,7 @@ def test_the_best_is_that_by_an_own_metric(tmp_path):
 def test_a_run_resumes_with_the_same_objects_alone(everything):
     record, given = everything
     path = record.train_dir
-    settings = run_config.read_run_config(path)
+    settings = RecordedRun.read(path).entries
     assert settings["optimizer"] == "python:AdamW"
     assert settings["optimizer_arguments"] == {"weight_decay": 0.1}
     assert settings["keras_schedule"].startswith("PolynomialDecay")
@@ -445,7 +445,7 @@ def test_weight_decay_is_of_kernels_alone_and_of_those_not_excluded(tmp_path):
         is_kernel = path.endswith("kernel") and "value" not in path
         assert factor == pytest.approx(0.95 if is_kernel else 1.0), path
     assert len(seen) == 11
-    settings = run_config.read_run_config(tmp_path / "run")
+    settings = RecordedRun.read(tmp_path / "run").entries
     assert settings["optimizer_arguments"]["exclude_from_weight_decay"] == (
         "pos_embed|value"
     )

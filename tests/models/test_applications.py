@@ -123,7 +123,7 @@ def test_it_computes_from_our_images_what_keras_computes_from_pixels(
     config = Config(
         initial_weights="imagenet", model=name, distortions="flip_translate"
     )
-    _, found = initial_weights.find_weights(config, model, {})
+    _, found = initial_weights.find_weights(config, model, ())
     assert of_layers.keys() - found.keys() == {applications.HEAD}
     for layer, values in found.items():
         for variable, value in zip(of_layers[layer], values, strict=True):

@@ -38,26 +38,25 @@ def test_program_can_be_started_once_more(started, first, name, resumed, spawned
     assert invocation.program_name() == name
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
     assert invocation.to_spawn(words) == again
-    resume = invocation.to_train({"workers": 1}, resume="my runs", max_steps=9)
+    resume = invocation.to_train(1, resume="my runs", max_steps=9)
     assert resume == f"{resumed} --resume 'my runs' --max_steps 9"
 
 
 def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
     started(ROOT / "train.py")
-    assert invocation.to_train({"workers": 2}, resume="run") is None
+    assert invocation.to_train(2, resume="run") is None
     started("ipykernel_launcher.py")
-    assert invocation.to_train({"workers": 1}, resume="run") is None
+    assert invocation.to_train(1, resume="run") is None
 
 
 def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
     started("mine.py")
-    settings = {"model": "tutorial", "data": "cifar10"}
-    score = invocation.to_score("my runs", settings)
+    score = invocation.to_score("my runs", "tutorial", "cifar10")
     assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
-    score = invocation.to_score("run", settings, 10)
+    score = invocation.to_score("run", "tutorial", "cifar10", 10)
     assert score == "python -m cifar10 eval --step 10 --train_dir run"
-    settings["model"] = "python:small"  # No command has this function.
-    score = invocation.to_score("run", settings, 10)
+    # No command has this function.
+    score = invocation.to_score("run", "python:small", "cifar10", 10)
     assert score == "cifar10.evaluate('run', step=10, model=...)"
 
 

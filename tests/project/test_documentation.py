@@ -16,7 +16,7 @@ READING_LIST_LINES = 1400
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
 # Notes and decisions describe the state of their day.
-HISTORY = {*(ROOT / "docs/archive").glob("*.md")}
+HISTORY = {ROOT / "dev/LOG.md"}
 DOCUMENTS = [
     README,
     ROOT / "CONTRIBUTING.md",

@@ -22,11 +22,11 @@ from cifar10.config.options import options
 from runs import ROOT
 
 DOCS = ROOT / "docs"
-# The archive is no part of the site.
+# The log is no part of the site.
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *(ROOT / "SECURITY.md", ROOT / "examples/README.md"),
-    *sorted(set(DOCS.rglob("*.md")) - set(DOCS.glob("archive/*"))),
+    *sorted(DOCS.rglob("*.md")),
 ]
 # `sh` is what a reader pastes, `text` what a program prints; Sphinx reads what is in
 # braces.

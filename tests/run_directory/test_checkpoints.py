@@ -18,6 +18,7 @@ from cifar10.errors import DiskError, UsageError
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.towers.update import TrainState
+from recorded_runs import recorded
 
 DATA = "state.data-00000-of-00001"
 INDEX = "state.index"
@@ -228,9 +229,9 @@ def test_verify_detects_damage(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path):
-    mine = {"seed": 1, "global_batch_size": 8}
+    mine = recorded(seed=1, global_batch_size=8).config.identity
     save(tmp_path, 1, facts=mine)
-    for name in mine:
+    for name in ("seed", "global_batch_size"):
         save(tmp_path, 2, facts={**mine, name: 3})
         loaded = []
         with pytest.raises(UsageError, match=name):

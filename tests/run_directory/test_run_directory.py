@@ -11,6 +11,7 @@ from cifar10.errors import UsageError
 from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
+from recorded_runs import recorded
 
 SETTINGS = {
     **Config(batch_size=128, max_steps=1000).values,
@@ -24,10 +25,11 @@ DETERMINING = ("batch_size", "model")
 
 def prepare(path, settings=SETTINGS, *, fresh=False):
     path = path.absolute()
+    run = recorded(path, **settings)
     determining = {name: settings[name] for name in DETERMINING}
-    earlier = preflight.check_run(path, determining, fresh=fresh)
+    earlier = preflight.check_run(run, determining, fresh=fresh)
     with RunLock(path) as lock:
-        return starting.start_run(path, settings, earlier, lock, fresh=fresh)
+        return starting.start_run(run, earlier, lock, fresh=fresh)
 
 
 def read_config(path):
@@ -93,14 +95,14 @@ def test_same_settings_resume_and_others_that_do_not_matter_are_taken_over(run):
 
 def test_what_was_simulated_says_so_until_a_new_run_begins(tmp_path):
     run = tmp_path / "run"
-    for simulated, fresh, recorded in (
+    for simulated, fresh, is_told in (
         (False, False, False),
         (True, False, True),
         (False, False, True),
         (False, True, False),
     ):
         prepare(run, {**SETTINGS, "simulated": simulated}, fresh=fresh)
-        assert read_config(run)["simulated"] is recorded
+        assert read_config(run)["simulated"] is is_told
 
 
 def test_a_resume_with_other_versions_says_so(run):
@@ -132,7 +134,7 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
 
 def test_entry_that_has_no_default_is_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
-        preflight.check_run(run, {"model": "cnn", "towers": 2}, fresh=False)
+        preflight.check_run(recorded(run), {"model": "cnn", "towers": 2}, fresh=False)
 
 
 # Beginning anew.

@@ -14,6 +14,7 @@ from cifar10.errors import UsageError
 from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
+from recorded_runs import recorded
 
 # Trains beyond a checkpoint, and waits there.
 _HOLDER = """
@@ -69,8 +70,9 @@ def begun(train_dir, lock, *, fresh=False):
     """Begins a run in a directory that is held."""
     settings = {**Config(batch_size=1).values, "global_batch_size": 1}
     settings |= {"parameters": 1, "simulated": False}
-    earlier = preflight.check_run(train_dir, {"batch_size": 1}, fresh=fresh)
-    starting.start_run(train_dir, settings, earlier, lock, fresh=fresh)
+    run = recorded(train_dir, **settings)
+    earlier = preflight.check_run(run, {"batch_size": 1}, fresh=fresh)
+    starting.start_run(run, earlier, lock, fresh=fresh)
 
 
 def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path):

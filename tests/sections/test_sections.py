@@ -300,7 +300,7 @@ def test_a_plan_counts_the_memory_of_xla_where_it_compiles_a_part():
         planner(keras.Model(images, keras.layers.Flatten()(activation(images)))).plain
         for activation in (keras.layers.ReLU(), QuickGelu())
     )
-    # One compilation of a small function took 50 MB (lab notes).
+    # One compilation of a small function took 50 MB (dev/LOG.md).
     assert compiled.total_bytes - plain.total_bytes > 50_000_000
 
 

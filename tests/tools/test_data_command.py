@@ -61,8 +61,7 @@ def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
     (photos / "train/empty").mkdir()
     done = call(photos, "--image_size", 8)
     assert (done.stdout + done.stderr).count("left out: 1 folder: train/empty/") == 1
-    settings = Config(data=str(photos), image_size=8).values
-    datasets.find_for(settings)
+    datasets.find_for(Config(data=str(photos), image_size=8).dataset)
     assert "1 folder: train/empty/" in capsys.readouterr().err
 
 

@@ -37,6 +37,14 @@ def decode(decoder, content, channels=3):
     return decoder.decode(content, "it.png", (32, 32, channels))
 
 
+def test_damaged_metadata_print_nothing(decoder, capfd):
+    """As with EXIF data that end within their directory of entries."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"
+    for form in ("JPEG", "PNG", "WEBP"):
+        decode(decoder, packed(PIXELS, form, exif=exif))
+    assert capfd.readouterr() == ("", "")
+
+
 def children():
     return set(multiprocessing.active_children())
 

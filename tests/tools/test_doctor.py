@@ -175,14 +175,29 @@ def test_hidden_gpus_are_told(say, find, monkeypatch, capsys):
     assert code == 0
 
 
-def test_healthy_machine_gets_no_advice(say, find, capsys):
+def test_healthy_machine_gets_no_advice(say, find, monkeypatch, capsys):
     say(TWO)
     find(2)
+    asked = []
+    monkeypatch.setattr(doctor.gpu_links, "find_fault", lambda a: asked.append(a) or "")
     code, lines = diagnose(capsys)
     assert not [line for line in lines if "FIX" in line]
     assert "/gpu:1: computes correctly" in lines
+    assert asked == [["/gpu:0", "/gpu:1"]]
+    assert "NCCL" in lines[-2]
     assert code == 0
     assert doctor.explain_missing_gpus() == ""
+
+
+def test_gpus_that_only_compute_alone_are_told(say, find, monkeypatch, capsys):
+    say(TWO)
+    find(2)
+    monkeypatch.setattr(doctor.gpu_links, "_CHILD", "import sys; sys.exit(3)")
+    code, lines = diagnose(capsys)
+    (note,) = [line for line in lines if line.startswith("NOTE: ")]
+    assert "copies from /gpu:0 to /gpu:1" in note
+    assert "NCCL_P2P_DISABLE=1" in note
+    assert code == 0, "by default no GPU sends anything to another"
 
 
 def test_machine_is_examined_as_it_is(capsys):

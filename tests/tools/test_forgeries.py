@@ -1,6 +1,7 @@
 """Forged runs: what an audit finds, lists as unchecked, or does not see."""
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -24,7 +25,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 # What no command shows, or each computes anew, by file. Digests are the forger's own.
 # The same score may be there twice, as `eval` may be run twice.
 UNSHOWN = {
-    "config.json": {"fresh"},
     "manifest.json": {"epoch", "position"},
     "eval/metrics.jsonl": {"part", "temperature", "twice"},
     "eval_val/metrics.jsonl": {"part", "temperature", "twice"},
@@ -90,20 +90,33 @@ def is_unchecked(found, file, name):
     return False
 
 
-def assert_noticed(run, capsys, draws):
+def passes(forged, found, file, name):
+    """Whether an audit says nothing of a change that a command shows."""
+    if is_found(found) or name in UNSHOWN.get(file, ()):
+        return False
+    # A setting that changes no number: the run is what that setting gives, too.
+    determines = file == "config.json" and name in Replay(forged).determining
+    return not determines and not is_unchecked(found, file, name)
+
+
+def assert_noticed(run, capsys, draws, *, odd=False):
     passed = []
     for seed in draws:
         random_one = random.Random(seed)
         forged = forging.copied(run, run.with_name(f"forged-{seed}"))
-        file, name = forging.change_at_random(forged, random_one)
+        changed = []
+        for _ in range(random_one.randint(1, 3) if odd else 1):
+            # What has an odd type by now may hinder the forger.
+            with contextlib.suppress(*((UsageError, TypeError) if odd else ())):
+                changed.append(forging.change_at_random(forged, random_one, odd=odd))
         forge(forged)
         found = audited(forged, capsys)
-        if is_found(found) or name in UNSHOWN.get(file, ()):
-            continue
-        # A setting that changes no number: the run is what that setting gives, too.
-        determines = file == "config.json" and name in Replay(forged).determining
-        if not determines and not is_unchecked(found, file, name):
-            passed.append((seed, file, name))
+        words = [str(forged.parent), "--json"]
+        runs_command.main(argparse.ArgumentParser(), words)  # Hides no other run.
+        listed = json.loads(capsys.readouterr().out)
+        assert {one["name"] for one in listed} >= {run.name, forged.name}, seed
+        passed += [(seed, *one) for one in changed if passes(forged, found, *one)]
+        shutil.rmtree(forged)
     assert not passed
 
 
@@ -121,6 +134,18 @@ def test_an_honest_run_does_not_differ(made, capsys, name):
 def test_whatever_is_changed_is_noticed(run, capsys):
     taken_out = 1216, 1330  # Of entries that are gone.
     assert_noticed(run, capsys, [*range(40), *taken_out])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "rounded"])
+def test_several_changes_to_any_type_are_noticed(name, request, capsys):
+    assert_noticed(request.getfixturevalue(name), capsys, range(8), odd=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["run", "rounded"])
+def test_several_changes_to_any_type_are_noticed_in_200_draws(name, request, capsys):
+    assert_noticed(request.getfixturevalue(name), capsys, range(2000, 2100), odd=True)
 
 
 @pytest.mark.soak
@@ -162,6 +187,12 @@ def exchanged_averages_alone(run):
         shutil.rmtree(run / folder, ignore_errors=True)
 
 
+def first_checkpoint(run):
+    """Begins with weights that were trained elsewhere."""
+    shutil.copytree(folder_of(run, 12), folder_of(run, 0))
+    forging.write_manifest(run, 0, forging.manifest_of(run, 12) | {"step": 0})
+
+
 def in_lines(log, **changes):
     return lambda run: edit(
         run / log, lambda lines: [{**one, **changes} for one in lines]
@@ -195,6 +226,15 @@ FOUND = {
         more_lines("metrics.jsonl", lambda last: {"step": 11}),
     ),
     "a line that nobody reads": (1, in_lines("metrics.jsonl", step=-1)),
+    "a line before the first step": (
+        1,
+        more_lines("metrics.jsonl", lambda last: {**last, "step": 0}),
+    ),
+    "a score before the first step": (
+        0,
+        more_lines("eval/metrics.jsonl", lambda last: {**last, "step": 0}),
+    ),
+    "a checkpoint before the first step": (1, first_checkpoint),
     "a line twice": (1, more_lines("metrics.jsonl", lambda last: last)),
     "a line beyond": (
         1,
@@ -301,6 +341,16 @@ def test_a_run_of_before_is_audited_and_what_it_lacks_is_unchecked(run, capsys):
     assert not is_found(found)
     assert found["exact"]
     assert is_unchecked(found, "metrics.jsonl", "total_loss/average")
+
+
+@pytest.mark.parametrize("log", ["starts.jsonl", "metrics.jsonl", "eval/metrics.jsonl"])
+def test_a_link_or_a_folder_in_place_of_a_log_is_refused(run, capsys, log):
+    (run / log).rename(run / "elsewhere")
+    (run / log).symlink_to(run / "elsewhere")
+    assert audited(run, capsys) is None
+    (run / log).unlink()
+    (run / log).mkdir()
+    assert audited(run, capsys) is None
 
 
 def keys_of(path):

@@ -15,6 +15,7 @@ from cifar10.input.distortions import prepare
 from cifar10.models import applications, tutorial
 from cifar10.tools import predict
 from cifar10.tools.heat_maps import draw, heat_maps
+from recorded_runs import recorded
 
 SIDE = 32
 
@@ -42,7 +43,7 @@ def restored(model, distortions="flip_translate"):
         trainable=[one.value for one in model.trainable_variables],
         non_trainable=[one.value for one in model.non_trainable_variables],
         picture_shape=(SIDE, SIDE, 3),
-        settings={"distortions": distortions, "model": "m"},
+        run=recorded(distortions=distortions, model="m"),
     )
 
 

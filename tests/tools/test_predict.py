@@ -72,7 +72,7 @@ def test_a_folder_is_predicted_whole_without_what_systems_add(
     (tmp_path / "text").mkdir()
     (tmp_path / "text/1.txt").touch()
     options = command.Options([str(tmp_path / "text")], train_dir=str(small_run))
-    with pytest.raises(UsageError, match=r"1 \.txt, but no pictures"):
+    with pytest.raises(UsageError, match=r"no pictures, but 1 \.txt: 1"):
         command.predict_files(options)
 
 

@@ -243,7 +243,7 @@ def test_each_image_has_its_name_and_loss(run_dir):
     assert np.mean([loss for _, loss, *_ in images]) == pytest.approx(
         line["cross_entropy"], rel=1e-5
     )
-    pictures, _ = datasets.find_for(replayed.recorded).read("train")
+    pictures, _ = datasets.find_for(replayed.recorded.config.dataset).read("train")
     for *_, name, png in images:
         place = int(name.removeprefix("train picture "))
         np.testing.assert_array_equal(tf.io.decode_png(png), pictures[place])

@@ -21,6 +21,7 @@ from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
 from cifar10.tools import report as tool
 from cifar10.tools.report_run import Scores, read_runs
+from recorded_runs import recorded
 
 HOSTILE = '<script>alert("1")</script>&amp;'
 PRECISION = "precision @ 1"
@@ -296,7 +297,8 @@ def test_every_run_that_is_named_is_shown_and_other_folders_are_left_out(
 
 def test_text_from_elsewhere_is_escaped(runs):
     (run,) = read_runs([next(iter(runs))])
-    run.settings |= {"data_description": HOSTILE, HOSTILE: HOSTILE}
+    hostile = {"data_description": HOSTILE, HOSTILE: HOSTILE}
+    run.recorded = recorded(**{**run.recorded.entries, **hostile})
     run.notes = [HOSTILE]
     names = tuple(f"{HOSTILE}{number}" for number in range(10))
     bins = np.ones((3, 15))

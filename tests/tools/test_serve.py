@@ -211,6 +211,10 @@ def test_one_of_several_pictures_is_never_answered_alone(client):
     assert "several" in error_of(client.post("/predict", json=[good, ""]), 400)
     many = [(f"file{number}", PNG) for number in range(101)]
     assert "parts" in error_of(client.post("/predict", files=many), 400)
+    headers = {"Content-Type": "multipart/form-data; boundary=another"}
+    form = b"--one\r\nname\r\n\r\n" + PNG + b"\r\n--one--"
+    answer = client.post("/predict", content=form, headers=headers)
+    assert "boundary" in error_of(answer, 400)
     twice = f'{{"b64": "{good}", "b64": "{good}"}}'
     assert "several" in error_of(client.post("/predict", content=twice), 400)
     deep = "[" * 100_000 + f'"{good}"'

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from cifar10.distributed import workers
 from cifar10.distributed.workers import Workers
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
 from cifar10.process import entry_point
@@ -194,17 +193,6 @@ def test_parts_of_a_gpu_by_mig_do_not_suit_nccl(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     pretend_gpus(2, kinds=(kind,))
     assert not devices.place_towers(2).suits_nccl
-
-
-def test_parts_of_one_gpu_are_mirrored_without_nccl(pretend_gpus, monkeypatch):
-    """NCCL refuses two of its ranks on one GPU."""
-    pretend_gpus(1)
-    asked = []
-    monkeypatch.setattr(workers, "mirrored_strategy", lambda *how: asked.append(how))
-    Workers().connect("mirrored", devices.place_towers(2, 2), StopSignals())
-    [(names, reduction)] = asked
-    assert names == ("/gpu:0", "/gpu:1")
-    assert isinstance(reduction, tf.distribute.ReductionToOneDevice)
 
 
 def test_where_gpus_are_missing_the_reasons_stand_below(pretend_gpus, capsys):

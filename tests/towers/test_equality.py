@@ -7,7 +7,7 @@ In float32 only a few steps can be compared, and not at every seed. Splitting a 
 changes the rounding of the gradient's sums, and where two values compete within that
 rounding, in a max pooling or at the edge of a ReLU, the other one wins: the difference
 jumps from 1e-9 to 1e-7 and then feeds on itself. That happens about once in 25 steps
-(lab notes), by chance; a fault in the towers shows at every seed. In float64 it
+(dev/LOG.md), by chance; a fault in the towers shows at every seed. In float64 it
 practically never happens, which shows the equality over many steps.
 """
 

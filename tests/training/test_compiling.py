@@ -56,52 +56,34 @@ def test_only_long_runs_on_one_gpu_try_it(placement, flags, expected):
     assert compiling.is_possible(config, placement) is expected
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({}, True),
-        ({"verify_steps": 100}, False),
-        ({"sections": "2"}, False),
-        ({"steps_per_call": 1}, False),
-    ],
-)
-def test_a_program_has_whole_steps_where_nothing_else_comes_between(flags, expected):
-    config = assembly.resolve_config(Config(**{"precision": "float32", **flags}), GPU)
-    assert compiling.is_possible(config, GPU)
-    assert compiling.takes_whole_steps(config) is expected
-
-
 STEPS, UPDATE, NOTHING = (True, False), (False, True), (False, False)
 
 
 @pytest.mark.parametrize(
-    ("of_program", "program", "update", "chosen"),
+    ("steps", "program", "update", "chosen"),
     [
         (4, 2.0, None, STEPS),
         (4, 4.0, 0.5, UPDATE),
         (4, 6.0, 0.9, NOTHING),
-        (0, None, 0.5, UPDATE),
-        (4, 6.0, None, NOTHING),
+        (1, None, 0.5, UPDATE),
+        (1, None, 0.9, NOTHING),
     ],
 )
 def test_a_trial_writes_nothing_and_takes_what_is_clearly_faster(
-    four_cpus, lasting, capsys, of_program, program, update, chosen
+    four_cpus, lasting, capsys, steps, program, update, chosen
 ):
     dropout = keras.layers.Dropout(0.5, seed=1)
     builder = make_towers(small_model(dropout), four_cpus[:1])
     batch = split(*random_batch(), 1)
     before = values(builder)
     lasting(*[time for time in (1.0, program, update) if time])
-    what = builder, batch, of_program
-    found = compiling.try_programs(*what, update=update is not None)
+    found = compiling.try_programs(builder, batch, steps)
     assert (found["xla"], found["xla_update"]) == chosen
     assert (builder.tower.xla, builder.update.xla) == chosen
     assert_equal(values(builder), before)
     said = capsys.readouterr().err
-    assert ("a program" in said, "the update" in said) == (
-        bool(program),
-        chosen != STEPS and update is not None,
-    )
+    tried = (program is not None, update is not None)
+    assert ("program of 4 steps" in said, "the update" in said) == tried
     builder.step(batch)
     assert builder.state.global_step == 1
 
@@ -118,7 +100,7 @@ class OnTheHost(keras.layers.Layer):
 def test_a_model_that_xla_refuses_trains_without_it(four_cpus, capsys):
     builder = make_towers(small_model(OnTheHost()), four_cpus[:1])
     batch = split(*random_batch(), 1)
-    assert not any(compiling.try_programs(builder, batch, 4, update=False).values())
+    assert not compiling.try_programs(builder, batch, 4)["xla"]
     assert "does not compile" in capsys.readouterr().err
     builder.step(batch)
     assert builder.state.global_step == 1
@@ -131,7 +113,7 @@ def test_a_run_keeps_what_its_trial_has_found(
     """A resumed run tries nothing: XLA rounds otherwise."""
     monkeypatch.setattr(compiling, "is_possible", lambda *_: True)
     options = {"model": "small_runs:small", "num_gpus": 1, "batch_size": 8}
-    # On a CPU a program has a single step.
+    options["steps_per_call"] = 2
     for program, update, chosen in ((0.5, 9.0, STEPS), (5.0, 0.5, UPDATE)):
         lasting(1.0, program, update)
         run = tmp_path / str(program)
@@ -139,4 +121,3 @@ def test_a_run_keeps_what_its_trial_has_found(
             runs.train(run, stand_in_dir, max_steps=end, **options)
             settings = json.loads((run / "config.json").read_text())
             assert (settings["xla"], settings["xla_update"]) == chosen
-            assert settings["steps_per_call"] is None

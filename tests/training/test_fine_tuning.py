@@ -15,8 +15,8 @@ import tensorflow as tf
 import runs
 import small_runs
 from cifar10 import model as models
-from cifar10.config import run_config
 from cifar10.config.config import Config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import applications, layer_tree
@@ -116,9 +116,8 @@ def assert_taken(state, expected):
             np.testing.assert_array_equal(array, other)
 
 
-def begin(state, config, **described):
-    described = {"class_names": list("abcdefghij"), "data": "synthetic", **described}
-    return initial_weights.take_initial_weights(config, state, described, None)
+def begin(state, config, class_names=tuple("abcdefghij")):
+    return initial_weights.take_initial_weights(config, state, class_names, None)
 
 
 # ---- what fits
@@ -603,11 +602,11 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
 ):
     """The newest ones, or those of the checkpoint whose folder is named."""
     earlier = small_run(tmp_path, stand_in_dir)
-    before = run_config.read_run_config(earlier)
+    before = RecordedRun.read(earlier).facts.class_names
     trained = TrainedModel(earlier)
     for named, step in ((runs.checkpoint(earlier, 1), 1), (earlier, 2)):
         config, state = build_state(initial_weights=str(named))
-        begin(state, config, class_names=before["class_names"])
+        begin(state, config, class_names=before)
         trained.restore(step)
         model = state.model
         taken = [*model.trainable_variables, *model.non_trainable_variables]
@@ -615,8 +614,8 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
         for variable, value in zip(taken, expected, strict=True):
             np.testing.assert_array_equal(variable.value, value)
     # As many classes, and others.
-    for names, is_same in ((before["class_names"], True), (list("abcdefghij"), False)):
-        _, found = initial_weights.find_weights(config, model, {"class_names": names})
+    for names, is_same in ((before, True), (list("abcdefghij"), False)):
+        _, found = initial_weights.find_weights(config, model, names)
         assert ("head" in found) == is_same
 
 

@@ -27,8 +27,12 @@ from cifar10.training import assembly, train as training
 from event_readers import read_as_the_server, tensors
 
 IMAGES = 256
-CALLS = {"single": {}, "several": {"steps_per_call": 3}}
-CALLS["compiled"] = {"xla_update": True}
+CALLS = {
+    "single": {},
+    "several": {"steps_per_call": 3},
+    "mirrored": {"steps_per_call": 3, "variable_update": "mirrored"},
+    "compiled": {"xla_update": True},
+}
 BAD_STEP = 6
 BAD_TOWER = "tower 1 (/cpu:1)"
 
@@ -210,6 +214,7 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
         ("gradient", "single"),
         pytest.param("loss", "several", marks=pytest.mark.slow),
         pytest.param("loss", "compiled", marks=pytest.mark.slow),
+        pytest.param("loss", "mirrored", marks=pytest.mark.slow),
     ],
 )
 def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
@@ -246,6 +251,7 @@ AFTER_ROLLBACK = ((4, 0), (10, 2))
         "single",
         pytest.param("several", marks=pytest.mark.slow),
         pytest.param("compiled", marks=pytest.mark.slow),
+        pytest.param("mirrored", marks=pytest.mark.slow),
     ],
 )
 def test_rollback_goes_on_with_later_images_beyond_a_resume(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.config.config import Config
 from cifar10.errors import NotFiniteError
 from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
@@ -99,7 +100,7 @@ def test_a_loss_scale_below_one_is_no_training():
 
 
 def test_a_divergence_is_told_and_a_healthy_run_is_not_accused():
-    settings = {"classes": 10, "learning_rate": 5.0}
+    config = Config(learning_rate=5.0)
     names = ("first loss", "highest loss", "total_loss", "cross_entropy")
     for losses, is_told in (
         ((4.7, 1e25, 9e24, 2e11), True),
@@ -109,6 +110,6 @@ def test_a_divergence_is_told_and_a_healthy_run_is_not_accused():
         ((9000.0, 9000.0, 800.0, 700.0), False),  # A wild start.
         ((30.0, 35.0, 33.0, 0.1), False),  # Large penalties.
     ):
-        said = divergence(settings, dict(zip(names, losses, strict=True)))
+        said = divergence(config, 10, dict(zip(names, losses, strict=True)))
         assert ("--learning_rate below 5.0" in said) == is_told, losses
-    assert not divergence(settings, {}), "a run of an earlier version"
+    assert not divergence(config, 10, {}), "a run of an earlier version"

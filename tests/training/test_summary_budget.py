@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.config.config import Config
-from cifar10.training import assembly, timing
+from cifar10.training import assembly, periodic, timing
 from cifar10.training.periodic import Saving
 from cifar10.training.tensorboard import Summaries
 
@@ -76,12 +76,17 @@ class Saved:
         config = assembly.resolve_config(config, placement, workers=workers)
         self.progress = types.SimpleNamespace(is_over=False, save=lambda: None)
         loop = types.SimpleNamespace(
-            training=types.SimpleNamespace(config=config),
+            training=types.SimpleNamespace(
+                config=config,
+                workers=types.SimpleNamespace(count=workers),
+                towers=types.SimpleNamespace(states=[]),
+            ),
             progress=self.progress,
             hooks=types.SimpleNamespace(notify=self._save),
             apart=lambda part: contextlib.nullcontext(),
             read_results=lambda: None,
         )
+        monkeypatch.setattr(periodic, "check_replicas", lambda *_: None)
         saving = Saving(loop)
         for step in range(1, 401):
             self.now += 1.0

@@ -6,11 +6,11 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, nfc
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache
@@ -30,7 +30,7 @@ def find_folder(
     image_size: int,
     validation_fraction: float,
     max_bad_images: float,
-    run: Mapping[str, Any] | None = None,
+    run: RecordedRun | None = None,
     val_fraction: float = 0.0,
 ) -> Dataset:
     """Returns the data set in a folder, and first decodes pictures not yet cached.
@@ -43,14 +43,15 @@ def find_folder(
         validation_fraction: The fraction for a test split that has no folder; 1 if all
             pictures are the test split, whatever their folder.
         max_bad_images: The fraction of pictures that may be bad and left out.
-        run: The `config.json` of a run that is divided alike, as for `divided`.
+        run: A run that is divided alike, as for `divided`.
         val_fraction: The fraction for a `val` split that has no folder.
 
     Raises:
         UsageError: Too many pictures are bad, or a split has no pictures.
     """
     directory = directory.expanduser().absolute()
-    listing = list_folder(directory)
+    of_run = run.facts.class_names if run else ()
+    listing = list_folder(directory, of_run, whole=validation_fraction == 1.0)
     place = os.path.realpath(directory)
     home = cache.folder_for(cache_home, directory.name, place, image_size)
     files, classes = listing.files, listing.classes
@@ -58,10 +59,7 @@ def find_folder(
     labels_of = np.array(listing.labels, np.int32)
     parts, found_division = np.array(listing.parts), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
-    if validation_fraction == 1.0:
-        parts[:] = "test"
     given = {*parts.tolist()}
-    of_run = (run or {}).get("class_names") or []
     places = {nfc(name): label for label, name in enumerate(of_run)}
     if "train" not in given and {*classes} <= {*places}:
         # Pictures to score may lack classes of the run.
@@ -98,9 +96,9 @@ def find_folder(
             f"used, which is more than --max_bad_images {max_bad_images:g} allows. "
             f"Repair or remove them, or raise --max_bad_images. {why}"
         )
-    notes = (
-        [f"left out: {counted(len(left_out), 'picture')}. {why}"] if left_out else []
-    )
+    notes = listing.notes
+    if left_out:
+        notes.append(f"left out: {counted(len(left_out), 'picture')}. {why}")
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
@@ -117,7 +115,7 @@ def find_folder(
         image_shape=(image_size, image_size, 3),
         class_names=tuple(classes),
         description=(
-            f"{len(files) - len(left_out):,} pictures of {len(classes):,} "
+            f"{counted(len(files) - len(left_out), 'picture')} of {len(classes):,} "
             f"classes at {image_size} x {image_size} in {directory}"
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
@@ -125,7 +123,7 @@ def find_folder(
         parts=tuple(labels),
         paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
-        notes=listing.notes + notes,
+        notes=notes,
         division=found_division,
     )
 

@@ -37,7 +37,7 @@ _READ_BYTES = 4096
 
 # A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the result is at least this
 # multiple of the requested size. Compared with resizing the full picture, photographs
-# at 64 x 64 differ by 37 dB, as much as with torchvision's filter (lab notes).
+# at 64 x 64 differ by 37 dB, as much as with torchvision's filter (dev/LOG.md).
 _DRAFT = 1.25
 
 # The first bytes of each kind of file, and the Pillow class that reads such files. TIFF

@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -49,15 +49,24 @@ _PART = re.compile(
     rf"|dev(?:elopment)?)|(?P<test>test(?:ing)?|eval(?:uation)?|holdout)){_NO_MORE}"
 )
 
+# Names of portions, without their numbers, and of copies.
+_PORTION = re.compile(
+    "(fold|folder|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image|photo"
+    "|picture)(e?s)?"
+)
+_COPY = re.compile(
+    r"(copy of|kopie von|copie de|copia d[ei]) .+|.+ ?\([0-9]{1,2}\)"
+    "|.+[ _-](copy|kopi[ea]|copi[ea]|副本|コピー|복사본|backup|bak)[ 0-9()]*",
+    re.IGNORECASE,
+)
+
 # Folders of all pictures, and of what describes them, which may be pictures itself.
 _ALL = {"image", "images", "img", "imgs", "jpegimages", "photos", "pictures"}
 _ABOUT = {"annotations", "labels", "masks", "segmentations", "trimaps"}
 
 _SHOWN = 5  # Names in a message.
-_LAYOUTS = (
-    "A folder of pictures has one subfolder for each class (cat/1.jpg, dog/2.jpg), or "
-    "train/ and test/ with such subfolders. Links to folders are not followed."
-)
+_RENAME = " (rename those that are classes)"
+_LINK = " (link)"  # Added to the name of a link to a folder.
 
 # A picture's path within the folder, with /; its size in bytes; its modification time
 # in nanoseconds. Named tuples would take three times as long.
@@ -75,14 +84,23 @@ class Listing:
     notes: list[str]  # For the user.
 
 
-def list_folder(directory: Path) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone."""
+def list_folder(
+    directory: Path, known: Collection[str] = (), *, whole: bool = False
+) -> Listing:
+    """Lists the pictures in a folder, in an order that depends on their names alone.
+
+    Folders with the `known` names of a run's classes are classes. With `whole`, all
+    pictures are the test split.
+    """
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(directory, folders)
     left_out = [] if "" in tops.values() else sorted({*folders} - {*tops.values()})
-    parts = {split: _by_class(directory, top, left_out) for split, top in tops.items()}
-    _check_classes(directory, tops, parts, left_out)
-    first, *_ = parts.values()  # Of the training split, if there is one.
+    parts: dict[Split, dict[str, list[File]]] = collections.defaultdict(dict)
+    for split, top in tops.items():
+        _add_classes(directory, top, parts["test" if whole else split], left_out)
+    top, first = next(iter(tops.values())), next(iter(parts.values()))  # To train on.
+    inner = {name: _inner(some, top.count("/") + 1) for name, some in first.items()}
+    _check_classes(directory, tops, parts, left_out, inner, known)
     files: list[File] = []
     labels: list[int] = []
     parts_of: list[str] = []
@@ -97,7 +115,14 @@ def list_folder(directory: Path) -> Listing:
         read = (f"{top} as {split}" for split, top in tops.items())
         notes.append(f"the folders of the parts are {', '.join(read)}")
     if left_out:
-        notes.append(f"left out: {_kinds(left_out)}: {first_few(left_out, _SHOWN)}")
+        notes.append(f"left out: {_few(left_out)}")
+    groups = min(map(sorted, inner.values()), key=len)
+    if [*parts] == ["train"] and len(groups) > 1:  # It will be divided.
+        notes.append(
+            f"pictures of one folder within a class, such as {groups[0]}, get into "
+            "several splits. If they show the same patient or thing, scores are too "
+            "good: sort whole folders into train/ and test/"
+        )
     return Listing([*first], files, labels, parts_of, notes)
 
 
@@ -106,11 +131,11 @@ def list_pictures(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     others: list[str] = []
-    found, kinds = _pictures(path, "", others), _kinds(others)
+    found, few = _pictures(path, "", others), _few(others)
     if not found:
-        raise UsageError(f"{path} holds {kinds or 'nothing'}, but no pictures.")
+        raise UsageError(f"{path} holds no pictures{few and ', but '}{few}.")
     if others:
-        errors.say(f"Note: left out in {path}: {kinds}: {first_few(others, _SHOWN)}.")
+        errors.say(f"Note: left out in {path}: {few}.")
     return [path / name for name, _, _ in found]
 
 
@@ -131,7 +156,7 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
     """
     named = {folder: part for folder in folders if (part := part_of(folder))}
     found, listed = {part: name for name, part in named.items()}, ", ".join(named)
-    are_several = len(found) > 1
+    are_several = len(named) > 1
     entries = (_entries(directory, folder) for folder in named)
     if not any(inner and (are_several or not direct) for direct, _, inner in entries):
         if not are_several:
@@ -158,50 +183,86 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
     return {split: found[split] for split in order if split in found}
 
 
+def _inner(pictures: Sequence[File], depth: int) -> set[str]:
+    """Returns the folders within a class that divide most of its pictures.
+
+    A folder that holds one folder alone divides nothing. `depth` is that of the class.
+    """
+    counts = collections.Counter(path.rpartition("/")[0] for path, _, _ in pictures)
+    of_folder = {tuple(path.split("/")[depth:]): n for path, n in counts.items()}
+    above = {(), *(path[:at] for path in of_folder for at in range(len(path)))}
+    last = [path for path in of_folder if path not in above]
+    if 2 * sum(of_folder[path] for path in last) <= len(pictures):
+        return set()
+    levels = [{*names} for names in zip(*last, strict=False)]
+    return next((names for names in levels if len(names) > 1), levels[-1])
+
+
+def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
+    """Says what the keys, given the folders in each, look like instead of classes.
+
+    Returns this with the folders that do, or with none if all look like classes.
+    """
+    counts = collections.Counter(name for of in inner.values() for name in of)
+    shared = sum(count for count in counts.values() if count > 1)
+    if len(counts) > 1 and 2 * shared > counts.total():  # Domains, cameras, patients.
+        return f"hold {first_few(sorted(counts), 2)}", inner
+    for name, of in inner.items():  # A copy of the classes beside it.
+        if 2 * sum(one in inner and one != name for one in of) > len(of):
+            return f"hold {first_few(sorted(of), 2)}", [name]
+    copies = [*filter(_COPY.fullmatch, inner)]
+    if 0 < len(copies) < len(inner):
+        return f"are named like copies{_RENAME}", copies
+    letters, meant = {*map(_letters, inner)}, set()
+    for name in inner:  # The parts in names, with the other words.
+        words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
+        others = tuple(_letters(word) for word in words if not part_of(word))
+        meant |= {(part_of(word), others) for word in words if part_of(word)}
+    are_parts = (
+        bool(letters & _ALL and letters & _ABOUT)
+        or (len(letters) == 1 and _PORTION.fullmatch(min(letters)) is not None)
+        or len({others for _, others in meant}) < len(meant)
+    )
+    return f"are named like parts{_RENAME}", inner if are_parts else ()
+
+
 def _check_classes(
     directory: Path,
     tops: Mapping[Split, str],
     parts: Mapping[Split, Mapping[str, list[File]]],
     left_out: Sequence[str],
+    inner: Mapping[str, set[str]],
+    known: Collection[str],
 ) -> None:
-    """Refuses too few or too many classes, and folders that are no classes."""
+    """Refuses too few or too many classes, and folders that are no classes.
+
+    Of a run's classes, the `known`, one is enough to be scored.
+    """
     (top, *_), (first, *_) = tops.values(), parts.values()
-    depth = top.count("/") + 1
-    # The subfolders of classes that have no pictures outside of them, which come first.
-    inner = {
-        name: {path.split("/")[depth] for path, _, _ in pictures}
-        for name, pictures in first.items()
-        if pictures[0][0].count("/") > depth
-    }
-    counts = collections.Counter(name for names in inner.values() for name in names)
-    shared = first_few(sorted(counts), 2)
-    if not 2 <= len(first) <= MAX_CLASSES:
-        fix = f"\nLeft out: {_kinds(left_out)}." if left_out else ""
-        if len(first) == 1 and len(counts) > 1:
-            (name,) = first
-            fix = f"\nIf {shared} are classes or parts, give {directory}/{top}{name}."
+    are_known = {*first} <= {*map(nfc, known)}
+    to_score = known and "train" not in parts
+    fewest = 1 if to_score and (are_known or not any(inner.values())) else 2
+    if not fewest <= len(first) <= MAX_CLASSES:
+        fix = f"\nLeft out: {_few(left_out)}." if left_out else ""
+        for name, of in inner.items():
+            if len(first) == 1 < len(of):
+                few = first_few(sorted(of), 2)
+                fix = f"\nIf {few} are classes or parts, give {directory}/{top}{name}."
+        if first and are_known:
+            fix += " To score it with a run that has it, add --eval_data all to eval."
+        found = counted(len(first), "class", "classes")
         raise UsageError(
-            f"{directory}/{top} has pictures in "
-            f"{counted(len(first), 'class', 'classes')}. Two to {MAX_CLASSES:,} "
-            f"classes are needed.{fix}\n{_LAYOUTS}"
+            f"{directory}/{top} has pictures in {found}. Two to {MAX_CLASSES:,} "
+            f"classes are needed.{fix}\nA folder of pictures has a subfolder for each "
+            "class (cat/1.jpg, dog/2.jpg), or train/ and test/ with such subfolders. "
+            "Links to folders are not followed."
         )
-    letters = {*map(_letters, first)}
-    meant = {part_of(word) for name in inner for word in re.split(r"[\W\d_]+", name)}
-    are_shared = all(2 * count > len(first) for count in counts.values())
-    # As in trainA, trainB, testA and testB.
-    halves = {part_of(name[:-1]) for name in first if part_of(name) is None} or {None}
-    if (
-        (letters & _ALL and letters & _ABOUT)
-        or (len(counts) > 1 and are_shared)
-        or len(meant - {None}) > 1
-        or (None not in halves and len(halves) > 1)
-        or any(names and names <= {*first} - {name} for name, names in inner.items())
-    ):
-        inside = f", but hold {shared}" if counts else ""
+    why, doubtful = _doubt(inner)
+    if doubtful and not are_known:
         raise UsageError(
-            f"{directory}/{top}: {first_few([*first], 2)} do not look like classes"
-            f"{inside}. Give each class one folder, in a folder without others or in "
-            "folders named train, val and test."
+            f"{directory}/{top}: folders do not look like classes, but {why}: "
+            f"{first_few([*doubtful], 2)}. Give each class one folder, in a folder "
+            "without others or in folders named train, val and test."
         )
     for split, part in parts.items():
         if unknown := sorted({*part} - {*first}):
@@ -217,21 +278,25 @@ def _check_classes(
             )
 
 
-def _kinds(names: Sequence[str]) -> str:
-    """Counts files by their endings, and folders."""
-    ends = ("folder" if name[-1] == "/" else Path(name).suffix for name in names)
+def _few(names: Sequence[str]) -> str:
+    """Counts files by their endings, folders and links, and names the first."""
+    kinds = {"": "without an ending", "/": "folder", _LINK: "link to a folder"}
+    marks = (next(filter(name.endswith, ("/", _LINK)), None) for name in names)
+    ends = (m or Path(n).suffix for m, n in zip(marks, names, strict=True))
     counts = collections.Counter(ends).most_common(_SHOWN)
-    return ", ".join(f"{count:,} {end or 'without an ending'}" for end, count in counts)
+    said = ", ".join(f"{count:,} {kinds.get(end, end)}" for end, count in counts)
+    return said and f"{said}: {first_few(names, _SHOWN)}"
 
 
-def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[File]]:
-    """Lists the pictures of each class in `top`; adds everything else to `left_out`.
+def _add_classes(
+    directory: Path, top: str, found: dict[str, list[File]], left_out: list[str]
+) -> None:
+    """Adds the pictures of each class in `top` to `found`, the rest to `left_out`.
 
     Folders whose names differ in the Unicode form of an accent alone are one class.
     """
     pictures, others, folders = _entries(directory, top)
     left_out += [name for name, _, _ in pictures] + others
-    found: dict[str, list[File]] = {}
     for folder in folders:
         before = len(left_out)
         if of_class := _pictures(directory, folder, left_out):
@@ -245,7 +310,6 @@ def _by_class(directory: Path, top: str, left_out: list[str]) -> dict[str, list[
                 f"end as a picture's. Rename the files in {folder}, as to 1.jpg."
             )
         left_out.append(folder)
-    return found
 
 
 def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
@@ -277,7 +341,9 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
             if not is_folder and entry.name.rpartition(".")[2].lower() not in _ENDS:
-                others.append(name)
+                # Not `entry.is_dir`, which raises an error for a link to itself.
+                is_link = entry.is_symlink() and os.path.isdir(entry.path)  # noqa: PTH112
+                others.append(name + _LINK * is_link)
                 continue
             if has_controls(entry.name):
                 raise UsageError(
@@ -291,7 +357,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 pictures.append((name, about.st_size, about.st_mtime_ns))
     except OSError as error:
         raise UsageError(
-            f"{error.filename} cannot be read: {reason(error)}.\n"
-            f"Make it readable for this user, or remove it. {_LAYOUTS}"
+            f"{error.filename} cannot be read: {reason(error)}. Make it readable for "
+            "this user, or remove it."
         ) from error
     return pictures, others, folders

@@ -49,7 +49,7 @@ HASHED_BYTES = 256_000_000
 IN_MEMORY_BYTES = 2**30
 
 # One thread per core, and a spare one while another waits for the disk. More threads
-# only wait for Python's lock: four were a sixth slower (`docs/archive/lab-notes.md`).
+# only wait for Python's lock: four were a sixth slower (`dev/LOG.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
@@ -63,7 +63,7 @@ class ImagesOnDisk:
 
     Each batch reads only its own images. That takes a third of the time of mapping
     files into memory. Mapped pages are loaded one page fault at a time, and count as
-    the process's memory until they are unmapped (`docs/archive/lab-notes.md`).
+    the process's memory until they are unmapped (`dev/LOG.md`).
 
     Index this object like a NumPy array of all images, by a slice or by an array.
     Several threads may read at once. The files must not change.

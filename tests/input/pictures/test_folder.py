@@ -14,6 +14,7 @@ from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder, part_of
 from cifar10.input.regrouping import divided
 from cifar10.process import entry_point, files
+from recorded_runs import recorded
 from small_folders import (
     SIZE,
     everything,
@@ -150,8 +151,8 @@ def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
     both = find(write(tmp_path / "b", *names), cache, validation_fraction=0.1)
     assert both.class_names == (one, "dog")
     assert everything(both)[0].keys() == set(names)
-    settings = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
-    check_same_kind(both, {"data": "folder", **settings}, "it")
+    described = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
+    check_same_kind(both, recorded(data="folder", **described), "it")
 
 
 @pytest.mark.parametrize(
@@ -294,6 +295,41 @@ def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
         assert find(other, cache).parts == ("test",)
 
 
+def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
+    run = recorded(class_names=["a", "b", "fold1", "fold2"], val_fraction=0.0)
+    whole = {"run": run, "validation_fraction": 1.0}
+    for number, names in enumerate(
+        (
+            numbered(2, "b"),
+            numbered(2, "test/b"),
+            numbered(1, "train/a", "test/b"),
+            [*numbered(2, "train/b"), "valid/1.png"],
+            numbered(1, "fold1", "fold2"),
+        )
+    ):
+        found = find(write(tmp_path / str(number), *names), cache, **whole)
+        assert (found.parts, len(found.read("test")[1])) == (("test",), 2)
+        assert found.class_names == ("a", "b", "fold1", "fold2")
+    other = write(tmp_path / "other", *numbered(2, "c"))
+    assert find(other, cache, **whole).class_names == ("c",)  # Which `eval` refuses.
+    above = write(tmp_path / "above", *numbered(2, "data/a", "data/b"))
+    assert "above/data." in refused(above, cache, **whole)
+    one = write(tmp_path / "train", *numbered(4, "b"))
+    said = refused(one, cache, run=run)
+    assert "in 1 class." in said
+    assert "--eval_data all" in said
+
+
+def test_folders_within_classes_that_are_divided_get_a_note(tmp_path, cache):
+    names = numbered(4, *(f"{name}/{name}{n}" for name in "ab" for n in (1, 2)))
+    (note,) = find(write(tmp_path / "plain", *names), cache).notes
+    assert "a1" in note
+    parts = [f"{part}/{name}" for part in ("train", "test") for name in names]
+    assert find(write(tmp_path / "parts", *parts), cache).notes == []
+    images = numbered(4, "a/images", "b/images")
+    assert find(write(tmp_path / "images", *images), cache).notes == []
+
+
 def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
     odd = ["two words", "Ünï çødé 猫", "柴犬\u3000子犬", "a\u200d\u202eb", "a'b\"c$d"]
     directory = write(tmp_path / "set", *numbered(3, *odd))
@@ -338,7 +374,17 @@ def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
     dataset = find(pictures, cache)
     assert dataset.class_names == ("cat", "dog")
     assert everything(dataset)[0].keys() == set(NAMES)
-    assert len([note for note in dataset.notes if link in note]) == 1
+    (note,) = [note for note in dataset.notes if link in note]
+    assert "1 link to a folder" in note
+
+
+def test_links_to_folders_are_named_where_no_class_is_left(tmp_path, cache):
+    folder = write(tmp_path / "set", *numbered(1, "cat"))
+    (tmp_path / "dogs").mkdir()
+    (folder / "dog").symlink_to(tmp_path / "dogs")
+    (folder / "loop").symlink_to("loop")
+    said = refused(folder, cache)
+    assert "1 link to a folder, 1 without an ending: dog" in said
 
 
 def test_a_link_to_a_picture_elsewhere_is_followed(pictures, cache, tmp_path):

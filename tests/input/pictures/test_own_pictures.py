@@ -12,7 +12,7 @@ from PIL import Image
 import runs
 from cifar10 import evaluate
 from cifar10.config.config import Config
-from cifar10.config.run_config import read_run_config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
 from cifar10.input.regrouping import divided
@@ -158,8 +158,8 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     trained(run, photos, max_steps=1)
     added = [f"cat/new {number}.png" for number in range(40)]
     write(photos, *added)
-    settings = read_run_config(run)
-    parts, _ = divided(added, [0] * 40, ["cat"], {"test": 0.1}, settings)
+    recorded = RecordedRun.read(run)
+    parts, _ = divided(added, [0] * 40, ["cat"], {"test": 0.1}, recorded)
     more = np.flatnonzero(parts == "test")
     assert more.size
     done, scores = score(run, photos)
@@ -176,7 +176,8 @@ def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
     first = ("--train_dir", tmp_path / "run", "--val_fraction", "0.2", "--data", photos)
     small = ("--batch_size", "8", "--image_size", "32", "--max_steps", "1")
     runs.call("train.py", *first, *small)
-    then = datasets.find_for(settings := read_run_config(tmp_path / "run"))
+    run = RecordedRun.read(tmp_path / "run")
+    then = datasets.find_for(run.config.dataset)
     added = [f"cat/new {number}.png" for number in range(30)]
     write(photos, *added, *numbered(30, "bird"), size=32)  # A new class comes first.
     refused = runs.call("train.py", "--resume", tmp_path / "run")
@@ -187,7 +188,8 @@ def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
     done = runs.call("train.py", *advised[2:])
     assert done.returncode == 0, done.stderr
     assert "New layers: softmax_linear." in done.stdout, done.stdout
-    now = datasets.find_for(read_run_config(tmp_path / "run.1"), run=settings)
+    later = RecordedRun.read(tmp_path / "run.1")
+    now = datasets.find_for(later.config.dataset, run=run)
     for part in ("val", "test"):
         assert {*then.paths[part]} <= {*now.paths[part]}
         assert any("bird" in path for path in now.paths[part])

@@ -91,6 +91,37 @@ READ = {
         ("n02085620-Chihuahua", "n02085782-Japanese_spaniel"),
         {"train": 14, "test": 6},
     ),
+    "BreakHis: subtypes, patients and scales within the classes": (
+        [
+            f"{name}/SOB/{name}_{kind}/{name}_{kind}_{patient}/{scale}X/1.png"
+            for name in ("benign", "malignant")
+            for kind in "AF"
+            for patient in "12"
+            for scale in (40, 400)
+        ],
+        ("benign", "malignant"),
+        {"train": 12, "test": 4},
+    ),
+    "car makers and their models": (
+        numbered(3, "audi/a4", "audi/a6", "bmw/320", "bmw/520"),
+        ("audi", "bmw"),
+        {"train": 8, "test": 4},
+    ),
+    "numbers as names: digits, grades": (
+        numbered(3, "grade 0", "grade 1", "grade 2", "3"),
+        ("3", "grade 0", "grade 1", "grade 2"),
+        {"train": 8, "test": 4},
+    ),
+    "numbers in parentheses in all names": (
+        numbered(3, "cat (1)", "dog (1)"),
+        ("cat (1)", "dog (1)"),
+        {"train": 4, "test": 2},
+    ),
+    "a class with a few pictures beside its folders": (
+        [*numbered(9, "cat", "dog"), *each("cat", "dog", of=("new", "old"), count=1)],
+        TWO,
+        {"train": 16, "test": 6},
+    ),
 }
 # What is in the folder, and what the refusal says.
 REFUSED = {
@@ -159,10 +190,60 @@ REFUSED = {
         numbered(3, "trainA", "trainB", "testA", "testB"),
         "do not look like classes",
     ),
+    "Office-31: domains of images of the same classes": (
+        each("amazon/images", "dslr/images", of=("bike", "mug")),
+        "but hold bike, mug",
+    ),
+    "domains with their own names for images, and a picture beside these": (
+        [*each("amazon/img", "dslr/pics", of=("bike", "mug")), "amazon/1.png"],
+        "but hold bike, mug",
+    ),
+    "domains, one with half of the classes": (
+        [*each("amazon", of="abcd"), *each("dslr", of="ab")],
+        "but hold a, b",
+    ),
+    "a copy of the classes with a picture of its own": (
+        [*each("classes copy", "."), "classes copy/overview.png"],
+        "but hold cat, dog: classes copy",
+    ),
+    "an older state of the classes beside them": (
+        [*each("2019", of=("cat", "dog", "cow")), *each(".")],
+        "cow and 1 more: 2019",
+    ),
+    "a folder of classes and loose pictures": (
+        [*each("photos"), *numbered(2, "photos")],
+        "If cat, dog are classes or parts, give",
+    ),
+    "patients whose pictures have one label each": (
+        numbered(3, "p1/benign", "p2/benign", "p3/malignant", "p4/malignant"),
+        "but hold benign, malignant",
+    ),
+    "parts in the names of classes": (
+        numbered(3, "train_cat", "train_dog", "test_cat", "test_dog"),
+        "like parts",
+    ),
+    "parts at the end of names": (numbered(3, "cowVal", "cowTrain", "emu"), "parts"),
+    "ASL: one part in folders, one loose": (
+        [*each("asl_train", of="AB"), *numbered(3, "asl_test")],
+        "like parts",
+    ),
+    "train1, train2 without classes": (
+        numbered(3, "train1", "train2"),
+        "no folders of classes",
+    ),
     "STL-10 as pictures: a part without labels, and no test part": (
         [*each("train"), "unlabeled/1.png"],
         "Move that away",
     ),
+}
+
+
+REFUSED |= {
+    f"portions: {word}1, {word}2": (numbered(2, f"{word}1", f"{word}2"), "like parts")
+    for word in ("part", "fold", "batch_", "Split ", "shard-0", "patient_00", "set")
+} | {
+    f"a copy: {name}": (numbered(2, "cat", "dog", name), f": {name}. Give")
+    for name in ("cat copy 2", "Kopie von cat", "cat (1)", "cat - Copy", "犬 - コピー")
 }
 
 

@@ -1,0 +1,141 @@
+"""Serves an exported model over HTTP, without TensorFlow and without this package.
+
+    python -m cifar10 export --with_preprocessing --output model.onnx
+    pip install onnxruntime pillow starlette uvicorn
+    python deploy/onnx_server.py model.onnx --port 8000
+
+    curl --data-binary @cat.png http://127.0.0.1:8000/predict
+
+Answers are those of `python -m cifar10 serve`. GET /health names the model; GET
+/metrics counts requests in Prometheus's text format. The service has no passwords and
+no limits on connections: publish it to strangers through a proxy.
+"""
+
+import argparse
+import asyncio
+import collections
+import io
+import json
+import time
+
+import numpy as np
+import onnxruntime
+import uvicorn
+from PIL import Image, ImageOps, UnidentifiedImageError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+# In bytes and pixels: a photograph by a phone.
+_MOST_BYTES, _MOST_PIXELS = 10_000_000, 50_000_000
+
+
+class Classifier:
+    """An exported model, from `export --with_preprocessing`.
+
+    Attributes:
+        description: What the export says of itself: classes, step, shapes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._session = onnxruntime.InferenceSession(path)
+        found = self._session.get_modelmeta().custom_metadata_map
+        self.description = json.loads(found.get("cifar10.json", "{}"))
+        if not self.description.get("with_preprocessing"):
+            raise SystemExit(f"{path}: export it with --with_preprocessing.")
+        self._shape = self.description["picture_shape"]
+
+    def classify(self, content: bytes, top_k: int) -> list[dict[str, object]]:
+        """Returns the likeliest classes of the picture in a file's content.
+
+        Raises:
+            ValueError: The content is no picture that Pillow reads.
+        """
+        height, width, channels = self._shape
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise ValueError(f"The picture has over {_MOST_PIXELS:,} pixels.")
+                upright = ImageOps.exif_transpose(image)
+                colours = upright.convert("RGB" if channels == 3 else "L")
+        except (OSError, SyntaxError, UnidentifiedImageError) as error:
+            raise ValueError(f"The body is not read as a picture: {error}.") from error
+        fitted = ImageOps.fit(colours, (width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(fitted).reshape(1, height, width, channels)
+        (probabilities,) = self._session.run(None, {"images": pixels})[0]
+        names = self.description["class_names"]
+        ranked = np.argsort(-probabilities, kind="stable")[:top_k]
+        return [
+            {"class": names[index], "probability": float(probabilities[index])}
+            for index in ranked
+        ]
+
+
+def application(classifier: Classifier) -> Starlette:
+    """Returns the service of a model."""
+    counts: collections.Counter[str] = collections.Counter()
+    seconds = 0.0
+    step = classifier.description["step"]
+
+    async def predict(request: Request) -> JSONResponse:
+        nonlocal seconds
+        began, counts["requests"] = time.monotonic(), counts["requests"] + 1
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise HTTPException(413, f"Send at most {_MOST_BYTES:,} bytes.")
+        top_k = request.query_params.get("top_k", "3")
+        if not (top_k.isascii() and top_k.isdigit() and int(top_k[:9]) > 0):
+            raise HTTPException(400, f"top_k {top_k[:20]}: give a number of classes.")
+        try:
+            # In a thread, so that no request blocks another.
+            how = classifier.classify, bytes(body), int(top_k[:9])
+            found = await asyncio.to_thread(*how)
+        except ValueError as error:
+            counts["refused"] += 1
+            fix = "Send a file itself: curl --data-binary @FILE."
+            raise HTTPException(400, f"{error} {fix}") from error
+        seconds += time.monotonic() - began
+        return JSONResponse({"step": step, "predictions": found})
+
+    async def health(_: Request) -> JSONResponse:
+        names = {key: classifier.description[key] for key in ("model", "class_names")}
+        return JSONResponse({**names, "weights_step": step})
+
+    async def metrics(_: Request) -> PlainTextResponse:
+        lines = [
+            f"cifar10_requests_total {counts['requests']}",
+            f"cifar10_refused_total {counts['refused']}",
+            f"cifar10_answer_seconds_sum {seconds:.6f}",
+        ]
+        return PlainTextResponse("\n".join([*lines, ""]))
+
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return JSONResponse({"error": getattr(error, "detail", "")}, status)
+
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def main() -> None:
+    """Runs the server until SIGTERM or Ctrl-C."""
+    what = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("model", help="an .onnx file")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args()
+    app = application(Classifier(given.model))
+    uvicorn.run(app, host=given.host, port=given.port, timeout_graceful_shutdown=7)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""An exported model classifies without TensorFlow: in a few lines, and over HTTP."""
+
+import asyncio
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import small_runs
+from cifar10.config import run_config
+from cifar10.input import synthetic
+
+pytestmark = pytest.mark.slow
+
+SERVER = runs.ROOT / "deploy" / "onnx_server.py"
+
+
+def png(width=40, height=30):
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, stand_in_dir):
+    """A folder with a picture, and an exported model; `predicted` are the run's own."""
+    folder = tmp_path_factory.mktemp("onnx")
+    run, picture = folder / "run", folder / "cat.png"
+    picture.write_bytes(png())
+    named = {"model": "small_runs:small", "class_names": [*synthetic.CLASS_NAMES]}
+    small_runs.describe(run, data_dir=str(stand_in_dir), **named)
+    run_config.mark_as_own((run / "config.json").read_bytes())
+    small_runs.save(run, 10, model="small_runs:small")
+    words = ("--output", folder / "model.onnx", "--with_preprocessing")
+    done = runs.call("cifar10/__main__.py", "export", *words, "--train_dir", run)
+    assert done.returncode == 0, done.stderr
+    words = ("predict", picture, "--json", "--train_dir", run)
+    done = runs.call("cifar10/__main__.py", *words)
+    (folder / "predicted.json").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predicted(folder):
+    return json.loads((folder / "predicted.json").read_text())["predictions"]
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    spec = importlib.util.spec_from_file_location("onnx_server", SERVER)
+    server = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(server)
+    return Client(server.application(server.Classifier(str(folder / "model.onnx"))))
+
+
+class Client:
+    """Asks a service in this process."""
+
+    def __init__(self, app):
+        self._app = app
+
+    def get(self, path):
+        return asyncio.run(self._ask("GET", path))
+
+    def post(self, path, content):
+        return asyncio.run(self._ask("POST", path, content))
+
+    async def _ask(self, method, path, content=None):
+        transport = httpx.ASGITransport(self._app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://it") as one:
+            return await one.request(method, path, content=content)
+
+
+def assert_alike(found, expected):
+    assert [one["class"] for one in found] == [one["class"] for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["probability"] == pytest.approx(other["probability"], abs=2e-3)
+
+
+def test_the_lines_of_the_documents_name_the_runs_class(folder, predicted):
+    text = (runs.ROOT / "docs" / "tools.md").read_text()
+    (code,) = re.findall(r"```python\n(import json.*?)```", text, re.DOTALL)
+    checked = f"{code}\nimport sys\nassert 'tensorflow' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", checked],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    name, probability = done.stdout.rsplit(maxsplit=1)
+    found = [{"class": name, "probability": float(probability)}]
+    assert_alike(found, predicted[:1])
+
+
+def test_the_server_answers_as_serve_does_without_tensorflow(folder, client, predicted):
+    answer = client.post("/predict", content=(folder / "cat.png").read_bytes())
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["step"] == 10
+    assert_alike(answer.json()["predictions"], predicted)
+    (best,) = client.post("/predict?top_k=1", content=png(9, 70)).json()["predictions"]
+    assert 0 < best["probability"] <= 1
+    assert client.get("/health").json()["weights_step"] == 10
+    alone = "import runpy, sys; runpy.run_path(sys.argv[1]); print(*sys.modules)"
+    command = [sys.executable, "-c", alone, str(SERVER)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert not {"tensorflow", "keras", "cifar10"} & {*loaded.split()}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/predict", b"no picture", 400),
+        ("/predict", b"", 400),
+        ("/predict", png()[:-40], 400),
+        ("/predict?top_k=0", png(), 400),
+        ("/predict?top_k=\u00b2", png(), 400),
+        ("/predict", bytes(10_000_001), 413),
+        ("/elsewhere", png(), 404),
+    ],
+)
+def test_bad_requests_are_refused_with_the_reason_and_counted(
+    client, path, content, status
+):
+    answer = client.post(path, content=content)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+    counted = client.get("/metrics").text
+    assert int(re.search(r"requests_total (\d+)", counted)[1]) > 0
+
+
+def test_an_export_that_does_not_prepare_images_is_refused(folder):
+    other = folder / "other.onnx"
+    words = ("--output", other, "--train_dir", folder / "run")
+    assert runs.call("cifar10/__main__.py", "export", *words).returncode == 0
+    command = [sys.executable, str(SERVER), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "--with_preprocessing" in done.stderr
