@@ -50,6 +50,7 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
+_Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
     Form("(?!)", "a Python object. Resume the run from the program that defines it"),
@@ -433,11 +434,14 @@ class Processes(Checked, scope=WORKER):
         max_restarts: maximum number of restarts from the last checkpoint after the
             training run was killed or lost a worker
         worker_timeout: seconds to wait at the start for the other workers
+        seeds: FIRST:END of seeds to train one after another, each in a folder of
+            --train_dir; 0:5 trains seeds 0 to 4, and prints the mean of their scores
     """
 
     local_workers: Annotated[_Towers | None, FLAG_ONLY] = None
     max_restarts: Annotated[CountOrZero, FLAG_ONLY] = 0
     worker_timeout: Annotated[_Seconds, FLAG_ONLY] = 300.0
+    seeds: Annotated[_Seeds | None, FLAG_ONLY] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -186,8 +186,6 @@ def defaults(declared: Any) -> dict[str, Any]:
 def is_a(value: Any, hint: Any) -> bool:
     """Checks the type of a JSON value; ints count as floats, and lists as tuples."""
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, int) and float in (hint, *parts):
-        return not isinstance(value, bool)
     if kind is list:
         return isinstance(value, list) and all(is_a(item, *parts) for item in value)
     if kind is tuple:
@@ -196,5 +194,7 @@ def is_a(value: Any, hint: Any) -> bool:
     if kind is dict:
         is_dict = isinstance(value, dict)
         return is_dict and all(is_a(item, parts[1]) for item in value.values())
+    if isinstance(value, int) and float in (hint, *parts):
+        return not isinstance(value, bool)
     has_bool = bool in (hint, *parts)
     return isinstance(value, hint) and (has_bool or not isinstance(value, bool))

@@ -30,6 +30,7 @@ from cifar10.errors import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
+from cifar10.run_directory.seeds import grouped, last_scores
 
 # Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
 _FINAL = (errors.EXIT_USAGE, *(128 + n for n in STOP_SIGNALS), errors.EXIT_BROKEN_PIPE)
@@ -77,6 +78,37 @@ def launch(
     )
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
+
+
+def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
+    """Runs the training `command` with several seeds, FIRST:END, one after another.
+
+    Prints the mean of their scores at the end. Seeds that have been trained before are
+    not trained again.
+    """
+    first, end = map(int, seeds.split(":"))
+    if first >= end:
+        raise UsageError(f"--seeds {seeds}: give FIRST:END with FIRST below END.")
+    if any(word.partition("=")[0] == "--resume" for word in command):
+        raise UsageError("--seeds and --resume exclude each other. Leave out one.")
+    command, found = flags.without(command, "seeds", "seed", "train_dir"), []
+    for seed in range(first, end):
+        name = f"seed-{seed}"
+        run_dir = train_dir / name
+        say(f"Seed {seed} of {seeds}:")
+        given = ["--seed", str(seed), "--train_dir", str(run_dir)]
+        (code,), stops = _run_workers([{}], [*command, *given])
+        if code or stops:
+            code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
+            why = f"Seed {seed} ended with exit code {code}. The same command, without "
+            why += "--fresh, goes on from there."
+            raise StoppedError(why, code)
+        run = RecordedRun.read(run_dir)
+        found.append((name, run, *last_scores(run)))
+    for one in grouped(found):
+        print(one)
+    if not any(line for *_, line in found):
+        say("No seed was scored. Score each with eval, or train with --eval_steps.")
 
 
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:

@@ -47,11 +47,13 @@ class Group:
         widest = max([tf.float32, *floats], key=lambda dtype: dtype.size)
         # Float32 holds each piece of 16 bits exactly.
         parts = [v if v.dtype in floats else tf.bitcast(v, tf.uint16) for v in values]
+        vector = tf.concat([tf.reshape(tf.cast(p, widest), [-1]) for p in parts], 0)
         total = tf.raw_ops.CollectiveReduceV2(
-            input=tf.concat([tf.reshape(tf.cast(p, widest), [-1]) for p in parts], 0),
+            input=vector,
             group_size=len(self.devices),
             group_key=self.key,
-            instance_key=1,
+            # TensorFlow binds it to a shape; what is frozen adds nothing to the vector.
+            instance_key=vector.shape[0],
             ordering_token=[one.handle for one in order],
             merge_op="Add",
             final_op="Id",

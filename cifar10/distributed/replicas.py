@@ -179,10 +179,9 @@ def all_reduced(
         for place, value in enumerate(flat)
         if value is not None
     }
-    is_first = first_tower == 0
     # Counters and random states are the first tower's, as on one machine.
     terms = [
-        value if value.dtype.is_floating else _value_or_zero(value, is_first)
+        value if value.dtype.is_floating else _value_or_zero(value, first_tower == 0)
         for value in values.values()
     ]
     # Every tower's loss is collected by a sum, in which other replicas have zeros.
@@ -190,17 +189,11 @@ def all_reduced(
     losses = tf.pad(local.tower_losses, [[first_tower, after]])
     *sums, losses = sum_all([*terms, losses])
     for (place, value), total in zip(values.items(), sums, strict=True):
-        if value.dtype.is_floating:
-            flat[place] = total / replicas
-        else:
-            flat[place] = tf.cast(total, value.dtype)
+        is_mean = value.dtype.is_floating
+        flat[place] = total / replicas if is_mean else tf.cast(total, value.dtype)
     gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
-    return local._replace(
-        gradients=gradients,
-        statistics=statistics,
-        metrics=metrics,
-        tower_losses=losses,
-    )
+    size = local.global_batch_size
+    return Averages(gradients, statistics, metrics, losses, size)
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

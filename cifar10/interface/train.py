@@ -88,9 +88,11 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"train: {type(config).__name__} is not a cifar10.Config.")
     if not isinstance(hooks, Sequence):
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
-    if config.processes.local_workers or config.processes.max_restarts:
+    processes = config.processes
+    if processes.local_workers or processes.max_restarts or processes.seeds:
         raise UsageError(
-            "Config: pass local_workers and max_restarts to the command cifar10 train."
+            "Config: pass local_workers, max_restarts and seeds to the command cifar10 "
+            "train."
         )
     began = time.perf_counter()
     _start_tensorflow(deterministic=config.speed.deterministic)

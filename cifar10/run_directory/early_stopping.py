@@ -36,7 +36,7 @@ class EarlyStopping:
     def from_manifest(cls, manifest: Mapping[str, Any], best_by: str) -> Self:
         """Returns a manifest's record, or an empty one if `best_by` has changed."""
         found = manifest.get(_ENTRY, {})
-        if "correct" in found:  # Version 1.0.0 wrote it.
+        if found and "best_by" not in found:  # Version 1.0.0 wrote it.
             share = found["correct"] / found["images"]
             found = {**found, "score": share, "best_by": PRECISION}
         if found.get("best_by") != best_by:

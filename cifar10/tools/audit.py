@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
 from cifar10.config.schema import SCORES, wrong
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.replay import compare, open_run
@@ -57,6 +57,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
     count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
+    say(f"Recomputing {sum(last - first for first, last in drawn):,} steps ...")
     worst = {(first, last): compare(replay, first + 1, last) for first, last in drawn}
     agree = sum(last - first for (first, last), one in worst.items() if not one[0])
     report = {
@@ -182,6 +183,9 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
         yield f"steps in 0 to {replay.begun}: they began with weights from elsewhere"
     if saved < logged and recorded.config.checkpoints.on_nan == "rollback":
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
+    scored = {line["step"] for lines in replay.scored.values() for line in lines}
+    if replay.bound and (loose := sorted(scored - {0, *replay.saved})):
+        yield f"scores in steps {loose}: without checkpoints, within {replay.bound:g}"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:
         yield f"step in {layout.DEBUG_CHECKPOINTS}: steps that failed are not computed"

@@ -114,7 +114,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     totals = (sum(one[part] for one in found["classes"]) for part in parts)
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
     yield from (f"Note: {note}" for note in found["notes"])
-    yield from _on_duplicates(**found["duplicates"])
+    yield from _on_duplicates(found["duplicates"])
     if labels := found.get("labels"):
         issues, corrections = labels["issues"], labels["corrections"]
         yield f"Most suspicious labels: {len(issues):,}. {labels['caution']}"
@@ -130,19 +130,15 @@ def _few(lines: Sequence[str]) -> Iterator[str]:
         yield f"    and {len(lines) - _SHOWN:,} more, which --json shows"
 
 
-def _on_duplicates(
-    groups: Sequence[Sequence[str]],
-    in_both_parts: int,
-    in_several_classes: int,
-    nearly: Sequence[Sequence[str]],
-) -> Iterator[str]:
+def _on_duplicates(found: Mapping[str, Any]) -> Iterator[str]:
+    groups, nearly = found["groups"], found["nearly"]
     yield f"Equal pixel for pixel: {counted(len(groups), 'group')} of pictures"
     yield from _few([first_few(group, _SHOWN) for group in groups])
-    if in_both_parts:
-        some = counted(in_both_parts, "held-out picture")
+    if count := found["in_both_parts"]:
+        some = counted(count, "held-out picture")
         yield f"    {some} trained on too, so scores are too good"
-    if in_several_classes:
-        some = counted(in_several_classes, "group")
+    if count := found["in_several_classes"]:
+        some = counted(count, "group")
         yield f"    {some} in several classes, which no model can learn"
     if nearly:
         some = counted(len(nearly), "held-out picture")

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -123,7 +123,11 @@ def _examine() -> Iterator[Finding]:
         yield Finding("Keras", text, PROBLEM, _ONE_KERAS)
     count, findings = _examine_driver()
     yield from findings
-    gpus = yield from _examine_tensorflow(count)
+    gpus = []
+    for finding in _examine_tensorflow(count):
+        yield finding
+        if finding.part.startswith("/gpu") and not finding.kind:
+            gpus.append(finding.part)
     if len(gpus) > 1:
         if why := gpu_links.find_fault(gpus):
             yield Finding("GPUs together", why, NOTE, gpu_links.ADVICE)
@@ -171,11 +175,8 @@ def _examine_driver() -> tuple[int, list[Finding]]:
     return len(gpus), findings
 
 
-def _examine_tensorflow(count: int) -> Generator[Finding, None, list[str]]:
-    """Yields what a child process finds out with TensorFlow about `count` GPUs.
-
-    Returns those that compute.
-    """
+def _examine_tensorflow(count: int) -> Iterator[Finding]:
+    """Yields what a child process finds out with TensorFlow about `count` GPUs."""
     environment = {**os.environ, **_OF_CHILD}
     if not count:  # A driver that does not answer would block TensorFlow.
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -204,7 +205,6 @@ def _examine_tensorflow(count: int) -> Generator[Finding, None, list[str]]:
         last_line = child.stderr.strip().rpartition("\n")[2]
         text = f"a computation ended with {end}: {last_line}"
         yield Finding(parts[len(lines)], text, PROBLEM, _FIX_COMPUTATION)
-    return lines[2:]
 
 
 def _explain(text: str, has_cuda: bool, messages: str) -> Finding:

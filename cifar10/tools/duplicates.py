@@ -1,6 +1,7 @@
 """Finds pictures of a data set that are equal, and test pictures like training ones."""
 
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -38,7 +39,9 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     trained = len(parts["train"][1]) if "train" in parts else 0
     digests, changes = [], []
     for images, _ in parts.values():
-        for image in _one_by_one(images):
+        step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
+        parts_of = (images[at : at + step] for at in range(0, len(images), step))
+        for image in itertools.chain.from_iterable(parts_of):
             digests.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest())
             changes.append(_changes(image))
     places = defaultdict(list)
@@ -58,12 +61,6 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         "in_several_classes": len(mixed),
         "nearly": nearly,
     }
-
-
-def _one_by_one(images: Images) -> Iterator[np.ndarray]:
-    step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
-    for start in range(0, len(images), step):
-        yield from images[start : start + step]
 
 
 def _changes(image: np.ndarray) -> np.ndarray:

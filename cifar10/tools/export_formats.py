@@ -72,13 +72,9 @@ def describe(
 
 def in_float32(trained: TrainedModel) -> keras.Model:
     """Returns the model of a run in float32, the only precision of the converters."""
-    model = build_model(
-        trained.run.config.network.model,
-        trained.image_shape,
-        len(trained.class_names),
-        precision="float32",
-        options=trained.options,
-    )
+    name, classes = trained.run.config.network.model, len(trained.class_names)
+    how: dict[str, Any] = {"precision": "float32", "options": trained.options}
+    model = build_model(name, trained.image_shape, classes, **how)
     variables = model.trainable_variables + model.non_trainable_variables
     values = [*trained.trainable, *trained.non_trainable]
     for variable, value in zip(variables, values, strict=True):

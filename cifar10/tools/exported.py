@@ -98,10 +98,8 @@ def compare(
             f"differs by {difference:.1e} of the largest value (at most "
             f"{_TOLERANCE:.0e})"
         )
-    correct, ours = (
-        int(np.count_nonzero(logits.argmax(axis=1) == labels))
-        for logits in (computed, expected)
-    )
+    both = (computed, expected)
+    correct, ours = (int((one.argmax(axis=1) == labels).sum()) for one in both)
     most_lost = max(1, int(_MOST_LOST * len(labels)))
     return ours - correct <= most_lost, (
         f"has precision @ 1 = {correct / len(labels):.4f} in int8, and the run's model "

@@ -55,12 +55,8 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
     The activations are those of the last convolution, after any normalization, sum and
     nonlinearity: the last tensor that still has the convolution's height and width.
     """
-    tensors = [
-        tensor
-        for operation in chosen.graph.get_operations()
-        for tensor in operation.outputs
-        if tensor.shape.rank == 4 and tensor.dtype.is_floating
-    ]
+    every = [one for of in chosen.graph.get_operations() for one in of.outputs]
+    tensors = [one for one in every if one.shape.rank == 4 and one.dtype.is_floating]
     convolved = [one for one in tensors if one.op.type in _CONVOLUTIONS]
     sides = [one.shape[1:3] for one in convolved if one.shape[1:3] != [1, 1]]
     for features in reversed(tensors):

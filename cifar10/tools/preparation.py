@@ -26,9 +26,10 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
         "crop": {"top": top, "left": left, "height": height, "width": width},
     }
     if distortion in WHOLE:
-        means, deviations = channel_statistics(channels)
-        described["mean"] = [255.0 * mean for mean in means]
-        described["deviation"] = [255.0 * deviation for deviation in deviations]
+        of_channels = zip(
+            ("mean", "deviation"), channel_statistics(channels), strict=True
+        )
+        described |= {name: [255.0 * one for one in of] for name, of in of_channels}
     else:
         described["least_deviation"] = 1.0 / math.sqrt(height * width * channels)
     return described

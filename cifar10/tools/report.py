@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
 from cifar10.process import entry_point, files, invocation
+from cifar10.run_directory.seeds import Seeds, grouped
 
 if TYPE_CHECKING:
     from cifar10.tools.report_run import Run
@@ -159,42 +158,22 @@ def render(runs: Sequence[Run], now: float) -> str:
     return environment.get_template("report.html").render(
         runs=runs,
         rows=_compare(runs),
-        seeds=_by_settings(runs),
+        seeds=_of_seeds(runs),
         colours=COLOURS,
         largest_matrix=_LARGEST_MATRIX,
         now=now,
     )
 
 
-def _by_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the accuracy of runs that differ in the seed alone, over these runs.
-
-    The list has a row for each configuration; it is empty if no seed differs.
-    """
-    groups = defaultdict(list)
-    for run in runs:
-        names = sorted(
-            [*fields.result_determining(run.recorded.config), "data_fingerprint"]
-        )
-        alike = [run.recorded.values[name] for name in names if name != "seed"]
-        part, shown = run.headline
-        if shown:
-            scored = part, shown["step"], shown.get("num_examples")
-            groups[repr((scored, alike))].append(run)
-    rows = []
-    for group in groups.values():
-        found = {run.recorded.config.run.seed: run.headline[1] for run in group}
-        scores = [one[fields.PRECISION] for one in found.values()]
-        runs_of = ", ".join(run.name for run in group)
-        row = {"names": runs_of, "seeds": len(scores), "mean": statistics.mean(scores)}
-        row["deviation"] = statistics.stdev(scores) if len(scores) > 1 else None
-        rows.append(row)
-    return rows if any(row["deviation"] is not None for row in rows) else []
+def _of_seeds(runs: Sequence[Run]) -> list[Seeds]:
+    """Returns a row for each configuration; no rows if no seed differs."""
+    rows = grouped((run.name, run.recorded, *run.headline) for run in runs)
+    return rows if any(row.interval for row in rows) else []
 
 
 def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns a row per setting, with its value in each run as text."""
-    settings = [{**run.recorded.entries, **run.recorded.facts.versions} for run in runs]
+    settings = [{**run.recorded.facts.versions, **run.recorded.entries} for run in runs]
     rows = []
     for name in dict.fromkeys([*_MAIN, *(name for each in settings for name in each)]):
         if name in _ELSEWHERE:

@@ -2,20 +2,23 @@
 
 import argparse
 import contextlib
+import csv
 import json
 import os
 import shutil
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import flags, layout
+from cifar10.config.fields import PRECISION
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
-from cifar10.run_directory import checkpoints, logs, scores, starting
+from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 
@@ -32,6 +35,13 @@ checkpoint is older than the last step; `damaged` if files cannot be read.
 """
 # Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
+# By the flag --sort; best scores and newest runs come first.
+_ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "state": lambda run: run["state"],
+    "age": lambda run: -run["changed"],
+    "size": lambda run: -run["bytes"],
+    "score": lambda run: -((run.get("scores") or {}).get(PRECISION, -1.0)),
+}
 _PRUNE = "list the runs to remove; with --yes, remove them"
 
 
@@ -42,6 +52,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--prune", nargs="+", default=[], metavar="NAME", help=_PRUNE)
     parser.add_argument("--yes", action="store_true", help="remove the runs of --prune")
     parser.add_argument("--json", action="store_true", help="print JSON, a list")
+    parser.add_argument("--csv", action="store_true", help="print a table as CSV")
+    by = "order of the list (default: name)"
+    parser.add_argument("--sort", choices=["name", *_ORDERS], default="name", help=by)
     given = flags.parse(parser, words)
     directory = layout.absolute_path(given["DIR"])
     try:
@@ -52,8 +65,13 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if given["prune"]:
         names = map(os.path.normpath, given["prune"])
         runs = {name: _removable(name, runs) for name in names}
+    if order := _ORDERS.get(given["sort"]):
+        runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
+    named = [{"name": name, **run} for name, run in runs.items()]
     if given["json"]:
-        print(json.dumps([{"name": name, **run} for name, run in runs.items()]))
+        print(json.dumps(named))
+    elif given["csv"]:
+        _print_table(named)
     else:
         _print(runs, directory)
     if given["prune"] and not given["yes"]:
@@ -70,8 +88,8 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`, others
-    have `step`, `best`, `starts` and `max_steps` (null with --max_hours). Follows no
-    links.
+    have `step`, `best`, `starts`, `max_steps` (null with --max_hours), `settings` from
+    config.json, and their last `scores` on the split `scored`. Follows no links.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -113,10 +131,10 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
-    part, by, images, found = scores.deciding(path)
+    part, by, images, values = scores.deciding(path)
     best = None
-    for at in scores.ranked(found, by)[:1]:
-        best = {"part": part, "by": by, "score": found[at], "step": at}
+    for at in scores.ranked(values, by)[:1]:
+        best = {"part": part, "by": by, "score": values[at], "step": at}
         best["images"] = images
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
@@ -125,7 +143,9 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     state = "training" if is_locked(path) else state
     last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
-    return {"state": state, **numbers, "starts": starting.read_starts(path)}
+    part, line = seeds.last_scores(run)
+    found = {"settings": run.entries, "scored": part, "scores": line}
+    return {"state": state, **numbers, "starts": starting.read_starts(path), **found}
 
 
 def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
@@ -143,8 +163,29 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
         age = f"{timedelta(seconds=int(max(0.0, time.time() - run['changed'])))} ago"
         start = f"{printable(name):{width}}  {run['state']:8}  {size:>10}  {age:>15}"
         print(f"{start}  {printable(said)}")
+    for one in seeds.grouped(
+        (name, RecordedRun.of(directory, run["settings"]), run["scored"], run["scores"])
+        for name, run in runs.items()
+        if run.get("scores")
+    ):
+        if one.interval:
+            print(f"{one}: {printable(', '.join(one.names))}")
     size = f"{sum(run['bytes'] for run in runs.values()) / 1e6:,.1f} MB"
     print(f"{counted(len(runs), 'run')} in {printable(str(directory))}, {size}")
+
+
+def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Prints a row for each run: what it is, its scores, and its settings."""
+    rows = []
+    for run in runs:
+        of_run = {name: run.get(name) for name in ("name", "state", "step", "scored")}
+        several = {**run.get("settings", {}), **of_run, **run.get("scores", {})}
+        plain = {k: v for k, v in several.items() if not isinstance(v, list | dict)}
+        rows.append({**dict.fromkeys([*of_run, *run.get("scores", {})]), **plain})
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
 
 
 def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

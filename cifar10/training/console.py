@@ -114,9 +114,11 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    towers, lines = training.towers.devices, [training.sections or ""]
-    is_local = training.workers.count == 1 and training.placement.suits_nccl
-    if is_local and training.config.batch.variable_update == "auto" and towers[1:]:
+    placement, lines = training.placement, [training.sections or ""]
+    suits = (
+        placement.suits_nccl and len(placement.devices) > 1 == training.workers.count
+    )
+    if suits and training.config.batch.variable_update == "auto":
         lines.append(_FASTER)
     return [
         wrap(_parts(training.config, training.run, len(training.images))),

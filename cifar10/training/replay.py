@@ -279,7 +279,7 @@ class Replay:
         """Compares the scores that the run shows of this step, and its temperatures."""
         state, towers = self._state, self._training.towers
         bound = ROUNDING[self._precision]
-        if self.step not in self.saved:  # The weights are the replay's, not the run's.
+        if self.step not in (0, *self.saved):  # The weights are the replay's.
             bound = max(bound, self.bound)
         for part, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:

@@ -53,6 +53,9 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     `TF_CONFIG`, names some.
     """
     processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
+    if processes.seeds:
+        launcher.train_seeds(processes.seeds, sys.argv, train_dir)
+        return
     if processes.local_workers or processes.max_restarts:
         launcher.launch(
             processes.local_workers, processes.max_restarts, sys.argv, train_dir

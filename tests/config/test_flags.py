@@ -16,7 +16,7 @@ TRAINING = """
     log_frequency max_bad_images max_epochs max_hours max_restarts max_steps
     memory_limit model momentum moving_average_decay on_nan
     optimizer precision recipe resume
-    schedule sections seed steps_per_call stop_after_no_gain
+    schedule sections seed seeds steps_per_call stop_after_no_gain
     summary_steps train_dir val_fraction validation_fraction variable_device
     verify_steps
     warmup_epochs width
@@ -56,7 +56,7 @@ FLAGS = {
     "cifar10/__main__.py report --help": """
         data_dir output step train_dir trust_model
     """,
-    "cifar10/__main__.py runs --help": "json prune yes",
+    "cifar10/__main__.py runs --help": "csv json prune sort yes",
     "cifar10/__main__.py serve --help": """
         device host interval_secs max_request_mb port step timeout_secs
         train_dir trust_model use_averages

@@ -14,6 +14,7 @@ from cifar10.config.config import Config
 from cifar10.distributed import programs
 from cifar10.errors import UsageError
 from cifar10.input import calls
+from cifar10.models import layer_tree
 from cifar10.run_directory import checkpoints
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
@@ -88,6 +89,25 @@ def test_later_trainings_of_a_process_sum_apart(four_cpus):
         builder.step(split(*random_batch(), count))
         check_replicas(states, 1)
         assert [int(state.global_step) for state in states] == [1] * count
+
+
+def test_what_is_frozen_may_change_from_step_to_step(four_cpus):
+    """As in stages; then the vector has other numbers of elements."""
+    builder, states = builder_of(four_cpus, 2)
+    builder.share([], variables=True)
+    biases = [state.model.trainable_variables[1] for state in states]
+    names = [
+        layer_tree.paths(state.model)[id(bias)]
+        for state, bias in zip(states, biases, strict=True)
+    ]
+    bias, moved = biases[1], []
+    for step, frozen in enumerate(([], names, [])):
+        before = bias.numpy()
+        builder.freeze(frozen)
+        builder.step(split(*random_batch(seed=step), 2))
+        moved.append(bool((bias.numpy() != before).any()))
+        check_replicas(states, step + 1)
+    assert moved == [True, False, True]
 
 
 def test_numbers_of_every_type_pass_through_one_vector(four_cpus):
@@ -166,6 +186,16 @@ def test_a_compiled_program_sums_within_a_loop_of_known_length(four_cpus, monkey
         body = re.search(r"body=(%[\w.-]+)", loop)[1]
         within = program.partition(f"\n{body} (")[2].partition("\n}")[0]
         assert total in within, "the sum is not part of the loop"
+    tuned, program = [], programs._Replica.program
+    monkeypatch.setattr(
+        programs._Replica,
+        "program",
+        lambda replica, *count: tuned.append(replica) or program(replica, *count),
+    )
+    monkeypatch.setattr(programs.TowerBuilder, "steps", lambda *_: None)
+    for _ in range(2):
+        builder.steps(call, 3)
+    assert tuned == builder._replicas[:1], "kernels are chosen once, for all replicas"
 
 
 def test_xla_has_the_sum_of_a_loop_on_gpus():

@@ -231,8 +231,10 @@ FOUND = {
         more_lines("metrics.jsonl", lambda last: {**last, "step": 0}),
     ),
     "a score before the first step": (
-        0,
-        more_lines("eval/metrics.jsonl", lambda last: {**last, "step": 0}),
+        1,
+        more_lines(
+            "eval/metrics.jsonl", lambda last: {**last, "step": 0, "precision @ 1": 1.0}
+        ),
     ),
     "a checkpoint before the first step": (1, first_checkpoint),
     "a line twice": (1, more_lines("metrics.jsonl", lambda last: last)),
@@ -275,6 +277,18 @@ def test_a_forgery_with_new_digests_is_found(run, rounded, capsys, kind):
     change(forged)
     forge(forged)
     assert is_found(audited(forged, capsys))
+
+
+def test_scores_without_a_checkpoint_are_unchecked_in_a_run_that_is_not_exact(
+    run, rounded, capsys
+):
+    for forged in (run, rounded):
+        more_lines("eval/metrics.jsonl", lambda last: {**last, "step": 7})(forged)
+        forge(forged)
+    assert is_found(audited(run, capsys))
+    assert any(
+        "scores in steps [7]" in one for one in audited(rounded, capsys)["unchecked"]
+    )
 
 
 def test_other_devices_make_a_run_no_longer_exact_and_the_report_says_so(run, capsys):

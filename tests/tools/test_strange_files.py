@@ -43,10 +43,19 @@ def run(tmp_path):
         {"skipped_steps": True},
         {"loss_averages": {"total_loss": math.inf}},
         {"loss_averages": {"total_loss": True}},
+        {"loss_averages": 5},
     ],
 )
 def test_a_manifest_of_other_values_is_damaged(run, entries):
     forging.write_manifest(run, 5, forging.manifest_of(run, 5) | entries)
+    with pytest.raises(checkpoints.DamagedError):
+        checkpoints.read_manifest(run / "checkpoints", 5)
+
+
+def test_a_manifest_without_its_time_is_damaged(run):
+    manifest = forging.manifest_of(run, 5)
+    del manifest["time"]
+    forging.write_manifest(run, 5, manifest)
     with pytest.raises(checkpoints.DamagedError):
         checkpoints.read_manifest(run / "checkpoints", 5)
 
@@ -60,6 +69,13 @@ def test_a_manifest_with_more_entries_is_intact(run):
     }
     forging.write_manifest(run, 5, forging.manifest_of(run, 5) | more)
     assert checkpoints.read_manifest(run / "checkpoints", 5)["hours"] == 2
+
+
+def test_a_record_with_what_version_1_0_wrote_ends_no_list(run):
+    record = {**ENDED, "images": 0, "correct": 1}
+    manifest = forging.manifest_of(run, 5) | {"validation": record}
+    forging.write_manifest(run, 5, manifest)
+    assert runs_command.find_runs(run.parent)["run"]["state"] != "damaged"
 
 
 SCORE = {"step": 5, "precision @ 1": 0.5, "num_examples": 100}

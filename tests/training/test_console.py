@@ -5,12 +5,15 @@ import os
 import pty
 import re
 import threading
+import types
 
 import pytest
 
 import runs
 from cifar10.config.config import Config
+from cifar10.distributed.workers import Workers
 from cifar10.process.moving_line import LINE
+from cifar10.towers.devices import Placement
 from cifar10.training import console
 from cifar10.training.train import train
 
@@ -83,3 +86,31 @@ def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, term
     config |= {"data": "synthetic", "model": runs.SMALL, "batch_size": 4}
     train(Config(**config, max_hours=0.0005))
     assert re.search(r"step \d+, epoch \d+\.\d, loss", terminal())
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "is_advised"),
+    [
+        (("/gpu:0", "/gpu:1"), {}, True),
+        (("/gpu:0", "/gpu:1"), {"variable_update": "towers"}, False),
+        (("/gpu:0", "/gpu:1"), {"variable_update": "mirrored"}, False),
+        (("/gpu:0",), {"accumulate": 2}, False),
+        (("/cpu:0", "/cpu:1"), {}, False),
+    ],
+)
+def test_several_gpus_are_told_what_is_predicted_to_be_faster(
+    monkeypatch, devices, given, is_advised
+):
+    monkeypatch.setattr(console, "_parts", lambda *_: "")
+    placement = Placement(devices, False, "")
+    training = types.SimpleNamespace(
+        config=Config(**given),
+        placement=placement,
+        workers=Workers(),
+        images=[],
+        run=None,
+        sections=None,
+    )
+    said = " ".join(console.first_lines(training))
+    assert ("--variable_update mirrored" in said) is is_advised
+    assert ("prediction" in said) is is_advised

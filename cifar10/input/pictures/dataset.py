@@ -85,11 +85,11 @@ def find_folder(
         raise UsageError(
             f"None of the {len(files):,} pictures in {directory} is left {lacking[0]}. "
             f"Add usable ones, at least {1 + len(shares)} for each class"
-            f"{', or score all of them with eval --eval_data all' if run else ''}.\n"
-            + _few_lines([left_out[name] for name in first])
+            f"{', or score all of them with eval --eval_data all' if run else ''}."
+            + "".join(f"\n    {left_out[name]}" for name in first[:_SHOWN])
         )
     lists = f"{invocation.command('data')} {shlex.quote(str(directory))} --json lists"
-    why = f"{lists} all:\n{_few_lines([*left_out.values()])}"
+    why = "\n    ".join([f"{lists} all:", *[*left_out.values()][:_SHOWN]])
     if len(left_out) > max_bad_images * len(files):
         raise UsageError(
             f"{len(left_out):,} of {len(files):,} pictures in {directory} cannot be "
@@ -126,10 +126,6 @@ def find_folder(
         notes=notes,
         division=found_division,
     )
-
-
-def _few_lines(reasons: list[str]) -> str:
-    return "\n".join(f"    {why}" for why in reasons[:_SHOWN])
 
 
 def _fingerprint(

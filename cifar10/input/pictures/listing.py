@@ -51,8 +51,7 @@ _PART = re.compile(
 
 # Names of portions, without their numbers, and of copies.
 _PORTION = re.compile(
-    "(fold|folder|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image|photo"
-    "|picture)(e?s)?"
+    "(fold(er)?|part|batch|split|chunk|shard|(sub|data)?set|data|patient|image)(e?s)?"
 )
 _COPY = re.compile(
     r"(copy of|kopie von|copie de|copia d[ei]) .+|.+ ?\([0-9]{1,2}\)"
@@ -215,14 +214,12 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
         return f"are named like copies{_RENAME}", copies
     letters, meant = {*map(_letters, inner)}, set()
     for name in inner:  # The parts in names, with the other words.
-        words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
+        words = [*filter(None, re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name))]
         others = tuple(_letters(word) for word in words if not part_of(word))
         meant |= {(part_of(word), others) for word in words if part_of(word)}
-    are_parts = (
-        bool(letters & _ALL and letters & _ABOUT)
-        or (len(letters) == 1 and _PORTION.fullmatch(min(letters)) is not None)
-        or len({others for _, others in meant}) < len(meant)
-    )
+    are_portions = len(letters) == 1 and _PORTION.fullmatch(min(letters))
+    are_mixed = len({others for _, others in meant}) < len(meant)
+    are_parts = are_portions or are_mixed or (letters & _ALL and letters & _ABOUT)
     return f"are named like parts{_RENAME}", inner if are_parts else ()
 
 

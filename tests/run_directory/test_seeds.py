@@ -1,0 +1,108 @@
+"""Runs that differ in the seed alone are averaged, with Student's interval."""
+
+import csv
+import io
+import json
+
+import pytest
+
+import runs
+from cifar10.run_directory.seeds import grouped
+from recorded_runs import recorded
+
+SCORE = "precision @ 1"
+
+
+def scored(name, score, step=10, **settings):
+    line = {"step": step, "num_examples": 100, SCORE: score} if score else {}
+    return name, recorded(**{"seed": int(name[1:]), **settings}), "test", line
+
+
+@pytest.mark.parametrize(
+    ("scores", "half"),
+    # Student's t of 1, 2 and 4 degrees of freedom by tables: 12.706, 4.303, 2.776.
+    [
+        ((0.50, 0.51), 12.706 * 0.0070711 / 2**0.5),
+        ((0.50, 0.51, 0.52), 4.303 * 0.01 / 3**0.5),
+        ((0.50, 0.51, 0.52, 0.53, 0.54), 2.776 * 0.0158114 / 5**0.5),
+    ],
+)
+def test_the_interval_is_students(scores, half):
+    rows = [scored(f"s{seed}", score) for seed, score in enumerate(scores)]
+    (found,) = grouped(rows)
+    assert found.seeds == len(scores)
+    assert found.mean == pytest.approx(sum(scores) / len(scores))
+    low, high = found.interval
+    assert high - found.mean == pytest.approx(half, rel=1e-3)
+    assert found.mean - low == pytest.approx(half, rel=1e-3)
+
+
+def test_only_runs_of_one_configuration_and_step_are_averaged():
+    rows = [
+        scored("s0", 0.5),
+        scored("s1", 0.6),
+        scored("s2", 0.7, learning_rate=0.5),
+        scored("s3", 0.8, step=20),
+        scored("s4", None),  # It was not scored.
+        scored("s5", 0.9, log_frequency=3, num_gpus=2, data_dir="/elsewhere"),
+    ]
+    found = {tuple(one.names): one for one in grouped(rows)}
+    assert found.keys() == {("s0", "s1", "s5"), ("s2",), ("s3",)}
+    assert found[("s0", "s1", "s5")].mean == pytest.approx(2 / 3)
+    assert found[("s2",)].interval is None, "one seed has no interval"
+
+
+def test_a_seed_that_was_trained_twice_counts_once():
+    (found,) = grouped([scored("s0", 0.5), scored("t0", 0.5), scored("s1", 0.6)])
+    assert found.seeds == 2
+
+
+@pytest.mark.slow
+def test_seeds_are_trained_one_after_another_and_go_on_after_a_stop(
+    tmp_path, stand_in_dir
+):
+    (tmp_path / "tiny.py").write_text(
+        "import keras\n"
+        "def net(image_shape, classes):\n"
+        "    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]\n"
+        "    return keras.Sequential([keras.Input(image_shape), *layers])\n"
+    )
+    flags = ["--seeds", "2:5", "--train_dir", "trial", "--model", "tiny:net"]
+    flags += ["--data", "synthetic", "--data_dir", stand_in_dir, "--batch_size", "8"]
+    flags += ["--max_steps", "4", "--eval_steps", "4", "--learning_rate", "1e-3"]
+    flags += ["--log_frequency", "2"]
+    env = {"PYTHONPATH": str(runs.ROOT)}
+    only_two = [*flags[:1], "2:4", *flags[2:]]
+    done = runs.run(runs.ROOT / "train.py", *only_two, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "mean of 2 seeds" in done.stdout
+    before = (tmp_path / "trial/seed-2/metrics.jsonl").read_bytes()
+    done = runs.run(runs.ROOT / "train.py", *flags, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "mean of 3 seeds" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "trial/seed-2/metrics.jsonl").read_bytes() == before
+
+    command = ("cifar10/__main__.py", "runs", tmp_path)
+    listed = runs.call(*command, "--json", "--sort", "score")
+    found = json.loads(listed.stdout)
+    assert {one["settings"]["seed"] for one in found} == {2, 3, 4}
+    values = [one["scores"][SCORE] for one in found]
+    assert values == sorted(values, reverse=True)
+    text = runs.call(*command, "--csv").stdout
+    rows = [*csv.DictReader(io.StringIO(text))]
+    assert [float(row[SCORE]) for row in rows] == [
+        one["scores"][SCORE] for one in sorted(found, key=lambda one: one["name"])
+    ]
+    assert {row["learning_rate"] for row in rows} == {"0.001"}
+    mean = f"{SCORE} = {sum(values) / 3:.4f}"
+    assert mean in runs.call(*command).stdout
+
+    done = runs.run(
+        runs.ROOT / "train.py", *flags, "--max_steps", "x", cwd=tmp_path, env=env
+    )
+    assert done.returncode == 2
+    broken = runs.run(
+        runs.ROOT / "train.py", *flags, "--batch_size", "9", cwd=tmp_path, env=env
+    )
+    assert broken.returncode == 2, "a seed that is refused ends the rest"
+    assert "Seed 2 ended with exit code 2" in broken.stderr
