@@ -212,6 +212,7 @@ def _program(
 
 
 _OWN = ("--data", "synthetic")
+_FAST = {"images": 1536, "recipe": "fast"}
 _PEER = {"short": ["--seeds", "1", "--steps", "3", "--images", "200"]}
 LINES = [
     _program("program of 50, 128 images", 60, 128, "0.40 to 0.48 ms"),
@@ -227,7 +228,7 @@ LINES = [
     _program("program of 50, 1,024 images", 50, 1024, "0.9 to 1.2 ms"),
     _program(
         "program with larger CUDA graphs",
-        60,
+        40,
         128,
         "at most as long",
         environment={
@@ -237,7 +238,7 @@ LINES = [
     ),
     _program(
         "program without CUDA graphs",
-        60,
+        40,
         128,
         environment={"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
     ),
@@ -268,6 +269,14 @@ LINES = [
         resume,
         {"flags": (*_OWN, "--xla")},
         predicted="equal to the bit",
+    ),
+    Line("steps of fast", 40, time_steps, _FAST, predicted="10.8 ms: 774 starts"),
+    Line(
+        "steps of fast, update by XLA",
+        50,
+        time_steps,
+        {**_FAST, "xla_update": True},
+        predicted="about 5 ms: 350 starts",
     ),
     Line(
         "fast, and airbench94 in PyTorch",

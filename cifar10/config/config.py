@@ -99,6 +99,7 @@ class Config(fields.Groups):
         config = self.from_values({**self.values, **changes})
         config.model_function = self.model_function
         config.data_objects = self.data_objects
+        config.given = self.given
         return config
 
     @property

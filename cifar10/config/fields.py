@@ -350,7 +350,8 @@ class Checkpoints(Checked):
     """Checkpoints, evaluations, and reactions to failures.
 
     Attributes:
-        checkpoint_steps: steps between two checkpoints
+        checkpoint_steps: steps between two checkpoints; by default more if they would
+            take over 5 % of the time
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep, which eval or --eval_steps
             scored best; each evaluation by --eval_steps then saves a checkpoint
@@ -410,6 +411,8 @@ class Speed(Checked):
         xla: compile each tower with XLA, or whole steps with a single GPU or mirrored
             variables (default: on a single GPU, if a trial at the start of a long run
             finds it faster)
+        xla_update: compile the update with XLA where whole steps are not compiled, as
+            the same trial may find
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """
@@ -417,6 +420,7 @@ class Speed(Checked):
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
     variable_device: Literal["auto", "cpu", "gpu"] = "auto"
     xla: Annotated[bool | None, RESULT] = None
+    xla_update: Annotated[bool, RESULT] = False
     deterministic: Annotated[bool, RESULT] = False
 
 

@@ -125,7 +125,7 @@ class ReplicaBuilder(TowerBuilder):
         def replica_sharing() -> None:
             replica = self._replica()
             state = self.states[replica]
-            is_first = self._is_first(replica)
+            is_first = self.first_tower == 0 and replica == 0
             variables = state.variables() if with_variables else []
             with tf.device(state.device):
                 *values, first_numbers = self._sum(
@@ -139,10 +139,6 @@ class ReplicaBuilder(TowerBuilder):
 
         self._strategy.run(replica_sharing)
         return received[0]
-
-    def _is_first(self, replica: int) -> bool:
-        """Returns whether this is the first replica of the first process."""
-        return self.first_tower == 0 and replica == 0
 
     def _replica(self) -> int:
         """Returns the traced replica's index among the replicas of this process."""

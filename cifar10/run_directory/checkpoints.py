@@ -178,7 +178,7 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
         manifest = json.loads(files.read(file).decode())
         is_intact = manifest.pop("sha256") == digest_of(manifest)
         are_ours = all(map(_FILE_NAME.fullmatch, manifest["files"]))
-        are_ours &= "time" in manifest and not schema.wrong(manifest, schema.MANIFEST)
+        are_ours &= not schema.wrong(manifest, schema.MANIFEST)
         if record := manifest.get("validation"):
             is_old = "best_by" not in record
             rules = schema.VALIDATION_OF_1_0 if is_old else schema.VALIDATION

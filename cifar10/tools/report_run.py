@@ -148,7 +148,9 @@ def _checkpoints(directory: Path) -> list[dict[str, Any]]:
             try:
                 manifest = checkpoints.verify(directory, step).manifest
                 size = sum(each["bytes"] for each in manifest["files"].values())
-                one = {"step": step, "time": manifest["time"], "size": size}
+                file = checkpoints.folder(directory, step) / checkpoints.MANIFEST
+                saved_at = manifest.get("time", file.lstat().st_mtime)  # Not in 1.0.0.
+                one = {"step": step, "time": saved_at, "size": size}
                 saved.append({**one, "averages": manifest.get("loss_averages", {})})
             except UsageError as error:
                 saved.append({"step": step, "damage": str(error)})

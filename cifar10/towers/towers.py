@@ -14,6 +14,7 @@ Inputs need not be images: the towers train any Keras model whose inputs and lab
 in batches.
 """
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -24,8 +25,15 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.models.layer_tree import GENERATOR_STATE
 from cifar10.towers.agreement import Agreement
+from cifar10.towers.copies import (
+    Flat,
+    flat_means,
+    for_tower,
+    mean,
+    read_variables,
+    sum_on_devices,
+)
 from cifar10.towers.graphs import check_scalars, join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
@@ -33,9 +41,6 @@ from cifar10.towers.update import Averages, Gradient, TrainState, Update
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference: TypeAlias = "Callable[..., tuple]"
 Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
-
-# Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
-_TOWER_SEED_STRIDE = 0x9E3779B1
 
 logger = logging.getLogger(__name__)
 
@@ -77,21 +82,24 @@ class Tower:
         self.frozen: Sequence[str] = ()  # Names not to train.
 
     def __call__(
-        self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
+        self,
+        state: TrainState,
+        number: int,
+        inputs: tf.Tensor,
+        labels: tf.Tensor,
+        flat: Flat | None = None,
     ) -> TowerResult:
         """Reads the variables once, then computes loss, gradients and statistics.
 
         `number` is the tower's index among the towers of all machines. `inputs` go to
-        the model and `labels` to the loss, [batch, ...].
+        the model and `labels` to the loss, [batch, ...]. `flat` are the variables'
+        values if they have been read.
         """
         variables = state.model.trainable_variables
         is_frozen = find_frozen(state.model, variables, self.frozen)
         is_trained = [not frozen for frozen in is_frozen]
-        trainable = [tf.identity(variable.value) for variable in variables]
-        non_trainable = [
-            read_for_tower(variable, number)
-            for variable in state.model.non_trainable_variables
-        ]
+        read = flat.unpacked() if flat else read_variables(state.model)
+        trainable, non_trainable = read[0], for_tower(state.model, read[1], number)
         scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
 
         def compute(
@@ -144,8 +152,12 @@ class TowerBuilder(Agreement):
         self.tower_names = self.devices  # Of all processes, for messages.
         self.tower = tower
         self.update = update
+        # Whether one flat tensor is copied between devices instead of many.
+        self.flat = any("gpu" in device.lower() for device in self.devices)
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
+        # Kept for all traces, so that XLA compiles it once for each set of gradients.
+        self._update_by_xla = traced(self._trace_writes, xla=True)
         self.freeze(())
 
     @property
@@ -166,9 +178,10 @@ class TowerBuilder(Agreement):
         self._step_and_results = traced(self._trace_step_and_results)
         self._results = traced(functools.partial(self._trace_towers, self.state))
 
-    def compile_steps(self, xla: bool) -> None:
-        """Has XLA compile the towers, or not. The next step is retraced."""
+    def compile_steps(self, *, xla: bool = False, xla_update: bool = False) -> None:
+        """Has XLA compile the towers and the update, or not; the step is retraced."""
         self.tower.xla = xla
+        self.update = dataclasses.replace(self.update, xla=xla_update)
         self.freeze(self.tower.frozen)
 
     def _is_on_one_device(self) -> bool:
@@ -177,7 +190,8 @@ class TowerBuilder(Agreement):
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""
-        return self.result(self._step(list(batches)))
+        with tf.device(self.state.device):  # Results stay there.
+            return self.result(self._step(list(batches)))
 
     def steps(self, stacked: Sequence[Batch], count: int) -> StepResult:
         """Runs `count` steps without returning to Python in between.
@@ -206,10 +220,11 @@ class TowerBuilder(Agreement):
         self, batches: Sequence[Batch]
     ) -> tuple[StepResult, list[TowerResult]]:
         """Runs a step, and returns the results of its towers, too."""
-        if len(self.devices) == len({*self.devices}) and not self.tower.xla:
-            result, results = self._step_and_results(list(batches))
-        else:  # As outputs, the gradients would be summed and rounded otherwise.
-            results, result = self.results(batches), self._step(list(batches))
+        if self.tower.xla or len(self.devices) > len({*self.devices}):
+            # As outputs, the gradients would be summed and rounded otherwise.
+            results = self.results(batches)
+            return self.step(batches), results
+        result, results = self._step_and_results(list(batches))
         return self.result(result), results
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
@@ -286,6 +301,10 @@ class TowerBuilder(Agreement):
             # The mean of the losses would not be the loss of the global batch.
             raise ValueError("The batches of all towers must have the same shape.")
         results = []
+        flat = None
+        if self._is_flat(state, devices):
+            with tf.device(state.device), tf.name_scope("flat"):
+                flat = Flat(read_variables(state.model), state.device)
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
             zip(devices, batches, strict=True), self.first_tower + first
@@ -297,9 +316,12 @@ class TowerBuilder(Agreement):
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
             ):
-                results.append(self.tower(state, number, inputs, labels))
+                results.append(self.tower(state, number, inputs, labels, flat))
             latest[device] = results[-1].gradients
         return results
+
+    def _is_flat(self, state: TrainState, devices: Sequence[str]) -> bool:
+        return self.flat and {*devices} != {state.device}
 
     def _trace_averages(
         self,
@@ -308,31 +330,40 @@ class TowerBuilder(Agreement):
         batches: list[Batch],
         results: list[TowerResult],
     ) -> Averages:
-        gradients = sum_on_devices(devices, [result.gradients for result in results])
-        metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
-            means = average_gradients(gradients, len(results))
+            if self._is_flat(state, devices):
+                found = flat_means(devices, results, state.device)
+                means, statistics, metrics, losses = found
+            else:
+                sums = [*sum_on_devices(devices, results).values()]
+                means = average_gradients(sums, len(results))
+                statistics = average_statistics([one.statistics for one in results])
+                of_towers = [one.metrics for one in results]
+                metrics = {
+                    name: tf.add_n([one[name] for one in of_towers]) / len(results)
+                    for name in of_towers[0]
+                }
+                losses = tf.stack([one["total_loss"] for one in of_towers])
             self._warn_of_missing(means)
-            return Averages(
-                means,
-                average_statistics([result.statistics for result in results]),
-                {
-                    name: tf.add_n([values[name] for values in metrics]) / len(metrics)
-                    for name in metrics[0]
-                },
-                tf.stack([values["total_loss"] for values in metrics]),
-                batches[0][0].shape[0] * self.num_towers,
-            )
+            images = batches[0][0].shape[0] * self.num_towers
+            return Averages(means, statistics, metrics, losses, images)
 
     def _trace_update(
         self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None = None
     ) -> StepResult:
+        by_xla = self.update.xla and not self._compiles
+        write = self._update_by_xla if by_xla else self._trace_writes
         with tf.device(state.device), tf.name_scope("update"):
-            metrics = averages.metrics | self.update(
-                state, averages, is_wanted=is_wanted, xla=self._compiles
-            )
-            numbers = join_numbers(metrics, averages.tower_losses)
+            return write(state, averages, is_wanted)
+
+    def _trace_writes(
+        self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None
+    ) -> StepResult:
+        xla = self.update.xla or self._compiles
+        updated = self.update(state, averages, is_wanted=is_wanted, xla=xla)
+        metrics = averages.metrics | updated
+        numbers = join_numbers(metrics, averages.tower_losses)
         return StepResult(metrics, averages.tower_losses, numbers)
 
     def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
@@ -346,18 +377,6 @@ class TowerBuilder(Agreement):
         if new := [name for name in missing if name not in self._warned]:
             self._warned.update(new)
             logger.warning("Not trained, as they have no gradient: %s.", ", ".join(new))
-
-
-def sum_on_devices(
-    devices: Sequence[str], gradients: Sequence[list[Gradient]]
-) -> list[list[Gradient]]:
-    """Returns one sum of gradients per device, computed on that device."""
-    sums: dict[str, list[Gradient]] = {}
-    for device, more in zip(devices, gradients, strict=True):
-        with tf.device(device):
-            pairs = zip(sums[device], more, strict=True) if device in sums else None
-            sums[device] = [_sum(pair) for pair in pairs] if pairs else more
-    return [*sums.values()]
 
 
 def average_gradients(
@@ -382,7 +401,7 @@ def average_gradients(
     Returns:
         One gradient per variable; None if no tower has a gradient.
     """
-    return [_mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
+    return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 
 
 def average_statistics(
@@ -395,33 +414,8 @@ def average_statistics(
     per step. In `tower_statistics[tower][variable]`, None means an unchanged variable.
     """
     return [
-        _mean(values)
+        mean(values)
         if values[0] is not None and values[0].dtype.is_floating
         else values[0]
         for values in zip(*tower_statistics, strict=True)
     ]
-
-
-def _mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
-    count = count or len(values)
-    summed = _sum(values)
-    return summed if summed is None or count == 1 else tf.divide(summed, count)
-
-
-def _sum(values: Sequence[Gradient]) -> Gradient:
-    """Adds up values; returns None if all are None."""
-    if all(value is None for value in values):
-        return None
-    # On a CPU, sums of sums are otherwise joined where the inner one is no output.
-    if any("CPU" in one.device for one in values if one is not None):
-        values = [v if v is None else tf.ensure_shape(v, v.shape) for v in values]
-    return values[0] if len(values) == 1 else tf.add_n(values)
-
-
-def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; a random state differs from tower to tower."""
-    value = tf.identity(variable.value)
-    if number and variable.name == GENERATOR_STATE:
-        offset = (number * _TOWER_SEED_STRIDE) % 2**32
-        value += tf.constant([offset, 0], value.dtype)
-    return value

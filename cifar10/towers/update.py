@@ -9,15 +9,14 @@ kernel for each variable.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
+from cifar10.towers.copies import Gradient
 from cifar10.towers.graphs import assign_unless
-
-Gradient: TypeAlias = "tf.Tensor | None"
 
 
 class TrainState:
@@ -101,12 +100,15 @@ class Update:
         halts: Whether updates end at the first step whose loss or gradients are not
             finite: that step and all later ones write nothing. If False, only such
             steps are skipped, and `global_step` advances.
+        xla: Whether XLA compiles the update where it does not compile whole steps. On a
+            GPU its kernels, hundreds with Muon, then start at once.
     """
 
     learning_rate: Callable[[tf.Tensor], tf.Tensor]
     average_decay: Callable[[tf.Tensor], tf.Tensor] | None
     clip_norm: float | None = None
     halts: bool = True
+    xla: bool = False
 
     def __call__(
         self,

@@ -105,14 +105,15 @@ class Training:
         capacity = 1 if in_calls else pipeline.QUEUE_CAPACITY
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
-    def is_faster_by_xla(self) -> bool:
-        """Returns whether XLA makes steps faster, and if so leaves them compiled."""
+    def try_xla(self) -> dict[str, bool]:
+        """Has XLA compile what it makes faster; returns the fields that say so."""
         config, shape = self.config.replace(xla=True), self.images.shape[1:]
-        steps = config.speed.steps_per_call or default_steps_per_call(
-            config, self.placement, shape
-        )
+        steps = 1
+        if not (self.sections or config.checkpoints.verify_steps):
+            default = default_steps_per_call(config, self.placement, shape)
+            steps = config.speed.steps_per_call or default
         with self.open_batches(0, 0) as queues:
-            return compiling.try_program(self.towers, queues.get(), steps)
+            return compiling.try_programs(self.towers, queues.get(), steps)
 
     def determining(self) -> dict[str, Any]:
         """Returns the recorded entries that a resumed run must not change."""
@@ -179,8 +180,10 @@ def assemble(
     is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
     config = check_epoch(config, len(images), may_shorten=not is_given)
     states = build_states(config, placement, replicas, dataset, images)
+    is_chosen = "xla_update" in config.given
     if config.speed.xla is None and earlier:
-        config = config.replace(xla=earlier.config.speed.xla)
+        update = (config if is_chosen else earlier.config).speed.xla_update
+        config = config.replace(xla=earlier.config.speed.xla, xla_update=update)
     towers, planner, description = build_towers(
         config,
         placement,
@@ -207,8 +210,8 @@ def assemble(
         run=describe_training(config, placement, dataset, states),
     )
     if config.speed.xla is None:
-        is_possible = compiling.is_possible(config, placement)
-        config = config.replace(xla=is_possible and training.is_faster_by_xla())
+        is_tried = not is_chosen and compiling.is_possible(config, placement)
+        config = config.replace(**training.try_xla() if is_tried else {"xla": False})
     run = describe_training(config, placement, dataset, states)
     # Not recorded: a resumed run may have other periods, hooks and devices.
     if config.speed.steps_per_call is None:
@@ -234,7 +237,7 @@ def resolve_config(
             "towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
-    return ResolvedConfig.from_values(
+    resolved = ResolvedConfig.from_values(
         {
             **config.values,
             "precision": hardware.resolve_precision(
@@ -248,6 +251,8 @@ def resolve_config(
             "workers": workers,
         }
     )
+    resolved.given = config.given
+    return resolved
 
 
 def check_epoch(
@@ -468,6 +473,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
         functools.partial(schedule.average_decay, update.moving_average_decay),
         clip_norm=update.clip_norm,
         halts=config.checkpoints.on_nan != "skip",
+        xla=config.speed.xla_update,
     )
 
 

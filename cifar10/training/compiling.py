@@ -1,18 +1,18 @@
-"""Decides at the start whether XLA compiles whole steps, by trying it.
+"""Decides at the start what XLA compiles, whole steps or the update, by trying it.
 
 A GPU starts the kernels of a small model one by one, which can take longer than they
 compute; a program of many steps needs one start. A large model gains nothing.
 """
 
 import time
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from cifar10.config.config import ResolvedConfig
-from cifar10.errors import counted, say
+from cifar10.errors import say
 from cifar10.input import calls
 from cifar10.towers.devices import Placement
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, TowerBuilder
 
 # Compiling took 13 s on an H100, and saved 4 ms a step (docs/speed.md).
@@ -27,40 +27,48 @@ def is_possible(config: ResolvedConfig, placement: Placement) -> bool:
         placement.on_gpus
         and len(placement.devices) == 1
         and config.speed.variable_device != "cpu"
-        and config.speed.steps_per_call != 1
         and not config.speed.deterministic
-        and not config.memory.sections
-        and not config.checkpoints.verify_steps
         and config.batch.variable_update != "mirrored"
         and config.machine.workers == 1
         and config.run.max_steps >= _LEAST_STEPS
     )
 
 
-def try_program(towers: TowerBuilder, batches: list[Batch], steps: int) -> bool:
-    """Returns whether a program of so many steps is faster; if so, leaves it compiled.
+def try_programs(
+    towers: TowerBuilder, batches: list[Batch], steps: int
+) -> dict[str, bool]:
+    """Has XLA compile what is faster: `steps` whole steps, else the update, or nothing.
 
-    Both ways compute on `batches`, one for each tower, and write no variable.
+    Tries no program of a single step. All compute on `batches`, one for each tower, and
+    write no variable. Returns the values of the fields `xla` and `xla_update`.
     """
-    plain = _seconds(lambda: towers.results(batches)[-1].metrics["total_loss"])
-    towers.compile_steps(True)
+    plain, nothing = _seconds(towers, batches), {"xla": False, "xla_update": False}
+    tried = {"xla": steps} if steps > 1 else {}
+    for name, count in {**tried, "xla_update": 1}.items():
+        what = "the update" if count == 1 else f"a program of {count} steps"
+        towers.compile_steps(**{name: True})
+        try:
+            gain = plain / _seconds(towers, batches, count)
+            why = f"steps take {1 / gain:.2f} of their time"
+        except tf.errors.OpError as error:
+            gain, why = 0.0, f"it cannot: {error.message.splitlines()[0]}"
+        is_faster = gain >= _LEAST_GAIN
+        say(f"XLA {'compiles' if is_faster else 'does not compile'} {what}: {why}")
+        if is_faster:
+            return nothing | {name: True}
+    towers.compile_steps()
+    return nothing
+
+
+def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int = 1) -> float:
+    """Returns how long a step takes, alone or as one of several in a program.
+
+    All is traced and compiled before. Steps write nothing.
+    """
     stacked = calls.stacked([batches], steps)
-    try:
-        gain = plain * steps / _seconds(lambda: towers.steps(stacked, 0).numbers)
-        program = f"a program of {counted(steps, 'step')}"
-        why = f"{program} takes {1 / gain:.2f} of their time"
-    except tf.errors.OpError as error:
-        gain, why = 0.0, f"it cannot compile them: {error.message.splitlines()[0]}"
-    is_faster = gain >= _LEAST_GAIN
-    say(f"XLA {'compiles' if is_faster else 'does not compile'} the steps: {why}")
-    if not is_faster:
-        towers.compile_steps(False)
-    return is_faster
-
-
-def _seconds(compute: Callable[[], tf.Tensor]) -> float:
-    """Returns how long the second call takes, when all is traced and compiled."""
-    compute().numpy()
-    began = time.perf_counter()
-    compute().numpy()
-    return time.perf_counter() - began
+    idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
+    for _ in range(2):
+        began = time.perf_counter()
+        result = towers.steps(stacked, 0) if steps > 1 else idle(batches)
+        result.numbers.numpy()
+    return (time.perf_counter() - began) / steps

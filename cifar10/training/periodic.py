@@ -15,6 +15,7 @@ from cifar10.training.console import Console
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
 from cifar10.training.tensorboard import Summaries, TensorBoard
+from cifar10.training.timing import Share
 from cifar10.training.watchdog import Watchdog
 
 # Seconds of timed steps before the forecast, because fast steps vary.
@@ -141,12 +142,16 @@ def scored_set(
 class Saving:
     """Saves checkpoints when they are due, at the end, and when a signal ends the run.
 
-    A checkpoint contains the score of its step, because evaluation comes first.
+    A checkpoint contains the score of its step, because evaluation comes first. Without
+    the flag, those of --checkpoint_steps have a share of one process's time.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._config = loop.training.config
+        self._config = config = loop.training.config
+        is_chosen = bool(config.given & {"checkpoint_steps", "resume"})
+        self._saves_all = is_chosen or config.machine.workers > 1
+        self._share = Share()
 
     def on_start(self, run: Run) -> None:  # noqa: ARG002
         """Saves the initial values if `--on_nan rollback` may need them."""
@@ -157,9 +162,10 @@ class Saving:
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if due; with --keep_best, also after each evaluation."""
         keep = self._config.checkpoints
-        periods = (keep.checkpoint_steps, keep.keep_best and keep.eval_steps)
-        is_over = self._loop.progress.is_over
-        if is_over or any(period and step % period == 0 for period in periods):
+        is_due = step % keep.checkpoint_steps == 0
+        is_due = is_due and (self._saves_all or self._share.is_due())
+        scored = keep.keep_best and keep.eval_steps and step % keep.eval_steps == 0
+        if self._loop.progress.is_over or is_due or scored:
             self._save(step)
 
     def on_interruption(self, step: int) -> None:
@@ -175,10 +181,11 @@ class Saving:
             # Processors of several machines may round differently.
             if loop.training.workers.count == 1:
                 check_replicas(loop.training.towers.states, step)
-            # Before saving, so that hooks' files are complete up to the checkpoint.
-            loop.hooks.notify("on_save", step)
-            if path := loop.progress.save():
-                loop.hooks.notify("on_checkpoint", step, path)
+            with self._share.taken():
+                # Before saving, so that hooks' files are complete up to the checkpoint.
+                loop.hooks.notify("on_save", step)
+                if path := loop.progress.save():
+                    loop.hooks.notify("on_checkpoint", step, path)
 
 
 def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:

@@ -125,11 +125,8 @@ class Results:
             last = f"the updates of the last {MOST_SKIPPED_IN_A_ROW} steps"
             raise NeverFiniteError(step, f"{last} were all skipped")
         if newest.get("loss_scale", 1.0) < 1.0:
-            raise NeverFiniteError(
-                step,
-                "the gradients are not finite in float16, however small the loss "
-                "scale is",
-            )
+            why = "the gradients are not finite in float16 with any loss scale"
+            raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
         average(self._progress.metric_averages, newest)
 

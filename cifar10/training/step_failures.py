@@ -12,9 +12,9 @@ from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import UsageError
 from cifar10.process import invocation
 
-# These occur in TensorFlow's error if XLA cannot compile a step; the last one if cuDNN
-# has no convolution that XLA can use.
-_OF_XLA = "tf2xla|libdevice|could not find any supported configs"
+# These occur in TensorFlow's error if XLA cannot compile a step; the third if cuDNN has
+# no convolution that XLA can use, the last for variables of int32 beside a GPU.
+_OF_XLA = "tf2xla|libdevice|could not find any supported configs|Trying to access"
 
 
 @contextlib.contextmanager
@@ -34,9 +34,10 @@ def explaining_failures(
     except tf.errors.OpError as error:
         if not re.search(_OF_XLA, error.message):
             raise
+        flag = "xla" if config.speed.xla else "xla_update"
         raise UsageError(
-            f"--xla: XLA cannot compile this step: {error.message}\nGive --no-xla, "
-            "and give --fresh or another --train_dir."
+            f"--{flag}: XLA cannot compile this step: {error.message}\nGive "
+            f"--no-{flag}, and give --fresh or another --train_dir."
         ) from error
 
 

@@ -25,12 +25,10 @@ from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
-from cifar10.training.timing import Timer
+from cifar10.training.timing import Share, Timer
 
 # The number of distorted images in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
-# The largest share of the time for summaries. A set may take as long as many steps.
-MOST_SHARE = 0.05
 # This many values show a tensor's distribution as well as all of them.
 _MOST_VALUES = 2**16
 
@@ -140,11 +138,7 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 
 
 class Summaries:
-    """A hook that computes summaries, and notifies the other hooks of them.
-
-    Summaries take at most 5 % of the time: after a set of summaries, none is computed
-    for 20 times as long as that set took.
-    """
+    """A hook that computes summaries in a share of the time, and tells other hooks."""
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training
@@ -156,20 +150,16 @@ class Summaries:
         if training.sections is None:
             model, device = self._towers.state.model, self._towers.devices[0]
             self._activations = activations_of(model, device)
-        self._next = -math.inf  # When the next may begin, by `time.perf_counter`.
+        self._share = Share()
 
     def on_step(self, step: int) -> None:
         """Computes the summaries of a step if they are due and cheap enough."""
-        if step % self._period or time.perf_counter() < self._next:
+        if step % self._period or not self._share.is_due():
             return
-        # The first summaries trace functions, which counts as part of the start.
-        is_first = self._next == -math.inf
-        with self._loop.apart("start" if is_first else "summaries"):
-            began = time.perf_counter()
+        part = "start" if self._share.is_first else "summaries"
+        with self._loop.apart(part), self._share.taken():
             if summary := self._summarize(self._loop.newest_batches()):
                 self._loop.hooks.notify("on_summary", step, summary)
-            now = time.perf_counter()
-        self._next = now if is_first else now + (now - began) / MOST_SHARE
 
     def _summarize(self, batches: Sequence[Batch]) -> Summary | None:
         """Computes the summaries; returns None if a gradient is not finite."""

@@ -7,8 +7,35 @@ from collections.abc import Iterator
 
 # The first two are the time of steps.
 _PARTS = ("training", "input", "start", "summaries", "evaluation", "saving")
+# The largest share of the time for summaries, and for checkpoints of nobody's choice.
+MOST_SHARE = 0.05
 # Waiting for images for less than this fraction of the time needs no advice.
 _MUCH_WAITING = 0.1
+
+
+class Share:
+    """Lets what is done now and then take at most 5 % of the time.
+
+    After each time, none is due for 20 times as long as it took. The first, which
+    traces functions, belongs to the start.
+    """
+
+    def __init__(self) -> None:
+        self.is_first = True
+        self._next = -math.inf  # When it is due again, by `time.perf_counter`.
+
+    def is_due(self) -> bool:
+        """Returns whether enough time has passed since the last time."""
+        return time.perf_counter() >= self._next
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Counts the duration of the block."""
+        began = time.perf_counter()
+        yield
+        now = time.perf_counter()
+        self._next = now if self.is_first else now + (now - began) / MOST_SHARE
+        self.is_first = False
 
 
 class Timer:

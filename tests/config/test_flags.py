@@ -22,7 +22,7 @@ TRAINING = """
     summary_steps train_dir val_fraction validation_fraction variable_device
     verify_steps
     warmup_epochs width
-    xla
+    xla xla_update
 """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing import event_accumulator
 import runs
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, logs
-from cifar10.training import periodic, tensorboard
+from cifar10.training import periodic, timing
 from cifar10.training.progress import Progress
 from small_towers import resolved
 
@@ -41,7 +41,7 @@ def train(stand_in_dir):
         clock = types.SimpleNamespace(time=iter(range(10**9, 2**31)).__next__)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(periodic.Log, "on_step", happen_and_log)
-            patch.setattr(tensorboard, "MOST_SHARE", math.inf)
+            patch.setattr(timing, "MOST_SHARE", math.inf)
             patch.setattr(logs, "time", clock)
             runs.train(train_dir, stand_in_dir, **{**usual, **options})
         assert not happens

@@ -70,3 +70,5 @@ def test_it_is_replayed_audited_and_listed(run):
     assert "an earlier version wrote these checkpoints" in done.stdout
     done = runs.call("cifar10/__main__.py", "runs", run.parent)
     assert "finished" in done.stdout, done.stderr
+    done = runs.call("cifar10/__main__.py", "report", run)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -52,14 +52,6 @@ def test_a_manifest_of_other_values_is_damaged(run, entries):
         checkpoints.read_manifest(run / "checkpoints", 5)
 
 
-def test_a_manifest_without_its_time_is_damaged(run):
-    manifest = forging.manifest_of(run, 5)
-    del manifest["time"]
-    forging.write_manifest(run, 5, manifest)
-    with pytest.raises(checkpoints.DamagedError):
-        checkpoints.read_manifest(run / "checkpoints", 5)
-
-
 def test_a_manifest_with_more_entries_is_intact(run):
     more = {
         "validation": {**ENDED, "more": 1},

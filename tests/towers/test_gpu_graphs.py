@@ -230,7 +230,9 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
     towers, step = tutorials_step(4)
     assert_kernels(step.graph)
     inputs = [device for device in towers.devices for _ in range(2)]
-    crossed = crossings(step, [*inputs, HOST], home="/cpu:0", gpus=4)
+    crossed = crossings(step, [*inputs, HOST], "/cpu:0", "/cpu:0", gpus=4)
+    # Variables to each GPU; gradients, and losses and metrics, from it.
+    assert len(crossed) == 12
     variables = [v.value for v in towers.state.model.variables]
     held = sum(v.dtype.size * v.shape.num_elements() for v in variables)
     for gpu in (f"/device:GPU:{number}" for number in range(4)):
@@ -240,8 +242,9 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
             {one.source for one in received} == {one.target for one in sent} == {HOST}
         )
         for copied in (received, sent):
-            # Half of it where they travel in 16 bits; beside it the step's few numbers.
-            assert held / 2 <= sum(one.bytes for one in copied) <= held + 128, copied
+            # Beside it the step's few numbers, and what fills each up to 64 bytes.
+            most = held + 64 * (len(variables) + 8)
+            assert held <= sum(one.bytes for one in copied) <= most, copied
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -249,10 +252,11 @@ def test_a_step_takes_no_more_than_it_did(name):
     """More operations are time of the host, more kernels and copies that of GPUs."""
     most = {
         "tutorial": (359, 198, 1),
-        "tutorial on 4 GPUs": (846, 424, 104),
+        "tutorial on 4 GPUs": (927, 440, 12),
         # TensorFlow 2.22 takes three operations more for a norm.
         "fast": (986, 586, 1) if tf.__version__ < "2.22" else (1019, 622, 1),
         "resnet": (2309, 1019, 1),
+        "fast, update by XLA": (290, 163, 0),
     }
     counts = count_step(name)[:3]
     assert all(map(operator.le, counts, most[name])), counts

@@ -1,11 +1,14 @@
 """Flags that change how fast a training runs, and not where it ends."""
 
+import shutil
+
 import keras
 import pytest
 
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.towers.rounding import relative_difference
 from cifar10.training import assembly, train as training
 
 
@@ -64,6 +67,31 @@ def test_a_compiled_run_resumes_bit_for_bit_after_any_step(tmp_path, stand_in_di
         resumed = train(tmp_path / "resumed", stand_in_dir, max_steps=end, **options)
     runs.assert_equal(resumed, straight)
     assert losses(tmp_path / "resumed") == losses(tmp_path / "straight")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recipe": "tutorial", "batch_size": 16},
+        {"recipe": "tutorial", "batch_size": 8, "num_gpus": 2, "accumulate": 2},
+        # With Muon, stages of three image sizes, and variables that stand still.
+        {"recipe": "fast", "batch_size": 32, "max_steps": 7},
+    ],
+)
+def test_an_update_compiled_alone_trains_and_resumes_alike(
+    tmp_path, stand_in_dir, options
+):
+    options = {"precision": "float64", "max_steps": 8, **options}
+    options["model"] = Config(recipe=options["recipe"]).network.model
+    plain = train(tmp_path / "plain", stand_in_dir, **options)
+    options["xla_update"] = True
+    straight = train(tmp_path / "straight", stand_in_dir, **options)
+    for name, value in plain.items():
+        assert relative_difference(value, straight[name]) < 1e-8, name
+    shutil.rmtree(runs.checkpoint(tmp_path / "straight", options["max_steps"]))
+    resumed = train(tmp_path / "straight", stand_in_dir, **options)
+    runs.assert_equal(resumed, straight)
 
 
 @pytest.mark.slow

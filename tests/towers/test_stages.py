@@ -264,9 +264,9 @@ def straight(tmp_path_factory, stand_in_dir):
     noted, clocks = [], []
     compute = towers.Tower.__call__
 
-    def traced(tower, state, number, inputs, labels):
+    def traced(tower, state, number, inputs, *more):
         noted.append((inputs.shape[1], tuple(tower.frozen), clocks[-1].part == "start"))
-        return compute(tower, state, number, inputs, labels)
+        return compute(tower, state, number, inputs, *more)
 
     class Noted(loop.Timer):
         def __init__(self, *arguments):

@@ -11,7 +11,8 @@ from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input import calls
-from cifar10.towers import towers
+from cifar10.towers import copies, towers
+from cifar10.towers.optimizers import build_optimizer
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
     assert_equal,
@@ -185,6 +186,59 @@ def test_towers_and_update_run_on_their_devices(four_cpus):
     assert placed - {""} == {"/device:CPU:1"}
 
 
+def test_joined_tensors_keep_every_bit():
+    random = np.random.default_rng(0)
+    dtypes = (tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.uint32)
+    shapes = ((), (1,), (3, 5), (2, 4, 8), (16,), (0, 3))
+    values = {
+        dtype.name: [tf.cast(random.normal(size=shape) * 9, dtype) for shape in shapes]
+        for dtype in dtypes
+    }
+    values["float32"] += [tf.constant([-0.0, np.nan, np.inf]), None]
+    found = copies.Flat(values, "/cpu:0").unpacked()
+    tf.nest.assert_same_structure(found, values)
+    for one, other in zip(*map(tf.nest.flatten, (found, values)), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+@pytest.mark.parametrize("scale_loss", [False, True])
+@pytest.mark.parametrize(
+    ("places", "is_exact"),
+    [((1, 2, 1, 2), True), ((1, 0), True), ((1, 2, 3, 0), False)],
+)
+def test_towers_compute_the_same_where_all_travels_as_one_tensor(
+    four_cpus, places, is_exact, scale_loss
+):
+    """As on GPUs; also two towers of a device, and one beside the variables.
+
+    In which order TensorFlow adds up three tensors depends on what else is in memory.
+    """
+    ends = []
+    for flat in (False, True):
+        layers = [
+            keras.layers.BatchNormalization(dtype="float64"),
+            keras.layers.Dropout(0.5, seed=1, dtype="float64"),
+            keras.layers.Dense(5, kernel_initializer="ones", name="frozen"),
+        ]
+        optimizer = build_optimizer("sgd", 0.1, 0.9, scale_loss=scale_loss)
+        model = small_model(*layers[is_exact:], dtype="float64")
+        devices = [four_cpus[place] for place in places]
+        builder = make_towers(model, devices, optimizer=optimizer)
+        builder.flat = flat
+        builder.freeze(["frozen"])
+        batches = [random_batch(seed=seed, dtype=tf.float64) for seed in range(3)]
+        results = [builder.step(split(*batch, len(places))) for batch in batches]
+        assert {result.numbers.device[-5:] for result in results} == {"CPU:0"}
+        ends.append([*values(builder), *(result.numbers for result in results)])
+    if is_exact:
+        assert_equal(*ends)
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
 def test_batch_statistics_are_averaged_and_written_once(four_cpus):
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.9)]
@@ -353,6 +407,46 @@ def test_a_compiled_program_never_waits_for_the_host(four_cpus):
     assert loops
     assert all("known_trip_count" in line for line in loops)
     assert " conditional(" not in program
+
+
+@pytest.mark.parametrize("halts", [True, False])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_compiled_alone_is_the_same_update(four_cpus, optimizer, halts):
+    """Of two towers and statistics; also when a step is not finite, in calls or not."""
+    ends = []
+    for xla in (False, True):
+        extra = keras.layers.BatchNormalization, keras.layers.Dropout
+        norm, dropout = (
+            extra[0](dtype="float64"),
+            extra[1](0.5, seed=1, dtype="float64"),
+        )
+        model = small_model(norm, dropout, dtype="float64")
+        given = {"optimizer": build_optimizer(optimizer, 0.1, 0.0), "clip_norm": 0.1}
+        builder = make_towers(model, four_cpus[:2], halts=halts, xla=xla, **given)
+        batches = [
+            split(*random_batch(seed=seed, dtype=tf.float64), 2) for seed in range(6)
+        ]
+        inputs, labels = batches[4][1]
+        batches[4][1] = inputs * np.nan, labels
+        for batch in batches[:2]:
+            builder.step(batch)
+        builder.steps(calls.stacked(batches[2:], 5), 4)
+        ends.append(values(builder))
+    assert ends[0][-1] == (4 if halts else 6)
+    for one, other in zip(*ends, strict=True):
+        # A bias before batch norm has no gradient but rounding, which AdamW enlarges.
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-8)
+
+
+def test_all_traces_share_a_compiled_update(four_cpus):
+    """XLA compiles it once for each set of frozen variables, whatever the images."""
+    builder = make_towers(small_model(), four_cpus[:1], xla=True)
+    batch = split(*random_batch(), 1)
+    for frozen in ((), (), ("dense",), ()):
+        builder.freeze(frozen)
+        builder.step(batch)
+        builder.steps(calls.stacked([batch], 3), 1)
+    assert builder._update_by_xla.experimental_get_tracing_count() == 2
 
 
 @pytest.mark.parametrize("halts", [True, False])

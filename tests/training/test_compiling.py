@@ -1,4 +1,4 @@
-"""Whether XLA compiles whole steps is found out by trying it."""
+"""Whether XLA compiles whole steps, or the update, is found out by trying it."""
 
 import json
 import types
@@ -27,10 +27,11 @@ CPU = Placement(("/cpu:0",), simulated=False, description="the CPU")
 
 @pytest.fixture
 def lasting(monkeypatch):
-    """Makes single steps, and then a program of them, last so many seconds."""
+    """Makes a step, and then what is tried one after another, last some seconds."""
 
-    def lasting(steps, program):
-        clock = iter([0.0, steps, 10.0, 10.0 + program])
+    def lasting(*seconds):
+        # All is traced and compiled in a first call.
+        clock = iter([time for one in seconds for time in (0.0, 0.0, one)])
         fake = types.SimpleNamespace(perf_counter=lambda: next(clock))
         monkeypatch.setattr(compiling, "time", fake)
 
@@ -46,10 +47,7 @@ def lasting(monkeypatch):
         (CPU, {}, False),
         (GPU, {"max_steps": 4999}, False),
         (GPU, {"deterministic": True}, False),
-        (GPU, {"verify_steps": 100}, False),
-        (GPU, {"sections": "2"}, False),
         (GPU, {"variable_device": "cpu"}, False),
-        (GPU, {"steps_per_call": 1}, False),
     ],
 )
 def test_only_long_runs_on_one_gpu_try_it(placement, flags, expected):
@@ -58,20 +56,34 @@ def test_only_long_runs_on_one_gpu_try_it(placement, flags, expected):
     assert compiling.is_possible(config, placement) is expected
 
 
+STEPS, UPDATE, NOTHING = (True, False), (False, True), (False, False)
+
+
 @pytest.mark.parametrize(
-    ("program", "is_faster"), [(2.0, True), (4.0, False), (6.0, False)]
+    ("steps", "program", "update", "chosen"),
+    [
+        (4, 2.0, None, STEPS),
+        (4, 4.0, 0.5, UPDATE),
+        (4, 6.0, 0.9, NOTHING),
+        (1, None, 0.5, UPDATE),
+        (1, None, 0.9, NOTHING),
+    ],
 )
 def test_a_trial_writes_nothing_and_takes_what_is_clearly_faster(
-    four_cpus, lasting, capsys, program, is_faster
+    four_cpus, lasting, capsys, steps, program, update, chosen
 ):
     dropout = keras.layers.Dropout(0.5, seed=1)
     builder = make_towers(small_model(dropout), four_cpus[:1])
     batch = split(*random_batch(), 1)
     before = values(builder)
-    lasting(1.0, program)
-    assert compiling.try_program(builder, batch, 4) is is_faster is builder.tower.xla
+    lasting(*[time for time in (1.0, program, update) if time])
+    found = compiling.try_programs(builder, batch, steps)
+    assert (found["xla"], found["xla_update"]) == chosen
+    assert (builder.tower.xla, builder.update.xla) == chosen
     assert_equal(values(builder), before)
-    assert f"{program / 4:.2f} of their time" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    tried = (program is not None, update is not None)
+    assert ("program of 4 steps" in said, "the update" in said) == tried
     builder.step(batch)
     assert builder.state.global_step == 1
 
@@ -88,8 +100,8 @@ class OnTheHost(keras.layers.Layer):
 def test_a_model_that_xla_refuses_trains_without_it(four_cpus, capsys):
     builder = make_towers(small_model(OnTheHost()), four_cpus[:1])
     batch = split(*random_batch(), 1)
-    assert not compiling.try_program(builder, batch, 4)
-    assert "cannot compile" in capsys.readouterr().err
+    assert not compiling.try_programs(builder, batch, 4)["xla"]
+    assert "does not compile" in capsys.readouterr().err
     builder.step(batch)
     assert builder.state.global_step == 1
 
@@ -101,11 +113,11 @@ def test_a_run_keeps_what_its_trial_has_found(
     """A resumed run tries nothing: XLA rounds otherwise."""
     monkeypatch.setattr(compiling, "is_possible", lambda *_: True)
     options = {"model": "small_runs:small", "num_gpus": 1, "batch_size": 8}
-    for program, is_faster in ((0.5, True), (5.0, False)):
-        lasting(1.0, program)
-        run = tmp_path / str(is_faster)
+    options["steps_per_call"] = 2
+    for program, update, chosen in ((0.5, 9.0, STEPS), (5.0, 0.5, UPDATE)):
+        lasting(1.0, program, update)
+        run = tmp_path / str(program)
         for end in (3, 5):
             runs.train(run, stand_in_dir, max_steps=end, **options)
             settings = json.loads((run / "config.json").read_text())
-            assert settings["xla"] is is_faster
-            assert settings["steps_per_call"] is None
+            assert (settings["xla"], settings["xla_update"]) == chosen

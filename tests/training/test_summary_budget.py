@@ -1,4 +1,4 @@
-"""Histograms and images take at most 5 % of the time."""
+"""Histograms and images take at most 5 % of the time, and so do checkpoints."""
 
 import contextlib
 import types
@@ -6,7 +6,9 @@ import types
 import pytest
 import tensorflow as tf
 
-from cifar10.training import tensorboard
+from cifar10.config.config import Config
+from cifar10.training import assembly, periodic, timing
+from cifar10.training.periodic import Saving
 from cifar10.training.tensorboard import Summaries
 
 
@@ -17,7 +19,7 @@ class Written:
         self.now, self.steps = 1000.0, []
         self._cost, self._first_cost = cost, first_cost or cost
         fake = types.SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(tensorboard, "time", fake)
+        monkeypatch.setattr(timing, "time", fake)
         model = types.SimpleNamespace(trainable_variables=[])
         training = types.SimpleNamespace(
             config=types.SimpleNamespace(output=types.SimpleNamespace(summary_steps=1)),
@@ -57,3 +59,68 @@ def test_summaries_that_are_dear_take_a_twentieth_of_the_time(monkeypatch, cost)
     counted = (len(written.steps) - 1) * cost  # The first is of the start.
     most = 0.05 * (written.now - 1000.0)
     assert 0.8 * most - cost < counted <= most + cost
+
+
+class Saved:
+    """The steps, of a second each, of which a training of 400 steps saves checkpoints.
+
+    A checkpoint takes `cost` seconds.
+    """
+
+    def __init__(self, monkeypatch, *, cost, workers=1, **given):
+        self.now, self.steps, self._cost = 1000.0, [], cost
+        fake = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(timing, "time", fake)
+        placement = types.SimpleNamespace(devices=("/cpu:0",))
+        config = Config(**{"precision": "float32", "max_steps": 400, **given})
+        config = assembly.resolve_config(config, placement, workers=workers)
+        self.progress = types.SimpleNamespace(is_over=False, save=lambda: None)
+        loop = types.SimpleNamespace(
+            training=types.SimpleNamespace(
+                config=config,
+                workers=types.SimpleNamespace(count=workers),
+                towers=types.SimpleNamespace(states=[]),
+            ),
+            progress=self.progress,
+            hooks=types.SimpleNamespace(notify=self._save),
+            apart=lambda part: contextlib.nullcontext(),
+            read_results=lambda: None,
+        )
+        monkeypatch.setattr(periodic, "check_replicas", lambda *_: None)
+        saving = Saving(loop)
+        for step in range(1, 401):
+            self.now += 1.0
+            self.progress.is_over = step == 400
+            saving.on_step(step)
+
+    def _save(self, event, step, *_):
+        if event == "on_save":
+            self.now += self._cost
+            self.steps.append(step)
+
+
+# Every 5 steps, by nobody's choice.
+RECIPE = "checkpoint_steps = 5\n"
+
+
+def test_checkpoints_that_are_dear_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(RECIPE)
+    given = {"recipe": str(recipe)}
+    every = list(range(5, 401, 5))
+    assert Saved(monkeypatch, cost=0.1, **given).steps == every
+    dear = Saved(monkeypatch, cost=2.0, **given).steps
+    # After the first, 40 seconds pass, and then comes the next fifth step.
+    assert dear == [5, 10, *range(50, 400, 40), 400]
+
+
+def test_checkpoints_that_somebody_wants_are_all_saved(monkeypatch, tmp_path):
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(RECIPE)
+    chosen = Saved(monkeypatch, cost=2.0, checkpoint_steps=5).steps
+    assert chosen == list(range(5, 401, 5))
+    given = {"recipe": str(recipe), "batch_size": 8}
+    workers = Saved(monkeypatch, cost=2.0, workers=2, **given).steps
+    assert workers == chosen, "whose clocks differ"
+    scored = Saved(monkeypatch, cost=2.0, eval_steps=20, keep_best=1, **given).steps
+    assert {*range(20, 401, 20)} <= {*scored} < {*chosen}

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing import event_file_loader
 
 import runs
-from cifar10.training import tensorboard
+from cifar10.training import timing
 from event_readers import read_as_the_server, tensors
 
 STEPS = list(range(5, 41, 5))  # Those with a line on the console.
@@ -43,7 +43,7 @@ def run(tmp_path_factory, stand_in_dir):
     events = event_file_loader.EventFileLoader(str(left)).Load()
     last_written = max(event.step for event in events)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensorboard, "MOST_SHARE", math.inf)  # All are written.
+        patch.setattr(timing, "MOST_SHARE", math.inf)  # All are written.
         resumed = re.search(r"from step (\d+) ", output_of(script.name, *words))
     assert resumed, "the run began anew"
     assert last_written > int(resumed[1]), "the resume has nothing to take back"

@@ -1,0 +1,116 @@
+"""What travels between the devices of towers and that of the variables.
+
+Each tensor that is copied between a GPU and the host takes a start of its own, which
+for the variables of a small model lasts longer than the copy. So variables travel to a
+GPU, and its results travel back, as one flat tensor for each dtype.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from cifar10.models.layer_tree import GENERATOR_STATE
+
+Gradient: TypeAlias = "tf.Tensor | None"
+Tensors: TypeAlias = "list[tf.Tensor]"
+
+# Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
+_TOWER_SEED_STRIDE = 0x9E3779B1
+
+
+class Flat:
+    """A structure of tensors, in which those of a floating dtype are joined to one.
+
+    The constructor joins them on a device, and `unpacked` splits them on the current
+    one. Integers stay apart: some kernels for GPUs want them in the host's memory.
+    """
+
+    def __init__(self, values: Any, device: str) -> None:
+        self._values = values
+        self._places: dict[tf.DType, list[int]] = {}
+        leaves = tf.nest.flatten(values)
+        for place, leaf in enumerate(leaves):
+            if leaf is not None and leaf.dtype.is_floating:
+                self._places.setdefault(leaf.dtype, []).append(place)
+        self.joined: dict[tf.DType, tf.Tensor] = {}
+        with tf.device(device):
+            for dtype, places in self._places.items():
+                parts = [tf.reshape(leaves[place], [-1]) for place in places]
+                self.joined[dtype] = tf.concat(parts, 0)
+
+    def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
+        """Returns the structure, or the mean of structures: their sum by `count`.
+
+        What is joined is added up. In which order TensorFlow adds tensors, and so their
+        last bits, depends on which of them lie in memory of their own.
+        """
+        leaves = tf.nest.flatten(self._values)
+        for dtype, places in self._places.items():
+            joined = mean([one.joined[dtype] for one in (self, *others)], count)
+            shapes = [leaves[place].shape for place in places]
+            parts = tf.split(joined, [shape.num_elements() for shape in shapes])
+            for place, shape, part in zip(places, shapes, parts, strict=True):
+                leaves[place] = tf.reshape(part, shape)
+        return tf.nest.pack_sequence_as(self._values, leaves)
+
+
+def read_variables(model: keras.Model) -> list[Tensors]:
+    """Reads the trainable and the non-trainable variables to the current device."""
+    groups = model.trainable_variables, model.non_trainable_variables
+    return [[tf.identity(variable.value) for variable in group] for group in groups]
+
+
+def for_tower(model: keras.Model, non_trainable: Tensors, number: int) -> Tensors:
+    """Makes the states of random generators differ from tower to tower."""
+    values, offset = [*non_trainable], (number * _TOWER_SEED_STRIDE) % 2**32
+    for place, variable in enumerate(model.non_trainable_variables):
+        if number and variable.name == GENERATOR_STATE:
+            values[place] += tf.constant([offset, 0], values[place].dtype)
+    return values
+
+
+def flat_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tuple:
+    """Averages towers' results on `home`, to which they travel flat.
+
+    Returns gradients, statistics, metrics and the towers' losses.
+    """
+    sums = [Flat(of, on) for on, of in sum_on_devices(devices, results).items()]
+    towers = [
+        Flat((result.statistics, result.metrics), device)
+        for device, result in zip(devices, results, strict=True)
+    ]
+    with tf.device(home):
+        gradients = sums[0].unpacked(sums[1:], len(results))
+        statistics, metrics = towers[0].unpacked(towers[1:], len(results))
+        losses = tf.stack([one.unpacked()[1]["total_loss"] for one in towers])
+    return gradients, statistics, metrics, losses
+
+
+def sum_on_devices(
+    devices: Sequence[str], results: Sequence[Any]
+) -> dict[str, list[Gradient]]:
+    """Returns the sum of the gradients of each device's towers, computed there."""
+    sums: dict[str, list[Gradient]] = {}
+    for device, result in zip(devices, results, strict=True):
+        with tf.device(device):
+            more = result.gradients
+            pairs = zip(sums[device], more, strict=True) if device in sums else None
+            sums[device] = [mean(pair, 1) for pair in pairs] if pairs else more
+    return sums
+
+
+def mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
+    """Adds up values, and divides by `count`, by default by how many there are.
+
+    Returns None if all values are None.
+    """
+    if all(value is None for value in values):
+        return None
+    # On a CPU, sums of sums are otherwise joined where the inner one is no output.
+    if any("CPU" in one.device for one in values if one is not None):
+        values = [v if v is None else tf.ensure_shape(v, v.shape) for v in values]
+    count = count or len(values)
+    summed = values[0] if len(values) == 1 else tf.add_n(values)
+    return summed if count == 1 else tf.divide(summed, count)
