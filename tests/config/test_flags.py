@@ -71,7 +71,7 @@ RESULT = """
     epochs_per_decay freeze global_batch_size image_size initial_weights keras_schedule
     label_smoothing learning_rate loss metrics model momentum moving_average_decay
     optimizer optimizer_arguments precision pretrained_rate schedule seed stages
-    val_fraction validation_fraction warmup_epochs width xla
+    val_fraction validation_fraction warmup_epochs width xla xla_update
 """
 
 
