@@ -24,5 +24,6 @@ def in_calls(
     """Yields the batches of each call, `stacked`; `counts` are their steps."""
     steps = iter(batches)
     for count in counts:
-        with tf.device("/cpu:0"):
-            yield stacked([*itertools.islice(steps, count)], most)
+        with tf.device("/cpu:0"):  # Not around `yield`: scopes end in their order.
+            made = stacked([*itertools.islice(steps, count)], most)
+        yield made

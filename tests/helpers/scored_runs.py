@@ -108,7 +108,9 @@ scored_runs.use_few_images(setattr)
 correct = json.loads(correct).items()
 scored_runs.decide(setattr, {{int(at): count for at, count in correct}})
 scored_runs.kill_at(moment, int(step))
-train.train(Config.from_values(json.loads(options)))
+config = Config.from_values(json.loads(options))
+config.given = frozenset({{"checkpoint_steps"}})  # Else they are as many as are cheap.
+train.train(config)
 """
 
 
