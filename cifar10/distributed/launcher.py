@@ -89,12 +89,11 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     first, end = map(int, seeds.split(":"))
     if first >= end:
         raise UsageError(f"--seeds {seeds}: give FIRST:END with FIRST below END.")
-    if any(word.partition("=")[0] == "--resume" for word in command):
-        raise UsageError("--seeds and --resume exclude each other. Leave out one.")
+    if any(word.partition("=")[0] in ("--resume", "--seed") for word in command):
+        raise UsageError("--seeds excludes --resume and --seed. Leave them out.")
     command, found = flags.without(command, "seeds", "seed", "train_dir"), []
     for seed in range(first, end):
-        name = f"seed-{seed}"
-        run_dir = train_dir / name
+        run_dir = train_dir / f"seed-{seed}"
         say(f"Seed {seed} of {seeds}:")
         given = ["--seed", str(seed), "--train_dir", str(run_dir)]
         (code,), stops = _run_workers([{}], [*command, *given])
@@ -104,7 +103,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
             why += "--fresh, goes on from there."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
-        found.append((name, run, *last_scores(run)))
+        found.append((run_dir.name, run, *last_scores(run)))
     for one in grouped(found):
         print(one)
     if not any(line for *_, line in found):

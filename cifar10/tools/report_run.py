@@ -73,10 +73,8 @@ class Run:
         damaged = (saved for saved in self.saved if "damage" in saved)
         notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
         averages = self.saved[-1].get("averages", {}) if self.saved else {}
-        return [
-            *notes,
-            *filter(None, [divergence(self.recorded.config, facts.classes, averages)]),
-        ]
+        said = divergence(self.recorded.config, facts.classes, averages)
+        return [*notes, said] if said else notes
 
     @property
     def headline(self) -> tuple[str, dict[str, float]]:

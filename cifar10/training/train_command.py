@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cifar10.config import flags, layout
 from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
-from cifar10.errors import say
+from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, signals
 from cifar10.training import preflight
 
@@ -54,6 +54,8 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     """
     processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
     if processes.seeds:
+        if cluster.is_requested() and not alone:
+            raise UsageError("--seeds is for one machine. On several, give one --seed.")
         launcher.train_seeds(processes.seeds, sys.argv, train_dir)
         return
     if processes.local_workers or processes.max_restarts:

@@ -57,6 +57,19 @@ def test_a_seed_that_was_trained_twice_counts_once():
     assert found.seeds == 2
 
 
+def test_seeds_that_contradict_other_flags_are_refused(monkeypatch):
+    for words in (["2:2"], ["0:2", "--seed", "7"], ["0:2", "--seed=7"]):
+        done = runs.call("train.py", "--seeds", *words)
+        assert done.returncode == 2, words
+        assert "--seeds" in done.stderr
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    task = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    done = runs.call("train_multi_gpu.py", "--seeds", "0:2")
+    assert done.returncode == 2
+    assert "one machine" in done.stderr
+
+
 @pytest.mark.slow
 def test_seeds_are_trained_one_after_another_and_go_on_after_a_stop(
     tmp_path, stand_in_dir
