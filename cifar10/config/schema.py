@@ -36,11 +36,17 @@ VALIDATION_OF_1_0: Mapping[str, tuple] = {
     "step": _STEP,
     "without_gain": _COUNT,
 }
-# Those of a line of scores, and of a process that trained the run.
+# Those of a line of scores, of an event, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,
     "num_examples": (int, 1, 10**12),
     PRECISION: (float, 0.0, 1.0),
+}
+EVENT: Mapping[str, tuple] = {
+    "step": _STEP,
+    "time": _TIME,
+    "event": (str,),
+    "what": (str,),
 }
 START: Mapping[str, tuple] = {
     "step": _STEP,

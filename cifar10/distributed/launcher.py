@@ -32,8 +32,12 @@ from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 from cifar10.run_directory.seeds import grouped, last_scores
 
-# Exit codes after which a restart is useless: wrong usage, a signal, a closed output.
-_FINAL = (errors.EXIT_USAGE, *(128 + n for n in STOP_SIGNALS), errors.EXIT_BROKEN_PIPE)
+# Exit codes after which a restart is useless: wrong usage, a divergence, a signal, a
+# closed output.
+_FINAL = (
+    *(errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE),
+    *(128 + number for number in STOP_SIGNALS),
+)
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -84,7 +88,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     """Runs the training `command` with several seeds, FIRST:END, one after another.
 
     Prints the mean of their scores at the end. Seeds that have been trained before are
-    not trained again.
+    not trained again. A seed that diverged counts, and the exit code tells of it.
     """
     first, end = map(int, seeds.split(":"))
     if first >= end:
@@ -92,12 +96,15 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     if any(word.partition("=")[0] in ("--resume", "--seed") for word in command):
         raise UsageError("--seeds excludes --resume and --seed. Leave them out.")
     command, found = flags.without(command, "seeds", "seed", "train_dir"), []
+    diverged = []
     for seed in range(first, end):
         run_dir = train_dir / f"seed-{seed}"
         say(f"Seed {seed} of {seeds}:")
         given = ["--seed", str(seed), "--train_dir", str(run_dir)]
         (code,), stops = _run_workers([{}], [*command, *given])
-        if code or stops:
+        if code == errors.EXIT_DIVERGED:
+            diverged.append(str(seed))
+        elif code or stops:
             code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
             why = f"Seed {seed} ended with exit code {code}. The same command, without "
             why += "--fresh, goes on from there."
@@ -108,6 +115,9 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
         print(one)
     if not any(line for *_, line in found):
         say("No seed was scored. Score each with eval, or train with --eval_steps.")
+    if diverged:
+        why = f"Of these seeds diverged: {', '.join(diverged)}."
+        raise StoppedError(why, errors.EXIT_DIVERGED)
 
 
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:

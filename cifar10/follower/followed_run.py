@@ -54,7 +54,8 @@ class FollowedRun:
         """Whether the run ended at the loaded checkpoint; it may still be extended."""
         if self.model is None or self.step is None:
             return False
-        return why_ended(self.model.run.config, self._manifest) is not None
+        is_pruned = (self.directory / layout.PRUNED).exists()
+        return is_pruned or bool(why_ended(self.model.run.config, self._manifest))
 
     def look(self) -> bool:
         """Loads the newest checkpoint; returns whether a new one was loaded.

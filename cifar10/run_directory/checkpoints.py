@@ -112,7 +112,8 @@ def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
     link: dict[str, Any] = {"settings": {**settings}, "step": before}
     run = directory.parent
     with contextlib.suppress(OSError, UsageError):  # Saving must not fail.
-        log = logs.lines_up_to(run / layout.METRICS, step)
+        # Without events, which may still come once this checkpoint is written.
+        log = logs.lines_up_to(run / layout.METRICS, step, events=False)
         link["log"] = hashlib.sha256(log).hexdigest()
         if before is not None:
             link["manifest"] = digest_of(read_manifest(directory, before))
@@ -212,6 +213,27 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
     for old in saved[: -keep.keep_checkpoints]:
         if old not in kept and not (folder(directory, old) / KEEP).exists():
             delete(directory, old)
+
+
+def delete_all_but_best(run: Path) -> int:
+    """Deletes a finished run's checkpoints, except the best and those with `keep`.
+
+    Returns the best one's step. The caller holds the run's lock. Once a deletion has
+    begun, the run counts as finished, and training does not go on from the best.
+    """
+    layout.refuse_link(directory := run / layout.CHECKPOINTS)
+    saved = steps(directory)
+    if not (found := scores.best(run, saved)):
+        raise UsageError(
+            f"{run}: no checkpoint has a score. Score one with eval first."
+        )
+    verify(directory, found[0])
+    files.write_atomically(run / layout.PRUNED, b"")
+    delete_incomplete(directory)
+    for step in saved:
+        if step not in found and not (folder(directory, step) / KEEP).exists():
+            delete(directory, step)
+    return found[0]
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:

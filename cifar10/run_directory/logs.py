@@ -1,5 +1,8 @@
 """The logs of a run: `metrics.jsonl`, with one JSON object per line, and event files.
 
+Among the lines of `metrics.jsonl` are events, which the key `event` names: what went
+wrong in a training, for alerts. `read_steps` leaves them out, `read_events` the others.
+
 `forget_later` discards the entries of steps that a run is about to repeat. Readers skip
 lines that a killed process left incomplete or that a disk has damaged.
 """
@@ -13,11 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import layout
+from cifar10.config.schema import EVENT, wrong
 from cifar10.errors import DiskError, reason, say
 from cifar10.process import files
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
+_EVENT = "event"
 _GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
 
@@ -51,8 +57,26 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the entries of a log with a possible step, ordered by step."""
-    return sorted(filter(_has_step, read_lines(path)), key=operator.itemgetter("step"))
+    """Returns the entries of a log with a possible step, ordered by step; no events."""
+    lines = [line for line in read_lines(path) if _has_step(line)]
+    steps = [line for line in lines if _EVENT not in line]
+    return sorted(steps, key=operator.itemgetter("step"))
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events in a log, in the order in which they were written."""
+    lines = read_lines(path)
+    return [one for one in lines if not wrong(one, EVENT, needs_all=True)]
+
+
+def append_event(run: Path, step: int, event: str, what: str) -> None:
+    """Appends an event to a run's `metrics.jsonl`; `what` is a sentence for people.
+
+    Whoever is alerted also looks at the messages, so a full disk loses the event alone.
+    """
+    line = {"step": step, "time": time.time(), _EVENT: event, "what": what}
+    with contextlib.suppress(OSError):
+        append_line(run / layout.METRICS, line)
 
 
 def _value(line: bytes) -> Any:
@@ -140,10 +164,11 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
             file.write(event.SerializeToString())
 
 
-def lines_up_to(log: Path, step: int) -> bytes:
+def lines_up_to(log: Path, step: int, *, events: bool = True) -> bytes:
     """Returns the intact lines of a log up to a step; none if there is no log."""
     if not log.exists():
         return b""
     lines = files.read(log, LARGEST_LOG).splitlines(keepends=True)
-    complete = [line for line in lines if line.endswith(b"\n")]
-    return b"".join(line for line in complete if _has_step(_value(line), step))
+    found = [(line, _value(line)) for line in lines if line.endswith(b"\n")]
+    kept = [(line, value) for line, value in found if _has_step(value, step)]
+    return b"".join(line for line, value in kept if events or _EVENT not in value)

@@ -138,7 +138,8 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     most = replay.recorded.config.run.max_steps
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     # Readers pass over the others; what a killed process has left is None.
-    if sum(map(bool, logs.read_lines(replay.run / layout.METRICS))) > len(logged):
+    events = logs.read_events(log := replay.run / layout.METRICS)
+    if sum(map(bool, logs.read_lines(log))) > len(logged) + len(events):
         yield f"{layout.METRICS}: a line has no step"
     if 0 in logged:
         yield f"{layout.METRICS}: step 0 is before the first"

@@ -22,8 +22,8 @@ from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
+from cifar10.run_directory.divergence import divergence
 from cifar10.tools.heat_maps import draw, heat_maps
-from cifar10.training.results import divergence
 
 _LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.
 _HARDEST = 24
@@ -73,8 +73,9 @@ class Run:
         damaged = (saved for saved in self.saved if "damage" in saved)
         notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
         averages = self.saved[-1].get("averages", {}) if self.saved else {}
-        said = divergence(self.recorded.config, facts.classes, averages)
-        return [*notes, said] if said else notes
+        if said := divergence(self.recorded.config, averages):
+            notes.append(f"NOTE: {said}")
+        return notes
 
     @property
     def headline(self) -> tuple[str, dict[str, float]]:

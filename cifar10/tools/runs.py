@@ -5,6 +5,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -19,6 +20,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
+from cifar10.run_directory.divergence import divergence
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 
@@ -29,9 +31,10 @@ DESCRIPTION = """Lists the runs in and below a directory.
     python -m cifar10 runs runs --prune photos.1 trials/wide --yes
 
 The state of a run is `training` while a process trains it; `finished` at the
-last step, or if training ended because the score no longer rose; `stopped` if
-training ended earlier, with a checkpoint of its last step; `failed` if the last
-checkpoint is older than the last step; `damaged` if files cannot be read.
+last step, or if training ended because the score no longer rose; `diverged` if it
+ended so, but the model only guesses; `stopped` if training ended earlier, with a
+checkpoint of its last step; `failed` if the last checkpoint is older than the
+last step; `damaged` if files cannot be read.
 """
 # Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
@@ -42,15 +45,19 @@ _ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "size": lambda run: -run["bytes"],
     "score": lambda run: -((run.get("scores") or {}).get(PRECISION, -1.0)),
 }
-_PRUNE = "list the runs to remove; with --yes, remove them"
+_PRUNE = "list the runs to remove, or all that --older_than names; with --yes, do so"
+_KEEP = "with --prune, remove all checkpoints of finished runs but the best"
+_AGE = "only runs that have not changed for so long: 30d (days) or 12h (hours)"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     place = "directory of runs (default: runs)"
     parser.add_argument("DIR", nargs="?", default="runs", help=place)
-    parser.add_argument("--prune", nargs="+", default=[], metavar="NAME", help=_PRUNE)
-    parser.add_argument("--yes", action="store_true", help="remove the runs of --prune")
+    parser.add_argument("--prune", nargs="*", metavar="NAME", help=_PRUNE)
+    parser.add_argument("--keep", choices=["best"], help=_KEEP)
+    parser.add_argument("--older_than", metavar="AGE", help=_AGE)
+    parser.add_argument("--yes", action="store_true", help="do what --prune lists")
     parser.add_argument("--json", action="store_true", help="print JSON, a list")
     parser.add_argument("--csv", action="store_true", help="print a table as CSV")
     by = "order of the list (default: name)"
@@ -62,9 +69,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     except RecursionError as error:  # Up to Python 3.11, `os.walk` is recursive.
         why = "holds a thousand folders within each other. Remove them."
         raise UsageError(f"{directory} {why}") from error
-    if given["prune"]:
-        names = map(os.path.normpath, given["prune"])
-        runs = {name: _removable(name, runs) for name in names}
+    prunes, keep = given["prune"] is not None, given["keep"]
+    if prunes or keep or given["older_than"]:
+        runs = _chosen(runs, given["prune"], keep, given["older_than"])
     if order := _ORDERS.get(given["sort"]):
         runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
     named = [{"name": name, **run} for name, run in runs.items()]
@@ -74,12 +81,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         _print_table(named)
     else:
         _print(runs, directory)
-    if given["prune"] and not given["yes"]:
-        say("Nothing was removed. --yes removes these directories for good.")
-    elif given["prune"]:  # Alone --yes removes nothing.
+    if prunes and not given["yes"]:
+        what = "all checkpoints but the best of these" if keep else "these directories"
+        say(f"Nothing was removed. --yes removes {what} for good.")
+    elif prunes:  # Alone --yes removes nothing.
         for run in runs.values():
-            remove(Path(run["path"]))
-            say(f"Removed {run['path']}.")
+            say(_remove(run, but_best=bool(keep)))
     return 0
 
 
@@ -89,7 +96,8 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`, others
     have `step`, `best`, `starts`, `max_steps` (null with --max_hours), `settings` from
-    config.json, and their last `scores` on the split `scored`. Follows no links.
+    config.json, their last `event`, and their last `scores` on the split `scored`.
+    Follows no links.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -139,13 +147,17 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
-        state = "finished" if why_ended(run.config, manifest) else state
+        if why_ended(run.config, manifest) or (path / layout.PRUNED).exists():
+            averages = manifest.get(checkpoints.AVERAGES, {})
+            state = "diverged" if divergence(run.config, averages) else "finished"
     state = "training" if is_locked(path) else state
     last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
     part, line = seeds.last_scores(run)
     found = {"settings": run.entries, "scored": part, "scores": line}
-    return {"state": state, **numbers, "starts": starting.read_starts(path), **found}
+    events = [None, *logs.read_events(path / layout.METRICS)]
+    numbers |= {"event": events[-1], "starts": starting.read_starts(path)}
+    return {"state": state, **numbers, **found}
 
 
 def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
@@ -159,6 +171,8 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
             said += f", best {score} on {best['part']} at step {best['step']:,}"
         if len(starts := run.get("starts", ())) > 1:
             said += f", {len(starts)} starts, the last from step {starts[-1]['step']:,}"
+        if event := run.get("event"):
+            said += f", {event['event']} at step {event['step']:,}"
         size = f"{run['bytes'] / 1e6:,.1f} MB"
         age = f"{timedelta(seconds=int(max(0.0, time.time() - run['changed'])))} ago"
         start = f"{printable(name):{width}}  {run['state']:8}  {size:>10}  {age:>15}"
@@ -188,28 +202,65 @@ def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     table.writerows(rows)
 
 
-def _removable(name: str, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the run `name`; refuses a run in use, or one that contains other runs."""
-    path = runs.get(name, {}).get("path", "")
+def _chosen(
+    runs: Mapping[str, dict[str, Any]],
+    names: Sequence[str] | None,
+    keep: str | None,
+    age: str | None,
+) -> dict[str, dict[str, Any]]:
+    """Returns the runs of an age; those to prune, if `names` of them or none are given.
+
+    By age alone, runs that must not be pruned are left out; by name, they are refused.
+    """
+    if age and not (found := re.fullmatch("([0-9]{1,6})([dh])", age)):
+        raise UsageError(f"--older_than {age}: give days or hours, such as 30d or 12h.")
+    if age and found:
+        limit = time.time() - int(found[1]) * (86400 if found[2] == "d" else 3600)
+        runs = {name: run for name, run in runs.items() if run["changed"] <= limit}
+    if (keep and names is None) or not (names or age):
+        raise UsageError("--prune: name the runs, or choose them by --older_than 30d.")
+    if not names:
+        return {
+            n: runs[n] for n in runs if names is None or not _why_not(runs[n], keep)
+        }
+    chosen = {}
+    for name in map(os.path.normpath, names):
+        run = runs.get(name, {})
+        if why := _why_not(run, keep) if run else "there is no such run of that age.":
+            raise UsageError(f"--prune {name}: {why}")
+        chosen[name] = run
+    return chosen
+
+
+def _why_not(run: Mapping[str, Any], keep: str | None) -> str:
+    """Returns why a run is not to be pruned; "" if it is."""
+    path = Path(run["path"])
     inner = (folder for folder, _, names in os.walk(path) if layout.CONFIG in names)
-    if name not in runs:
-        why = "there is no run of this name."
-    elif runs[name]["state"] == "training":
-        why = "a process is training this run. Stop the process first."
-    elif any(folder != path and _read(Path(folder)) for folder in inner):  # Hidden too.
-        why = "this run's directory contains other runs. Move them away."
-    else:
-        return runs[name]
-    raise UsageError(f"--prune {name}: {why}")
+    if run["state"] == "training":
+        return "a process is training this run. Stop the process first."
+    if any(folder != run["path"] and _read(Path(folder)) for folder in inner):
+        return "this run's directory contains other runs. Move them away."
+    if keep and run["state"] not in ("finished", "diverged"):
+        return "this run has not finished, and goes on from its newest checkpoint."
+    if keep and not scores.best(path, checkpoints.steps(path / layout.CHECKPOINTS)):
+        return "no checkpoint of this run has a score. Score one with eval first."
+    return ""
 
 
-def remove(path: Path) -> None:
-    """Removes a run's directory, holding its lock so that no process trains the run."""
+def _remove(listed: Mapping[str, Any], *, but_best: bool) -> str:
+    """Removes a run or its checkpoints, holding its lock; returns a message."""
+    path = Path(listed["path"])
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
+        if not (run := _read(path)) or run["changed"] != listed["changed"]:
+            raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
+        if but_best:
+            best = checkpoints.delete_all_but_best(path)
+            return f"{path} keeps the checkpoint of step {best:,}."
         files.rename(path, aside)  # A half-removed directory is no run.
         try:
             shutil.rmtree(aside)
         except (OSError, RecursionError) as error:
             what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
             raise UsageError(what) from error
+    return f"Removed {path}."

@@ -24,7 +24,8 @@ DESCRIPTION = """Classifies images over HTTP with the model of a run.
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
 POST /predict classifies an image of up to 12.5 megapixels (?top_k=5 names five
-classes). GET /health returns the model, and the step and age of its weights.
+classes). GET /health returns the model, and the step and age of its weights;
+GET /metrics counts requests, images and seconds for Prometheus.
 Each new checkpoint is loaded between two answers; with --step best, each better
 one. The training run may begin after the service. There are no passwords: with
 --host 0.0.0.0, everybody who reaches the port can use the service. SIGTERM or

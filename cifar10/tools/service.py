@@ -7,12 +7,14 @@ Images are decoded and classified in threads, so no request blocks another.
 
 import asyncio
 import base64
+import collections
 import json
 import math
 import multiprocessing
 import re
 import resource
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -21,7 +23,7 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -50,6 +52,20 @@ _FIX = (
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
+_PROBES = ("/health", "/metrics")  # These requests do not count.
+# In Prometheus's text format. Each answer to a picture is a success (2xx).
+_METRICS = """# TYPE cifar10_requests_total counter
+cifar10_requests_total{{status="2xx"}} {counts[2]}
+cifar10_requests_total{{status="4xx"}} {counts[4]}
+cifar10_requests_total{{status="5xx"}} {counts[5]}
+# TYPE cifar10_images_total counter
+cifar10_images_total {counts[2]}
+# TYPE cifar10_answer_seconds summary
+cifar10_answer_seconds_sum {seconds:.6f}
+cifar10_answer_seconds_count {count}
+# TYPE cifar10_weights_step gauge
+cifar10_weights_step {step}
+"""
 # The keys under which a list in JSON has an item for each picture; "" is no key.
 _OF_REQUESTS = ("", "instances", "inputs")
 
@@ -70,6 +86,8 @@ class Service:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="predict")
         self._decoder = Decoder(_DECODING_SECONDS, _MAX_PIXELS)
         self._own_host = _own_host(host)
+        self._counts = collections.Counter[int]()  # By the first digit of a status.
+        self._seconds = 0.0
 
     def create_server(self) -> uvicorn.Server:
         """Returns the HTTP server, ready to run on a listening socket."""
@@ -101,40 +119,57 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, as ASGI defines."""
+        began, answer = time.monotonic(), Response(status_code=500)
         try:
-            answer = JSONResponse(await self._answer(Request(scope, receive)))
+            answer = await self._answer(Request(scope, receive))
         except HTTPException as error:
             found = {"error": error.detail}
             answer = JSONResponse(found, error.status_code, error.headers)
-        except (ClientDisconnect, asyncio.CancelledError):
-            # The client has gone, or uvicorn ends this after `_SHUTDOWN_SECONDS`.
+        except ClientDisconnect:
+            answer = Response(status_code=400)  # Nobody reads it.
+        except asyncio.CancelledError:  # uvicorn does this after `_SHUTDOWN_SECONDS`.
             answer = JSONResponse({"error": "The service is shutting down."}, 503)
+        finally:
+            if scope["path"] not in _PROBES:
+                self._counts[answer.status_code // 100] += 1
+                self._seconds += time.monotonic() - began
         await answer(scope, receive, send)
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
+    async def _answer(self, request: Request) -> Response:
         if why := self._refusal(request.headers):
             raise HTTPException(400, why, {"Connection": "close"})
         asked = f"{request.method} {request.scope['path']}"
-        if asked not in ("POST /predict", "GET /health", "HEAD /health"):
+        if asked not in (
+            "POST /predict",
+            "HEAD /health",
+            "GET /health",
+            "GET /metrics",
+        ):
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")
-        body = await self._receive(request)
-        if self._model.weights_step is None:
+        body, step = await self._receive(request), self._model.weights_step
+        if request.scope["path"] == "/metrics":
+            text = _METRICS.format(
+                counts=self._counts,
+                seconds=self._seconds,
+                count=self._counts.total(),
+                step="NaN" if step is None else step,
+            )
+            return PlainTextResponse(text)
+        if step is None:
             # The full reason names paths of this machine.
             why = "No checkpoint can be used yet. The service's console says why."
             raise HTTPException(503, why)
         if request.method != "POST":
-            return {
-                **self._model.names,
-                "weights_step": self._model.weights_step,
-                "age_seconds": self._model.age_seconds,
-            }
+            age = {"weights_step": step, "age_seconds": self._model.age_seconds}
+            return JSONResponse({**self._model.names, **age})
         top_k = request.query_params.get("top_k", "3")
         if not re.fullmatch("[1-9][0-9]{0,8}", top_k):
             raise HTTPException(400, f"top_k {top_k[:20]}: give a number of classes.")
         kind = request.headers.get("content-type", "")
-        return await asyncio.get_running_loop().run_in_executor(
+        found = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._classify, body, kind, int(top_k)
         )
+        return JSONResponse(found)
 
     def _refusal(self, headers: Headers) -> str | None:
         if "content-length" in headers and "transfer-encoding" in headers:

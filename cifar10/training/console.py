@@ -15,7 +15,6 @@ from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
-from cifar10.training.results import divergence
 
 # Lines of steps that are printed at once, and the seconds between later ones.
 _LINES_AT_ONCE = 10
@@ -156,14 +155,12 @@ def last_lines(loop: Loop) -> list[str]:
     """Returns the last lines: bottleneck, outcome and next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
-    averages = loop.progress.metric_averages
     named = config.network.model, training.dataset.name
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
-        wrap(divergence(config, training.dataset.classes, averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(training.train_dir, *named)}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(training.train_dir))}",

@@ -42,9 +42,9 @@ class Loop:
                 **{name: recorded[name] for name in starting.OF_MACHINE},
             },
         )
-        skips = config.checkpoints.on_nan == "skip"
+        of_run = config, training.dataset.classes
         # Those of steps that have not been read from the devices yet.
-        self.results = Results(self.progress, towers.tower_names, skips=skips)
+        self.results = Results(self.progress, towers.tower_names, *of_run)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
         self._in_calls = config.steps_per_call > 1

@@ -11,7 +11,7 @@ from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files, invocation
-from cifar10.run_directory import checkpoints, restoring
+from cifar10.run_directory import checkpoints, logs, restoring
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.update import TrainState
@@ -173,6 +173,11 @@ class Progress:
             step=self.step,
             facts={**self._facts(), **facts},
         )
+
+    def log_event(self, step: int, event: str, what: str) -> None:
+        """Writes an event to `metrics.jsonl`, for alerts; only the chief does."""
+        if self._writes:
+            logs.append_event(self._directory.parent, step, event, what)
 
     def last_saved(self) -> int | None:
         """Returns the step of the last checkpoint; None if there is none."""

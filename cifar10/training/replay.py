@@ -23,6 +23,7 @@ from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
+from cifar10.run_directory.divergence import LOST
 from cifar10.towers import schedule
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
@@ -159,7 +160,7 @@ class Replay:
         self.step += 1
         (found,), losses = split_numbers(result.numbers.numpy(), result.metrics)
         if np.isfinite([*losses.flat, found["gradient_norm"]]).all():
-            average(self._averages, found)
+            average(self._averages, found, self._training.dataset.classes)
         else:
             self._skipped += 1
         if self._has_averages:
@@ -206,7 +207,7 @@ class Replay:
             logged = line[name] if is_number else np.inf
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
             far = relative_difference(found[name], logged)
-            if PRECISION in name and bound:  # A share of images, which may be 0.
+            if bound and (PRECISION in name or name == LOST):  # A share may be 0.
                 far = abs(found[name] - logged)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 

@@ -8,7 +8,6 @@ to be finite, the state before that step can still be saved. The step's gradient
 computed again, to name the variables whose gradients are not finite.
 """
 
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,10 +21,10 @@ from cifar10.errors import (
     NotFiniteError,
     UsageError,
     first_few,
-    rounded,
     say,
 )
 from cifar10.process import invocation
+from cifar10.run_directory import divergence
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -40,9 +39,6 @@ AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 MOST_SKIPPED_IN_A_ROW = 10
 
 MOST_ROLLBACKS = 3
-# Of a divergence, in multiples of the first loss.
-_SPIKE, _FAR = 100.0, 10.0
-_FIRST, _HIGHEST = "first loss", "highest loss"  # Kept with the averages.
 _SHOWN_NAMES = 3
 
 
@@ -50,30 +46,36 @@ class NeverFiniteError(NotFiniteError):
     """A loss or gradient is not finite, and probably stays so in later steps."""
 
 
-def average(averages: dict[str, float], newest: Mapping[str, float]) -> None:
+def average(
+    averages: dict[str, float], newest: Mapping[str, float], classes: int
+) -> None:
     """Updates the moving averages of metrics with a step's metrics."""
     for name in [name for name in AVERAGED if name in newest]:
         old = averages.get(name, newest[name])
         averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
-    first = averages.setdefault(_FIRST, newest["total_loss"])
-    averages[_HIGHEST] = max(averages.get(_HIGHEST, first), newest["total_loss"])
+    divergence.track(averages, newest, classes)
 
 
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. If
-    a loss or gradient is not finite, an error is raised or, with `skips`, the step is
-    counted as skipped.
+    a loss or gradient is not finite, an error is raised or, with `--on_nan skip`, the
+    step is counted as skipped.
     """
 
     def __init__(
-        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
+        self,
+        progress: Progress,
+        tower_names: Sequence[str],
+        config: Groups,
+        classes: int,
     ) -> None:
         self._progress = progress
+        self._config = config
+        self._classes = classes
         self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
-        self._skips = skips
         self._pending: list[tuple[int, StepResult]] = []
 
     def add(self, step: int, result: StepResult) -> None:
@@ -115,9 +117,10 @@ class Results:
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):
-            if not self._skips:
+            if self._config.checkpoints.on_nan != "skip":
                 raise NotFiniteError(step, problem)
             say(f"SKIPPED the update of step {step}: {problem}.")
+            self._progress.log_event(step, "skip", problem)
             self._progress.skipped_steps += 1
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row < MOST_SKIPPED_IN_A_ROW:
@@ -128,7 +131,11 @@ class Results:
             why = "the gradients are not finite in float16 with any loss scale"
             raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
-        average(self._progress.metric_averages, newest)
+        averages = self._progress.metric_averages
+        before = divergence.divergence(self._config, averages)
+        average(averages, newest, self._classes)
+        if not before and (found := divergence.divergence(self._config, averages)):
+            self._progress.log_event(step, "divergence", found)
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""
@@ -153,9 +160,8 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            raise UsageError(
-                f"Stopped: {error}. {self._advice(error.step, error.step)}"
-            ) from error
+            advice = self._advice(error.step, error.step)
+            raise self._stopped(error.step, f"{error}.", advice) from error
         self._progress.step = error.step - 1
         bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
@@ -176,7 +182,12 @@ class NotFinitePolicy:
         if bad_batch is None:
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
-        raise UsageError(f"Stopped: {what} {advice}") from error
+        raise self._stopped(error.step, what, advice) from error
+
+    def _stopped(self, step: int, what: str, advice: str) -> UsageError:
+        """Logs why training stops; returns the error to raise."""
+        self._progress.log_event(step, "stop", what)
+        return UsageError(f"Stopped: {what} {advice}")
 
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
         """Restores the last checkpoint, and skips all batches up to `bad_batch`."""
@@ -187,10 +198,11 @@ class NotFinitePolicy:
         self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
         self._rolled_back_to = step
         if self._rollbacks > MOST_ROLLBACKS:
-            raise UsageError(
-                f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
-                f"{step} have not helped. {self._advice(step + 1, failed)}"
+            what += (
+                f" {MOST_ROLLBACKS} rollbacks to the checkpoint of step {step} have "
             )
+            advice = self._advice(step + 1, failed)
+            raise self._stopped(failed, f"{what}not helped.", advice)
         without = ""
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step
@@ -199,6 +211,8 @@ class NotFinitePolicy:
         for message in messages:
             say(message)
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
+        # Of the restored step, since the lines of later ones are dropped.
+        self._progress.log_event(step, "rollback", what)
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
         """Writes a debug checkpoint, and returns a sentence that says where."""
@@ -229,37 +243,10 @@ class NotFinitePolicy:
 
     def _advice(self, first: int, last: int) -> str:
         """Returns advice on steps `first` to `last`, whose results are not finite."""
-        rate = self._training.config.update.learning_rate
-        how = f"{_how_to_prevent(rate)} {self._progress.how_to_resume()}"
+        how = divergence.how_to_prevent(self._training.config)
+        how = f"{how} {self._progress.how_to_resume()}"
         if self._training.dataset.name.startswith(data_flag.PYTHON):
             return how  # A command cannot load the data.
         run = shlex.quote(str(self._training.train_dir))
         find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
         return f"{how}\nFind the images that caused it with:\n    {find}"
-
-
-def divergence(config: Groups, classes: int, averages: Mapping[str, float]) -> str:
-    """Warns if a run has diverged, by its `metric_averages` at the end; else "".
-
-    It has if a loss was a hundred times the first one, and the run has not recovered:
-    the average is still far above the first loss, or the cross entropy is that of
-    guessing, log(classes), as of a dead network.
-    """
-    guessing = math.log(classes)
-    first, highest = averages.get(_FIRST, math.inf), averages.get(_HIGHEST, 0.0)
-    usual = max(abs(first), guessing)
-    is_far = averages.get("total_loss", 0.0) > _FAR * usual
-    is_dead = averages.get("cross_entropy", 0.0) > 0.95 * guessing
-    if highest < _SPIKE * usual or not (is_far or is_dead):
-        return ""
-    return (
-        f"NOTE: the training has DIVERGED: its loss rose from {rounded(first, 2)} to "
-        f"{rounded(highest, 2)}. {_how_to_prevent(config.update.learning_rate)}"
-    )
-
-
-def _how_to_prevent(rate: float) -> str:
-    return (
-        f"In a new run (another --train_dir), a --learning_rate below {rate}, "
-        "--clip_norm or --warmup_epochs usually helps."
-    )

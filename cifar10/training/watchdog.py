@@ -112,8 +112,13 @@ class Watchdog:
             f"It waits for {_WAITS.get(self._loop.timer.part, self._elsewhere)}."
             f"{_ENDED if ends else ''}"
         )
-        writing = threading.Thread(target=write_line, args=[line], daemon=True)
+        writing = threading.Thread(target=self._tell, args=[line], daemon=True)
         writing.start()
         writing.join(_SECONDS_TO_WRITE)
         if ends:
             self._end(EXIT_TRY_AGAIN)
+
+    def _tell(self, line: str) -> None:
+        write_line(line)
+        what = " ".join(line.split())
+        self._loop.progress.log_event(self._step + 1, "silence", what)

@@ -68,7 +68,7 @@ def test_the_unit_restarts_what_a_restart_may_mend():
     lines = [line for line in UNIT.read_text().splitlines() if "=" in line]
     settings = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     assert settings["Restart"] == "on-failure"
-    assert settings["RestartPreventExitStatus"] == "2"
+    assert settings["RestartPreventExitStatus"] == "2 3"
     assert settings["SuccessExitStatus"] == str(128 + signal.SIGTERM)
 
 
@@ -159,6 +159,7 @@ PREEMPTED = "PreemptTime=2026-11-23T22:34:34"
         ("137 75", {}, 0, True),
         ("0 0", {}, 0, False),
         ("75 2", {}, 2, False),  # Refused by one.
+        ("3 75", {}, 3, False),  # Diverged, as only the chief knows.
         ("143 143", {}, 143, False),
         # Enough losses; but the end of the time is none.
         ("75 75", ENOUGH, 75, False),
@@ -216,7 +217,7 @@ def test_slurm_passes_on_a_signal_that_only_the_shell_gets():
     assert options["signal"] == "USR1@120", "with B: it would be the script's"
     snippet = re.search(r"worker='(.*?)'\n\n", SLURM.read_text(), re.DOTALL)[1]
     training = "trap 'exit 138' USR1; echo ready; while :; do sleep 0.05; done"
-    command = ["bash", "-c", snippet.replace("'$refused'", "202"), "worker"]
+    command = ["bash", "-c", snippet.replace("'$above'", "200"), "worker"]
     with subprocess.Popen(
         [*command, "bash", "-c", training], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -271,7 +272,7 @@ def test_refused_training_ends_the_job(manifest, worker):
         for code in rule["onExitCodes"]["values"]
         if rule["onExitCodes"]["containerName"] == worker["name"]
     }
-    assert actions == {2: "FailJob", 128 + signal.SIGTERM: "Ignore"}
+    assert actions == {2: "FailJob", 3: "FailJob", 128 + signal.SIGTERM: "Ignore"}
 
 
 def test_pod_knows_which_worker_it_is(manifest, worker, tmp_path):

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import forked
 from cifar10.config.config import Config
+from cifar10.run_directory import logs
 from cifar10.training import train as training
 
 ROOT = Path(__file__).parents[2]
@@ -215,10 +216,20 @@ def files(folder):
 
 
 def logged(train_dir):
-    """Returns the lines of metrics.jsonl, which have to be JSON without NaN."""
+    """Returns the lines of metrics.jsonl, which have to be JSON without NaN.
+
+    Those of events are left out.
+    """
 
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
 
     lines = (train_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line, parse_constant=refuse) for line in lines]
+    found = [json.loads(line, parse_constant=refuse) for line in lines]
+    return [line for line in found if "event" not in line]
+
+
+def events(train_dir):
+    """Returns the step and the name of each event in metrics.jsonl."""
+    found = logs.read_events(train_dir / "metrics.jsonl")
+    return [(one["step"], one["event"]) for one in found]

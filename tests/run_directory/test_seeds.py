@@ -70,6 +70,42 @@ def test_seeds_that_contradict_other_flags_are_refused(monkeypatch):
     assert "one machine" in done.stderr
 
 
+TINY = """
+import keras
+def net(image_shape, classes):
+    layers = keras.layers.Flatten(), keras.layers.Dense(8, "tanh")
+    ends = keras.Input(image_shape), keras.layers.Dense(classes)
+    return keras.Sequential([ends[0], *layers, ends[1]])
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_that_diverges_ends_with_a_code_of_its_own_and_counts(
+    tmp_path, stand_in_dir
+):
+    (tmp_path / "tiny.py").write_text(TINY)
+    flags = ["--seeds", "0:2", "--train_dir", "trial", "--model", "tiny:net"]
+    flags += ["--data", "synthetic", "--data_dir", stand_in_dir, "--batch_size", "8"]
+    flags += ["--max_steps", "60", "--eval_steps", "60", "--learning_rate", "1e3"]
+    env = {"PYTHONPATH": str(runs.ROOT)}
+    for _ in range(2):  # The second time there is nothing to do.
+        done = runs.run(runs.ROOT / "train.py", *flags, cwd=tmp_path, env=env)
+        assert done.returncode == 3, done.stderr
+        assert "mean of 2 seeds" in done.stdout.splitlines()[-1]
+        assert "0, 1" in done.stderr.splitlines()[-1]
+    for seed in range(2):
+        ((step, event),) = runs.events(tmp_path / "trial" / f"seed-{seed}")
+        assert (step < 60, event) == (True, "divergence")
+    listed = runs.call("cifar10/__main__.py", "runs", tmp_path, "--json")
+    found = json.loads(listed.stdout)
+    assert [one["state"] for one in found] == ["diverged"] * 2
+    assert [one["event"]["event"] for one in found] == ["divergence"] * 2
+    run = tmp_path / "trial/seed-0"
+    words = ["--trust_model", "tiny:net", "--data_dir", stand_in_dir]
+    done = runs.run_anew("-m", "cifar10", "audit", run, *words, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_seeds_are_trained_one_after_another_and_go_on_after_a_stop(
     tmp_path, stand_in_dir

@@ -292,7 +292,7 @@ def test_a_diverged_run_says_so_and_its_numbers_stay_short(copy, tmp_path):
         log.write(json.dumps(losses) + "\n")
     assert "DIVERGED" not in report(tmp_path / "page.html", copy).text
     manifest = checkpoints.read_manifest(copy / "checkpoints", 30)
-    manifest["loss_averages"] |= {"total_loss": 1e22, "highest loss": 2e22}
+    manifest["loss_averages"] |= {"total_loss": 1e22, "lost steps": 1.0}
     manifest["sha256"] = checkpoints.digest_of(manifest)
     file = copy / "checkpoints/step-00000030" / checkpoints.MANIFEST
     file.write_text(json.dumps(manifest))

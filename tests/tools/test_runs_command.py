@@ -1,16 +1,22 @@
 """`python -m cifar10 runs`: the state of each run, and what --prune removes."""
 
+import argparse
 import inspect
 import json
 import os
 import shutil
 import sys
+import time
 
 import pytest
 
 import runs
-from cifar10.run_directory import scores
+from cifar10.config.run_config import RecordedRun
+from cifar10.errors import StoppedError, UsageError
+from cifar10.follower.followed_run import FollowedRun
+from cifar10.run_directory import checkpoints, scores, starting
 from cifar10.run_directory.lock import RunLock
+from cifar10.training import preflight
 from small_runs import describe, save
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -207,3 +213,180 @@ def test_runs_are_listed_without_tensorflow(folder):
     done = runs.run_anew("-c", code, folder)
     assert "finished" in done.stdout, done.stderr
     assert done.stdout.endswith("set()\n")
+
+
+# ---- A finished run keeps its best checkpoint
+
+
+@pytest.fixture
+def done_run(folder):
+    """A finished run of three checkpoints, of which the second has the best score."""
+    run = folder / "finished"
+    describe(run, data_parts=["train", "test"], max_steps=30)
+    for step in (20, 30):
+        save(run, step)
+    (run / "metrics.jsonl").write_text('{"step": 30}\n')
+    for step, score in ((10, 0.5), (20, 0.7), (30, 0.6)):
+        scores.append(run / "eval", step, {"precision @ 1": score}, 100)
+    return run
+
+
+def prune(folder, *words):
+    return call(folder, "--prune", *words)
+
+
+def saved(run):
+    return checkpoints.steps(run / "checkpoints")
+
+
+def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_run):
+    others = [path for path in remaining(folder) if "checkpoints/" not in path]
+    words = "finished", "--keep", "best"
+    assert prune(folder, *words).returncode == 0
+    assert saved(done_run) == [10, 20, 30], "only listed"
+    for _ in range(2):
+        assert prune(folder, *words, "--yes").returncode == 0
+        assert saved(done_run) == [20]
+    assert checkpoints.verify(done_run / "checkpoints", 20)
+    now = [path for path in remaining(folder) if "checkpoints/" not in path]
+    assert {*others} < {*now}
+    found = listed(folder)["finished"]
+    assert (found["state"], found["step"], found["best"]["step"]) == (
+        "finished",
+        30,
+        20,
+    )
+
+
+def test_a_checkpoint_that_the_user_marked_stays_beside_the_best(folder, done_run):
+    (runs.checkpoint(done_run, 10) / "keep").touch()
+    assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
+    assert saved(done_run) == [10, 20]
+
+
+@pytest.mark.parametrize("name", ["stopped", "no_gain", "no_config", "../outside", "x"])
+def test_a_run_that_needs_its_newest_or_has_no_best_is_left_whole(
+    folder, tmp_path, done_run, name
+):
+    shutil.copytree(done_run, tmp_path / "outside")
+    before = remaining(tmp_path)
+    done = prune(folder, "finished", name, "--keep", "best", "--yes")
+    assert (done.returncode, remaining(tmp_path)) == (2, before)
+    assert name in done.stderr
+
+
+def test_links_are_not_followed_to_other_checkpoints(folder, tmp_path, done_run):
+    outside = tmp_path / "outside"
+    shutil.copytree(done_run / "checkpoints", outside)
+    runs.checkpoint(done_run, 15).symlink_to(outside / "step-00000030")
+    os.link(outside / "step-00000010/manifest.json", outside / "hard")
+    hard = runs.checkpoint(done_run, 10) / "manifest.json"
+    hard.unlink()
+    os.link(outside / "hard", hard)
+    before = remaining(outside)
+    words = "finished", "--keep", "best", "--yes"
+    assert prune(folder, *words).returncode == 0
+    assert saved(done_run) == [20]
+    assert (remaining(outside), (outside / "hard").exists()) == (before, True)
+    shutil.rmtree(done_run / "checkpoints")
+    (done_run / "checkpoints").symlink_to(outside)
+    assert prune(folder, *words).returncode == 2
+    assert remaining(outside) == before
+
+
+def test_a_run_whose_best_is_damaged_or_that_goes_on_meanwhile_is_left_whole(
+    folder, done_run, monkeypatch
+):
+    words = "finished", "--keep", "best", "--yes"
+    state = runs.checkpoint(done_run, 20) / "state.index"
+    content = state.read_bytes()
+    state.write_bytes(b"x" + content)
+    assert prune(folder, *words).returncode == 2
+    assert saved(done_run) == [10, 20, 30]
+    state.write_bytes(content)
+    locked = RunLock.__enter__
+
+    def trained(lock):
+        """A training that began and ended between the list and the lock."""
+        os.utime(done_run / "metrics.jsonl", (2e9, 2e9))
+        return locked(lock)
+
+    for more in ([], words[1:3]):
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLock, "__enter__", trained)
+            os.utime(done_run / "metrics.jsonl", (1e9, 1e9))
+            assert prune(folder, "finished", *more, "--yes").returncode == 2
+        assert saved(done_run) == [10, 20, 30]
+
+
+def test_a_crash_leaves_a_run_that_loads_and_whose_rest_goes_next_time(
+    folder, done_run, monkeypatch
+):
+    words = "finished", "--keep", "best", "--yes"
+    delete, rmtree = checkpoints.delete, shutil.rmtree
+    for at in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(*((shutil, "rmtree"), (checkpoints, "delete"))[at], crash)
+            with pytest.raises(KeyboardInterrupt):
+                prune_here(folder, *words)
+        assert 20 in saved(done_run)
+        assert listed(folder)["finished"]["state"] == "finished"
+    assert (checkpoints.delete, shutil.rmtree) == (delete, rmtree)
+    assert prune(folder, *words).returncode == 0
+    assert [path.name for path in (done_run / "checkpoints").iterdir()] == [
+        "step-00000020"
+    ]
+
+
+def crash(*_, **__):
+    raise KeyboardInterrupt
+
+
+def prune_here(folder, *words):
+    from cifar10.tools import runs as command
+
+    parser = argparse.ArgumentParser()
+    return command.main(parser, [str(folder), "--prune", *words])
+
+
+def test_runs_are_chosen_by_age(folder, done_run):
+    def age(name, days):
+        for path in (folder / name).rglob("*"):
+            os.utime(path, (time.time() - 86400 * days,) * 2)
+
+    for name in ("finished", "stopped", "trials/killed"):
+        age(name, 40)
+    age("hours", 2)
+    old = {"finished", "stopped", "trials/killed"}
+    assert {*listed(folder, "--older_than", "30d")} == old
+    assert {*listed(folder, "--older_than", "47h")} == {*old, "hours"}
+    with RunLock(folder / "stopped"):
+        before = remaining(folder)
+        for words, age_of, code in (
+            (["lost"], "30d", 2),
+            (["stopped"], "30d", 2),
+            ([], "1x", 2),
+            ([], "30d", 0),
+        ):
+            done = prune(folder, *words, "--older_than", age_of)
+            assert (done.returncode, remaining(folder)) == (code, before)
+        assert call(folder, "--keep", "best", "--older_than", "30d").returncode == 2
+        assert prune(folder, "--yes").returncode == 2, "no name and no age"
+        words = "--older_than", "30d", "--yes"
+        assert prune(folder, "--keep", "best", *words).returncode == 0
+        assert saved(done_run) == [20]
+        assert {*listed(folder)} >= old, "whole runs stay"
+        assert prune(folder, *words).returncode == 0
+    assert {*listed(folder)} & old == {"stopped"}, "which is in use"
+
+
+def test_a_training_does_not_go_on_from_the_best(done_run):
+    checkpoints.delete_all_but_best(done_run)
+    run = starting.find_run(done_run)
+    for steps, error in ((30, StoppedError), (60, UsageError)):
+        wanted = RecordedRun.of(done_run, {**run.entries, "max_steps": steps})
+        with pytest.raises(error, match="--initial_weights"):
+            preflight.check_run(wanted, {}, fresh=False)
+        assert preflight.check_run(wanted, {}, fresh=True) == run
+    followed = FollowedRun(done_run)
+    assert list(followed.follow(0.01)) == [20], "it ends"

@@ -230,6 +230,7 @@ def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     assert_ended(runs.checkpoint(tmp_path / "run", 12), expected)
     lines = runs.logged(tmp_path / "run")
     assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
+    assert runs.events(tmp_path / "run") == [(BAD_STEP, "skip")]
     assert not (tmp_path / "run" / "debug").exists()
 
 
@@ -268,6 +269,7 @@ def test_rollback_goes_on_with_later_images_beyond_a_resume(
     assert_ended(runs.checkpoint(tmp_path / "run", 10), expected)
     facts = manifest(tmp_path / "run" / "checkpoints", 10)
     assert (facts["left_out"], facts["position"]) == (2, 8 * (10 + 2))
+    assert runs.events(tmp_path / "run") == [(4, "rollback")], "beyond the resume"
 
 
 def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
@@ -317,3 +319,5 @@ def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):
         train(on_nan="rollback", whites=range(IMAGES), log_frequency=1)
     assert capsys.readouterr().err.count("ROLLED BACK") == 3
     assert len(list((tmp_path / "run" / "debug").iterdir())) == 4
+    events = runs.events(tmp_path / "run")
+    assert [name for _, name in events] == [*["rollback"] * 3, "stop"]

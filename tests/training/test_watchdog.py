@@ -75,7 +75,11 @@ def loop_of(
     )
     timer = Timer()
     timer.enter(part)
-    return types.SimpleNamespace(training=training, timer=timer)
+    events = []
+    progress = types.SimpleNamespace(log_event=lambda *event: events.append(event))
+    return types.SimpleNamespace(
+        training=training, timer=timer, progress=progress, events=events
+    )
 
 
 class Watched:
@@ -136,6 +140,8 @@ def test_a_step_that_takes_far_longer_than_others_is_told_once():
         watched = Watched(script)
         assert watched.codes == []
         assert watched.steps_told == hangs
+        events = [(step, event) for step, event, _ in watched.loop.events]
+        assert events == [(step, "silence") for step in hangs], "for alerts"
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
