@@ -181,8 +181,8 @@ def _normalized(
     layer: ours.LocalResponseNormalization, inputs: keras.KerasTensor
 ) -> keras.KerasTensor:
     """Computes x * s^-beta by operations of Keras's."""
-    places = np.arange(inputs.shape[-1])
-    near = abs(places[:, None] - places) <= layer.depth_radius
+    indices = np.arange(inputs.shape[-1])
+    near = abs(indices[:, None] - indices) <= layer.depth_radius
     energies = layer.alpha * near.astype(np.float32)
     energy = keras.ops.matmul(inputs * inputs, energies) + layer.bias
     if layer.beta != 0.75:
