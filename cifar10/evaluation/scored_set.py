@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import trained_model
 from cifar10.config.fields import CALIBRATED, Groups
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
@@ -20,7 +21,6 @@ from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
-from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
-from cifar10.process import files
 
 # The settings that hold the fractions of the splits.
 _FRACTIONS = {"test": "validation_fraction", "val": "val_fraction"}

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
 from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, say
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.replay import compare, open_run
 

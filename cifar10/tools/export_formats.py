@@ -19,13 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import layers as ours
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.distortions import prepare
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import exporting
+from cifar10.trained_model import TrainedModel
 
 _DESCRIPTION = "cifar10.json"
 # Keras's names of the formats.

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, regrouping
 from cifar10.input.dataset_base import Dataset
-from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers import devices
+from cifar10.trained_model import TrainedModel
 
 # Lists at most this fraction of the labels. A weak run contradicts many right labels,
 # and nine of ten well-known data sets have less than 6 % wrong ones (arXiv:2103.14749).

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cifar10 import files
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
-from cifar10.process import entry_point, files, invocation
+from cifar10.process import entry_point, invocation
 from cifar10.run_directory.seeds import Seeds, grouped
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.heat_maps import draw, heat_maps
+from cifar10.trained_model import TrainedModel
 from cifar10.training.results import divergence
 
 _LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.

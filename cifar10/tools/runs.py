@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import flags, layout
 from cifar10.config.fields import PRECISION
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, printable, reason, say
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked

@@ -17,7 +17,6 @@ import small_runs
 from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.model import loss
 from cifar10.models import applications, layer_tree
 from cifar10.models.architecture import Architecture
@@ -28,6 +27,7 @@ from cifar10.tools.export_formats import with_keras_layers
 from cifar10.towers.devices import Placement
 from cifar10.towers.optimizers import build_optimizer, slow_down
 from cifar10.towers.stages import find_frozen
+from cifar10.trained_model import TrainedModel
 from cifar10.training import (
     assembly,
     initial_weights,

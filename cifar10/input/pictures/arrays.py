@@ -16,12 +16,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
-from cifar10.process import files
 
 # The unpacked arrays of a file may have this many bytes, or a hundred times the file's
 # size if that is more. Real pictures are compressed less. Grey pictures later take

@@ -25,12 +25,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
 from cifar10.input.records import SPLITS, Split
-from cifar10.process import files, moving_line
+from cifar10.process import moving_line
 
 # The version of the fingerprints, which are of the pixels themselves.
 PIXELS = 2

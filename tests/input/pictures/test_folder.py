@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.datasets import check_same_kind
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder, split_of
 from cifar10.input.regrouping import divided
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from recorded_runs import recorded
 from small_folders import (
     SIZE,

@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
@@ -15,7 +16,6 @@ from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
 from cifar10.model import inference
 from cifar10.models.registry import OPTIONS, build_model
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that this version can evaluate; other versions may have recorded others.
