@@ -61,14 +61,6 @@ class StoppedError(Exception):
         self.exit_code = exit_code
 
 
-class DivergedError(StoppedError):
-    """A training has ended at its last `step`, but its model only guesses."""
-
-    def __init__(self, message: str, step: int) -> None:
-        super().__init__(message, EXIT_DIVERGED)
-        self.step = step
-
-
 class NotFiniteError(Exception):
     """A loss or gradient of a step is corrupted or not finite, as `what` describes."""
 

@@ -42,15 +42,10 @@ SCORES: dict[str, tuple] = {
     "num_examples": (int, 1, 10**12),
     PRECISION: (float, 0.0, 1.0),
 }
-EVENT: Mapping[str, tuple] = {
-    "step": _STEP,
-    "time": _TIME,
-    "event": (str,),
-    "what": (str,),
-}
+_MOMENT = {"step": _STEP, "time": _TIME}
+EVENT: Mapping[str, tuple] = {**_MOMENT, "event": (str,), "what": (str,)}
 START: Mapping[str, tuple] = {
-    "step": _STEP,
-    "time": _TIME,
+    **_MOMENT,
     "machine": (str,),
     "devices": (str,),
     "versions": (dict[str, str],),

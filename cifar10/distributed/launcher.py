@@ -32,12 +32,9 @@ from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 from cifar10.run_directory.seeds import grouped, last_scores
 
-# Exit codes after which a restart is useless: wrong usage, a divergence, a signal, a
-# closed output.
-_FINAL = (
-    *(errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE),
-    *(128 + number for number in STOP_SIGNALS),
-)
+# Exit codes after which a restart is useless; 128 and more are those of signals.
+_FINAL = [errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE]
+_FINAL += [128 + number for number in STOP_SIGNALS]
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -96,15 +93,14 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     if any(word.partition("=")[0] in ("--resume", "--seed") for word in command):
         raise UsageError("--seeds excludes --resume and --seed. Leave them out.")
     command, found = flags.without(command, "seeds", "seed", "train_dir"), []
-    diverged = []
+    diverged = False
     for seed in range(first, end):
         run_dir = train_dir / f"seed-{seed}"
         say(f"Seed {seed} of {seeds}:")
         given = ["--seed", str(seed), "--train_dir", str(run_dir)]
         (code,), stops = _run_workers([{}], [*command, *given])
-        if code == errors.EXIT_DIVERGED:
-            diverged.append(str(seed))
-        elif code or stops:
+        diverged |= code == errors.EXIT_DIVERGED
+        if stops or code not in (0, errors.EXIT_DIVERGED):
             code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
             why = f"Seed {seed} ended with exit code {code}. The same command, without "
             why += "--fresh, goes on from there."
@@ -116,8 +112,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     if not any(line for *_, line in found):
         say("No seed was scored. Score each with eval, or train with --eval_steps.")
     if diverged:
-        why = f"Of these seeds diverged: {', '.join(diverged)}."
-        raise StoppedError(why, errors.EXIT_DIVERGED)
+        raise StoppedError("Some seeds have diverged.", errors.EXIT_DIVERGED)
 
 
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:

@@ -16,7 +16,7 @@ from cifar10.config.config import Config
 from cifar10.config.fields import Groups
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
-from cifar10.errors import DivergedError, UsageError, say
+from cifar10.errors import UsageError
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
@@ -109,12 +109,9 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         elif is_main:
             stop = _SignalsOfSteps(stack)
         workers = cluster.from_environment()
-        dataset = as_dataset(config.data_objects)
-        try:
-            step = training.train(config, stop, workers, hooks=hooks, dataset=dataset)
-        except DivergedError as error:  # The program decides what that means.
-            say(f"NOTE: {error}")
-            step = error.step
+        step = training.train(
+            config, stop, workers, hooks=hooks, dataset=as_dataset(config.data_objects)
+        )
     train_dir = layout.absolute_path(config.run.train_dir)
     return read_record(train_dir, step, time.perf_counter() - began, config)
 

@@ -216,24 +216,20 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
 
 
 def delete_all_but_best(run: Path) -> int:
-    """Deletes a finished run's checkpoints, except the best and those with `keep`.
+    """Deletes a finished run's checkpoints, except those with `keep` and the best.
 
-    Returns the best one's step. The caller holds the run's lock. Once a deletion has
-    begun, the run counts as finished, and training does not go on from the best.
+    Returns the best one's step, from which no training goes on. The caller holds the
+    run's lock and knows that there is a score.
     """
     layout.refuse_link(directory := run / layout.CHECKPOINTS)
-    saved = steps(directory)
-    if not (found := scores.best(run, saved)):
-        raise UsageError(
-            f"{run}: no checkpoint has a score. Score one with eval first."
-        )
-    verify(directory, found[0])
+    (best,) = scores.best(run, saved := steps(directory))
+    verify(directory, best)
     files.write_atomically(run / layout.PRUNED, b"")
     delete_incomplete(directory)
     for step in saved:
-        if step not in found and not (folder(directory, step) / KEEP).exists():
+        if step != best and not (folder(directory, step) / KEEP).exists():
             delete(directory, step)
-    return found[0]
+    return best
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:

@@ -1,8 +1,6 @@
 """The logs of a run: `metrics.jsonl`, with one JSON object per line, and event files.
 
-Among the lines of `metrics.jsonl` are events, which the key `event` names: what went
-wrong in a training, for alerts. `read_steps` leaves them out, `read_events` the others.
-
+Lines of `metrics.jsonl` with the key `event` say what went wrong, for alerts.
 `forget_later` discards the entries of steps that a run is about to repeat. Readers skip
 lines that a killed process left incomplete or that a disk has damaged.
 """
@@ -17,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from cifar10 import files
-from cifar10.config import layout
 from cifar10.config.schema import EVENT, wrong
 from cifar10.errors import DiskError, reason, say
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
-_EVENT = "event"
 _GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
 
@@ -58,25 +54,14 @@ def read_lines(path: Path) -> list[Any]:
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """Returns the entries of a log with a possible step, ordered by step; no events."""
-    lines = [line for line in read_lines(path) if _has_step(line)]
-    steps = [line for line in lines if _EVENT not in line]
-    return sorted(steps, key=operator.itemgetter("step"))
+    lines = [one for one in filter(_has_step, read_lines(path)) if "event" not in one]
+    return sorted(lines, key=operator.itemgetter("step"))
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Returns the events in a log, in the order in which they were written."""
-    lines = read_lines(path)
-    return [one for one in lines if not wrong(one, EVENT, needs_all=True)]
-
-
-def append_event(run: Path, step: int, event: str, what: str) -> None:
-    """Appends an event to a run's `metrics.jsonl`; `what` is a sentence for people.
-
-    Whoever is alerted also looks at the messages, so a full disk loses the event alone.
-    """
-    line = {"step": step, "time": time.time(), _EVENT: event, "what": what}
-    with contextlib.suppress(OSError):
-        append_line(run / layout.METRICS, line)
+    events = [one for one in read_lines(path) if not wrong(one, EVENT, needs_all=True)]
+    return [{name: one[name] for name in EVENT} for one in events]
 
 
 def _value(line: bytes) -> Any:
@@ -169,6 +154,6 @@ def lines_up_to(log: Path, step: int, *, events: bool = True) -> bytes:
     if not log.exists():
         return b""
     lines = files.read(log, LARGEST_LOG).splitlines(keepends=True)
-    found = [(line, _value(line)) for line in lines if line.endswith(b"\n")]
-    kept = [(line, value) for line, value in found if _has_step(value, step)]
-    return b"".join(line for line, value in kept if events or _EVENT not in value)
+    complete = [(line, _value(line)) for line in lines if line.endswith(b"\n")]
+    kept = [(line, value) for line, value in complete if _has_step(value, step)]
+    return b"".join(line for line, value in kept if events or "event" not in value)

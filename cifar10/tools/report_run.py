@@ -73,9 +73,8 @@ class ReportedRun:
         damaged = (saved for saved in self.saved if "damage" in saved)
         notes += [f"DAMAGED checkpoint: {saved['damage']}." for saved in damaged]
         averages = self.saved[-1].get("averages", {}) if self.saved else {}
-        if said := divergence(self.recorded.config, averages):
-            notes.append(f"NOTE: {said}")
-        return notes
+        said = divergence(self.recorded.config, averages)
+        return [*notes, said] if said else notes
 
     @property
     def headline(self) -> tuple[str, dict[str, float]]:

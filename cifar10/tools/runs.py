@@ -40,6 +40,7 @@ last step; `damaged` if files cannot be read.
 _OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
 # By the flag --sort; best scores and newest runs come first.
 _ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "name": lambda _: 0,  # As they are found.
     "state": lambda run: run["state"],
     "age": lambda run: -run["changed"],
     "size": lambda run: -run["bytes"],
@@ -56,12 +57,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("DIR", nargs="?", default="runs", help=place)
     parser.add_argument("--prune", nargs="*", metavar="NAME", help=_PRUNE)
     parser.add_argument("--keep", choices=["best"], help=_KEEP)
-    parser.add_argument("--older_than", metavar="AGE", help=_AGE)
+    parser.add_argument("--older_than", metavar="AGE", type=_hours, help=_AGE)
     parser.add_argument("--yes", action="store_true", help="do what --prune lists")
     parser.add_argument("--json", action="store_true", help="print JSON, a list")
     parser.add_argument("--csv", action="store_true", help="print a table as CSV")
     by = "order of the list (default: name)"
-    parser.add_argument("--sort", choices=["name", *_ORDERS], default="name", help=by)
+    parser.add_argument("--sort", choices=_ORDERS, default="name", help=by)
     given = flags.parse(parser, words)
     directory = layout.absolute_path(given["DIR"])
     try:
@@ -69,11 +70,16 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     except RecursionError as error:  # Up to Python 3.11, `os.walk` is recursive.
         why = "holds a thousand folders within each other. Remove them."
         raise UsageError(f"{directory} {why}") from error
-    prunes, keep = given["prune"] is not None, given["keep"]
-    if prunes or keep or given["older_than"]:
-        runs = _chosen(runs, given["prune"], keep, given["older_than"])
-    if order := _ORDERS.get(given["sort"]):
-        runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
+    names, keep, age = given["prune"], given["keep"], given["older_than"]
+    if age:
+        limit = time.time() - 3600 * age
+        runs = {name: run for name, run in runs.items() if run["changed"] <= limit}
+    if names is not None:
+        if not (names or age):
+            raise UsageError("--prune: name the runs, or give --older_than 30d.")
+        runs = _to_prune(runs, [*map(os.path.normpath, names)], keep)
+    order = _ORDERS[given["sort"]]
+    runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
     named = [{"name": name, **run} for name, run in runs.items()]
     if given["json"]:
         print(json.dumps(named))
@@ -81,12 +87,13 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         _print_table(named)
     else:
         _print(runs, directory)
-    if prunes and not given["yes"]:
+    if names is not None and not given["yes"]:
         what = "all checkpoints but the best of these" if keep else "these directories"
         say(f"Nothing was removed. --yes removes {what} for good.")
-    elif prunes:  # Alone --yes removes nothing.
+    elif names is not None:  # Alone --yes and --keep remove nothing.
         for run in runs.values():
-            say(_remove(run, but_best=bool(keep)))
+            _prune(run, keep)
+            say(f"{'Pruned' if keep else 'Removed'} {run['path']}.")
     return 0
 
 
@@ -202,34 +209,21 @@ def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     table.writerows(rows)
 
 
-def _chosen(
-    runs: Mapping[str, dict[str, Any]],
-    names: Sequence[str] | None,
-    keep: str | None,
-    age: str | None,
-) -> dict[str, dict[str, Any]]:
-    """Returns the runs of an age; those to prune, if `names` of them or none are given.
+def _hours(age: str) -> int:
+    if found := re.fullmatch("([0-9]{1,6})([dh])", age):
+        return int(found[1]) * (24 if found[2] == "d" else 1)
+    raise UsageError(f"--older_than {age}: give days or hours, such as 30d or 12h.")
 
-    By age alone, runs that must not be pruned are left out; by name, they are refused.
-    """
-    if age and not (found := re.fullmatch("([0-9]{1,6})([dh])", age)):
-        raise UsageError(f"--older_than {age}: give days or hours, such as 30d or 12h.")
-    if age and found:
-        limit = time.time() - int(found[1]) * (86400 if found[2] == "d" else 3600)
-        runs = {name: run for name, run in runs.items() if run["changed"] <= limit}
-    if (keep and names is None) or not (names or age):
-        raise UsageError("--prune: name the runs, or choose them by --older_than 30d.")
-    if not names:
-        return {
-            n: runs[n] for n in runs if names is None or not _why_not(runs[n], keep)
-        }
-    chosen = {}
-    for name in map(os.path.normpath, names):
-        run = runs.get(name, {})
-        if why := _why_not(run, keep) if run else "there is no such run of that age.":
+
+def _to_prune(
+    runs: Mapping[str, dict[str, Any]], names: list[str], keep: str | None
+) -> dict[str, dict[str, Any]]:
+    """Returns the runs that are named, or all that may be pruned if none is."""
+    whys = {name: _why_not(run, keep) for name, run in runs.items()}
+    for name in names:
+        if why := whys.get(name, "there is no such run of that age."):
             raise UsageError(f"--prune {name}: {why}")
-        chosen[name] = run
-    return chosen
+    return {name: runs[name] for name in names or whys if not whys[name]}
 
 
 def _why_not(run: Mapping[str, Any], keep: str | None) -> str:
@@ -247,20 +241,19 @@ def _why_not(run: Mapping[str, Any], keep: str | None) -> str:
     return ""
 
 
-def _remove(listed: Mapping[str, Any], *, but_best: bool) -> str:
-    """Removes a run or its checkpoints, holding its lock; returns a message."""
+def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
+    """Removes a run, or all of its checkpoints but the best, holding its lock."""
     path = Path(listed["path"])
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
-        if not (run := _read(path)) or run["changed"] != listed["changed"]:
+        if (_read(path) or {}).get("changed") != listed["changed"]:
             raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
-        if but_best:
-            best = checkpoints.delete_all_but_best(path)
-            return f"{path} keeps the checkpoint of step {best:,}."
+        if keep:
+            checkpoints.delete_all_but_best(path)
+            return
         files.rename(path, aside)  # A half-removed directory is no run.
         try:
             shutil.rmtree(aside)
         except (OSError, RecursionError) as error:
             what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
             raise UsageError(what) from error
-    return f"Removed {path}."

@@ -52,20 +52,6 @@ _FIX = (
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
-_PROBES = ("/health", "/metrics")  # These requests do not count.
-# In Prometheus's text format. Each answer to a picture is a success (2xx).
-_METRICS = """# TYPE cifar10_requests_total counter
-cifar10_requests_total{{status="2xx"}} {counts[2]}
-cifar10_requests_total{{status="4xx"}} {counts[4]}
-cifar10_requests_total{{status="5xx"}} {counts[5]}
-# TYPE cifar10_images_total counter
-cifar10_images_total {counts[2]}
-# TYPE cifar10_answer_seconds summary
-cifar10_answer_seconds_sum {seconds:.6f}
-cifar10_answer_seconds_count {count}
-# TYPE cifar10_weights_step gauge
-cifar10_weights_step {step}
-"""
 # The keys under which a list in JSON has an item for each picture; "" is no key.
 _OF_REQUESTS = ("", "instances", "inputs")
 
@@ -121,7 +107,9 @@ class Service:
         """Answers a request, as ASGI defines."""
         began, answer = time.monotonic(), Response(status_code=500)
         try:
-            answer = await self._answer(Request(scope, receive))
+            found = await self._answer(Request(scope, receive))
+            is_text = isinstance(found, str)
+            answer = PlainTextResponse(found) if is_text else JSONResponse(found)
         except HTTPException as error:
             found = {"error": error.detail}
             answer = JSONResponse(found, error.status_code, error.headers)
@@ -130,46 +118,49 @@ class Service:
         except asyncio.CancelledError:  # uvicorn does this after `_SHUTDOWN_SECONDS`.
             answer = JSONResponse({"error": "The service is shutting down."}, 503)
         finally:
-            if scope["path"] not in _PROBES:
+            if scope["path"] == "/predict":
                 self._counts[answer.status_code // 100] += 1
                 self._seconds += time.monotonic() - began
         await answer(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    def _metrics(self) -> str:
+        """Returns counters of /predict in Prometheus's text format."""
+        counts, step = self._counts, self._model.weights_step
+        by_status = 'cifar10_requests_total{{status="{}xx"}}'.format
+        values = {by_status(digit): counts[digit] for digit in (2, 4, 5)} | {
+            "cifar10_images_total": counts[2],  # A success is the answer to a picture.
+            "cifar10_answer_seconds_sum": self._seconds,
+            "cifar10_answer_seconds_count": counts.total(),
+            "cifar10_weights_step": "NaN" if step is None else step,
+        }
+        return "".join(f"{name} {value}\n" for name, value in values.items())
+
+    async def _answer(self, request: Request) -> dict[str, Any] | str:
         if why := self._refusal(request.headers):
             raise HTTPException(400, why, {"Connection": "close"})
         asked = f"{request.method} {request.scope['path']}"
-        if asked not in (
-            "POST /predict",
-            "HEAD /health",
-            "GET /health",
-            "GET /metrics",
-        ):
+        if asked == "GET /metrics":
+            return self._metrics()
+        if asked not in ("POST /predict", "GET /health", "HEAD /health"):
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")
-        body, step = await self._receive(request), self._model.weights_step
-        if request.scope["path"] == "/metrics":
-            text = _METRICS.format(
-                counts=self._counts,
-                seconds=self._seconds,
-                count=self._counts.total(),
-                step="NaN" if step is None else step,
-            )
-            return PlainTextResponse(text)
-        if step is None:
+        body = await self._receive(request)
+        if self._model.weights_step is None:
             # The full reason names paths of this machine.
             why = "No checkpoint can be used yet. The service's console says why."
             raise HTTPException(503, why)
         if request.method != "POST":
-            age = {"weights_step": step, "age_seconds": self._model.age_seconds}
-            return JSONResponse({**self._model.names, **age})
+            return {
+                **self._model.names,
+                "weights_step": self._model.weights_step,
+                "age_seconds": self._model.age_seconds,
+            }
         top_k = request.query_params.get("top_k", "3")
         if not re.fullmatch("[1-9][0-9]{0,8}", top_k):
             raise HTTPException(400, f"top_k {top_k[:20]}: give a number of classes.")
         kind = request.headers.get("content-type", "")
-        found = await asyncio.get_running_loop().run_in_executor(
+        return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._classify, body, kind, int(top_k)
         )
-        return JSONResponse(found)
 
     def _refusal(self, headers: Headers) -> str | None:
         if "content-length" in headers and "transfer-encoding" in headers:

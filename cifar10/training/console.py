@@ -13,6 +13,7 @@ from cifar10.errors import format_duration, format_number, rounded
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
+from cifar10.run_directory.divergence import divergence
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 
@@ -161,6 +162,7 @@ def last_lines(loop: Loop) -> list[str]:
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
+        wrap(divergence(config, loop.progress.metric_averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(training.train_dir, *named)}",
         f"  watch it:  tensorboard --logdir {shlex.quote(str(training.train_dir))}",

@@ -13,7 +13,7 @@ from cifar10 import files
 from cifar10.config import fields, layout
 from cifar10.config.config import Config, ResolvedConfig, flags_of
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
@@ -62,7 +62,11 @@ def check_run(
     run = starting.find_run(wanted.directory)
     if run is not None and not fresh:
         if (run.directory / layout.PRUNED).exists():
-            raise _of_pruned(run, wanted)
+            weights = invocation.as_flags(initial_weights=run.directory)
+            raise UsageError(
+                f"{run.directory} has finished, and --prune left its best checkpoint "
+                f"alone. Begin a new run from it: {weights} and another --train_dir."
+            )
         found = starting.find_differences(run, determining)
         if found:
             raise UsageError(_explained(found, run, wanted))
@@ -91,19 +95,6 @@ def nothing_to_do(config: ResolvedConfig, step: int, record: EarlyStopping) -> s
     named = config.network.model, config.dataset.data
     lines.append(f"  score it:      {invocation.to_score(train_dir, *named)}")
     return "\n".join(filter(None, lines))
-
-
-def _of_pruned(run: RecordedRun, wanted: RecordedRun) -> Exception:
-    """Returns the error to raise for a run that has only its best checkpoint left."""
-    weights = invocation.as_flags(initial_weights=run.directory)
-    said = (
-        f"{run.directory} has finished, and `runs --prune` left its best checkpoint. A "
-        f"new run begins from it with {weights} and another --train_dir."
-    )
-    limits = [vars(of.config.run) for of in (run, wanted)]
-    is_longer = any(limits[0][name] != limits[1][name] for name in fields.LENGTHS)
-    alone = wanted.config.machine.workers == 1  # Else the others would lose this one.
-    return StoppedError(said, 0) if alone and not is_longer else UsageError(said)
 
 
 def _explained(

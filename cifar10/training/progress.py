@@ -176,9 +176,11 @@ class Progress:
         )
 
     def log_event(self, step: int, event: str, what: str) -> None:
-        """Writes an event to `metrics.jsonl`, for alerts; only the chief does."""
+        """Appends an event to `metrics.jsonl`, for alerts; a full disk loses it."""
+        line = {"step": step, "time": time.time(), "event": event, "what": what}
         if self._writes:
-            logs.append_event(self._directory.parent, step, event, what)
+            with contextlib.suppress(OSError):
+                logs.append_line(self._directory.parent / layout.METRICS, line)
 
     def last_saved(self) -> int | None:
         """Returns the step of the last checkpoint; None if there is none."""

@@ -24,7 +24,7 @@ from cifar10.errors import (
     say,
 )
 from cifar10.process import invocation
-from cifar10.run_directory import divergence
+from cifar10.run_directory.divergence import divergence, how_to_prevent, track
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -53,7 +53,7 @@ def average(
     for name in [name for name in AVERAGED if name in newest]:
         old = averages.get(name, newest[name])
         averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
-    divergence.track(averages, newest, classes)
+    track(averages, newest, classes)
 
 
 class Results:
@@ -132,9 +132,9 @@ class Results:
             raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
         averages = self._progress.metric_averages
-        before = divergence.divergence(self._config, averages)
+        before = divergence(self._config, averages)
         average(averages, newest, self._classes)
-        if not before and (found := divergence.divergence(self._config, averages)):
+        if not before and (found := divergence(self._config, averages)):
             self._progress.log_event(step, "divergence", found)
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
@@ -243,8 +243,8 @@ class NotFinitePolicy:
 
     def _advice(self, first: int, last: int) -> str:
         """Returns advice on steps `first` to `last`, whose results are not finite."""
-        how = divergence.how_to_prevent(self._training.config)
-        how = f"{how} {self._progress.how_to_resume()}"
+        how = how_to_prevent(self._training.config)
+        how += f" {self._progress.how_to_resume()}"
         if self._training.dataset.name.startswith(data_flag.PYTHON):
             return how  # A command cannot load the data.
         run = shlex.quote(str(self._training.train_dir))

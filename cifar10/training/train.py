@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
-from cifar10.errors import DivergedError
 from cifar10.input import datasets
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
-from cifar10.run_directory.divergence import divergence
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble
@@ -48,7 +46,6 @@ def train(
         The step reached.
 
     Raises:
-        DivergedError: Training has ended, and the model only guesses.
         StoppedError: A signal has ended training, after a checkpoint was saved.
         LostWorkerError: Another worker is gone.
         UsageError: The run cannot start or continue; the message says what to do.
@@ -78,16 +75,13 @@ def train(
                     preflight.nothing_to_do(training.config, loop.step, found)
                 )
             _print(messages)
-        else:
-            stop.defer()
-            _print(messages)
-            stack.enter_context(training.towers.barrier_at_end())
-            loop.run(in_order)
-            if workers.is_chief:
-                _print(last_lines(loop))
-    diverged = divergence(training.config, loop.progress.metric_averages)
-    if diverged and workers.is_chief:
-        raise DivergedError(diverged, loop.step)
+            return loop.step
+        stop.defer()
+        _print(messages)
+        stack.enter_context(training.towers.barrier_at_end())
+        loop.run(in_order)
+        if workers.is_chief:
+            _print(last_lines(loop))
     return loop.step
 
 

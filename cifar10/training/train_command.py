@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from cifar10.config import flags, layout
 from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
-from cifar10.errors import UsageError, say
+from cifar10.errors import EXIT_DIVERGED, StoppedError, UsageError, say
 from cifar10.process import entry_point, signals
+from cifar10.run_directory import checkpoints
+from cifar10.run_directory.divergence import divergence
 from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"
@@ -81,4 +83,9 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
         from cifar10.training import train
 
         workers = None if alone else cluster.from_environment()
-        train.train(config, stop, workers, lock=lock)
+        step = train.train(config, stop, workers, lock=lock)
+    saved = train_dir / layout.CHECKPOINTS
+    if step in checkpoints.steps(saved):  # Else another machine has the run.
+        averages = checkpoints.read_manifest(saved, step).get(checkpoints.AVERAGES, {})
+        if divergence(config, averages):
+            raise StoppedError("The training has diverged.", EXIT_DIVERGED)
