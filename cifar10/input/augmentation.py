@@ -23,8 +23,8 @@ from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import distortions, rand_augment
 from cifar10.input.distortions import BatchSlice, draw, uniform
 
-# Streams of random numbers. The index is placed above the 31 bits of a run's seed. Append
-# a new augmentation's stream: another order would change the results of every run.
+# Streams of random numbers, numbered above the 31 bits of a run's seed. Append that of
+# a new augmentation: another order would change the results of every run.
 STREAMS = ("rand_augment", "random_erasing", "noise", "mixing", "cutout")
 
 # The erased fraction of the image's area, and its ratio of width to height (section 5.1
