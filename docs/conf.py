@@ -98,7 +98,7 @@ def mended(text, folder, page):
         path = (folder / target).resolve()
         if re.match(r"[a-z]+:", target) or not path.exists():
             return match[0]  # What does not exist, Sphinx reports.
-        if ROOT / "dev" in path.parents:
+        if path.suffix == ".md" and DOCS not in path.parents and path not in PAGES:
             return f"path:{os.path.relpath(path, here)}"  # To download.
         name = PAGES.get(path)
         return os.path.relpath(f"{DOCS / name}.md" if name else path, here) + anchor
