@@ -2,6 +2,7 @@
 
 import html.parser
 import inspect
+import json
 import os
 import re
 import shlex
@@ -113,6 +114,10 @@ def test_python_on_the_site_runs(tmp_path, monkeypatch):
     names = [f"{of}/seed-{n}" for of in ("plain", "smooth") for n in range(5)]
     rows = [f"{name},0.{70 + n}" for n, name in enumerate(names)]
     (tmp_path / "runs.csv").write_text("\n".join(["name,precision @ 1", *rows]))
+    listed = [{"name": "one", "state": "training", "changed": 1e9, "event": None}]
+    stopped = {"step": 5, "time": 1e9, "event": "stop", "what": "a loss is nan"}
+    listed.append({**listed[0], "name": 'a "b"', "event": stopped})
+    (tmp_path / "runs.json").write_text(json.dumps(listed))
     for path in PAGES:  # The README's model is that of the others.
         for code in blocks(path, "python"):
             if "model.onnx" in code:  # tests/deploy/test_onnx_server.py runs it.
