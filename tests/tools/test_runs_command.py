@@ -12,7 +12,7 @@ import pytest
 
 import runs
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.run_directory import checkpoints, scores, starting
 from cifar10.run_directory.lock import RunLock
@@ -370,7 +370,8 @@ def test_runs_are_chosen_by_age(folder, done_run):
         ):
             done = prune(folder, *words, "--older_than", age_of)
             assert (done.returncode, remaining(folder)) == (code, before)
-        assert call(folder, "--keep", "best", "--older_than", "30d").returncode == 2
+        call(folder, "--keep", "best", "--older_than", "30d", "--yes")
+        assert remaining(folder) == before, "without --prune"
         assert prune(folder, "--yes").returncode == 2, "no name and no age"
         words = "--older_than", "30d", "--yes"
         assert prune(folder, "--keep", "best", *words).returncode == 0
@@ -383,9 +384,9 @@ def test_runs_are_chosen_by_age(folder, done_run):
 def test_a_training_does_not_go_on_from_the_best(done_run):
     checkpoints.delete_all_but_best(done_run)
     run = starting.find_run(done_run)
-    for steps, error in ((30, StoppedError), (60, UsageError)):
+    for steps in (30, 60):
         wanted = RecordedRun.of(done_run, {**run.entries, "max_steps": steps})
-        with pytest.raises(error, match="--initial_weights"):
+        with pytest.raises(UsageError, match="--initial_weights"):
             preflight.check_run(wanted, {}, fresh=False)
         assert preflight.check_run(wanted, {}, fresh=True) == run
     followed = FollowedRun(done_run)

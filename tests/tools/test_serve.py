@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -150,6 +152,46 @@ def test_health_tells_of_the_weights(client):
     assert health.json()["age_seconds"] >= 0
     assert health.json()["class_names"] == list(NAMES)
     assert str(Path.cwd()) not in health.text, "paths are not for clients"
+
+
+def values_of(text):
+    """The values in Prometheus's text format, by name."""
+    sample = re.compile(r'(\w+(?:\{\w+="[^"]*"\})?) (\S+)\n')
+    assert sample.sub("", text) == ""
+    return {name: float(value) for name, value in sample.findall(text)}
+
+
+def test_metrics_count_requests_by_their_outcome(follower):
+    of = 'cifar10_requests_total{{status="{}"}}'.format
+    with served(follower) as client:
+        for _ in range(2):
+            assert client.post("/predict", content=PNG).status_code == 200
+        assert client.post("/predict", content=b"x").status_code == 400
+        assert client.get("/predict").status_code == 404
+        assert client.get("/health").status_code == 200
+        answer = client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        found = values_of(answer.text)
+        assert (found[of("2xx")], found[of("4xx")], found[of("5xx")]) == (2, 2, 0)
+        assert found["cifar10_images_total"] == 2
+        assert found["cifar10_answer_seconds_count"] == 4
+        assert found["cifar10_answer_seconds_sum"] > 0
+        assert found["cifar10_weights_step"] == follower.weights_step
+        assert values_of(client.get("/metrics").text) == found, "it does not count"
+        strange = client.get("/metrics", headers={"Host": "example.org"})
+        assert strange.status_code == 400
+
+
+def test_metrics_are_there_before_the_first_checkpoint_and_after_failures():
+    failing = Busy(np.nan)
+    failing.go_on.set()
+    with served(failing) as client:
+        client.post("/predict", content=PNG)
+        failing.weights_step = None
+        client.post("/predict", content=PNG)
+        found = values_of(client.get("/metrics").text)
+        assert found['cifar10_requests_total{status="5xx"}'] == 2
+        assert math.isnan(found["cifar10_weights_step"])
 
 
 def test_more_classes_than_there_are_mean_all_of_them(client):

@@ -150,6 +150,44 @@ def test_torn_last_line_is_taken_back(tmp_path):
         assert [line["step"] for line in lines(tmp_path)] == [10, 60]
 
 
+def test_a_log_that_is_moved_away_goes_on_in_a_new_file(tmp_path):
+    """As by logrotate, and without a signal."""
+    rotated = tmp_path / "metrics.jsonl.1"
+    for resumed_step in (0, 30):  # In one process, and between two.
+        with logging(tmp_path, resumed_step) as board:
+            for step in range(resumed_step + 10, resumed_step + 31, 10):
+                board.on_log(step, {"total_loss": 1.0})
+                if step == 10:
+                    (tmp_path / "metrics.jsonl").rename(rotated)
+                    events = logs.read_events(tmp_path / "metrics.jsonl")
+                    assert events == logs.read_steps(tmp_path / "metrics.jsonl") == []
+        if not resumed_step:
+            assert [line["step"] for line in lines(tmp_path)] == [20, 30]
+            (tmp_path / "metrics.jsonl").unlink()
+    assert [line["step"] for line in lines(tmp_path)] == [40, 50, 60]
+    assert [line["step"] for line in logs.read_steps(rotated)] == [10]
+
+
+def test_events_are_dropped_with_their_steps_and_readers_of_metrics_pass_them_over(
+    tmp_path,
+):
+    log = tmp_path / "metrics.jsonl"
+    write_curve(tmp_path, (10, 20), 1.0)
+    for step in (15, 20, 25):
+        event = {"step": step, "time": 1e9, "event": "skip", "what": "nan"}
+        logs.append_line(log, event)
+    before = logs.lines_up_to(log, 20, events=False)
+    write_curve(tmp_path, (30,), 1.0, resumed_step=20)
+    assert [line["step"] for line in logs.read_steps(log)] == [10, 20, 30]
+    assert [event["step"] for event in logs.read_events(log)] == [15, 20]
+    assert logs.lines_up_to(log, 20, events=False) == before
+    # A stranger's event need not be one.
+    for odd in ({"event": "x"}, {"step": 5, "event": 7}, {**event, "what": ["a"]}):
+        logs.append_line(log, odd)
+    assert len(logs.read_events(log)) == 2
+    assert [line["step"] for line in logs.read_steps(log)] == [10, 20, 30]
+
+
 def test_resume_waits_until_its_mark_is_read_after_the_old_events(
     tmp_path, monkeypatch
 ):
