@@ -92,7 +92,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         lines.append(f"Ended at step {step} by --stop_after_no_gain {patience}.")
     best = scores.ranked(found, record.best_by)[0]
     score = scores.shown(record.best_by, found[best], record.images)
-    split = scores.deciding_split(run)
+    split = scores.decided_by(run)[0]
     lines.append(f"Best:   {score} at step {best} on {split}")
     if split == "test" and len(found) > 1:
         lines[-1] += ", which chose this step: a little too good"

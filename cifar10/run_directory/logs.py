@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10 import files
-from cifar10.config.schema import EVENT, wrong
+from cifar10.config.schema import wrong
 from cifar10.errors import DiskError, reason, say
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
@@ -58,10 +58,10 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=operator.itemgetter("step"))
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events in a log, in the order in which they were written."""
-    events = [one for one in read_lines(path) if not wrong(one, EVENT, needs_all=True)]
-    return [{name: one[name] for name in EVENT} for one in events]
+def read_intact(path: Path, schema: Mapping[str, tuple]) -> list[dict[str, Any]]:
+    """Returns the lines of a log that `schema` describes, without other entries."""
+    lines = [one for one in read_lines(path) if not wrong(one, schema, needs_all=True)]
+    return [{name: one[name] for name in schema} for one in lines]
 
 
 def _value(line: bytes) -> Any:

@@ -36,13 +36,8 @@ def log_of(split: str) -> str:
     return f"{layout.evaluation_events(split)}/{layout.METRICS}"
 
 
-def deciding_split(run: Path) -> str:
-    """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
-    return _decided_by(run)[0]
-
-
-def _decided_by(run: Path) -> tuple[str, str]:
-    """Returns the split and the name of the score."""
+def decided_by(run: Path) -> tuple[str, str]:
+    """Returns the split and the score that determine the best checkpoint of a run."""
     with contextlib.suppress(UsageError):  # A damaged `config.json` stops no run.
         recorded = RecordedRun.read(run)
         split = "val" if "val" in recorded.facts.data_parts else "test"
@@ -52,7 +47,7 @@ def _decided_by(run: Path) -> tuple[str, str]:
 
 def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
-    split, by = _decided_by(run)
+    split, by = decided_by(run)
     scored = comparable(logs.read_lines(run / log_of(split))).items()
     # Whole numbers of any size are none that `eval` writes.
     values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}

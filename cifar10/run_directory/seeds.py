@@ -41,7 +41,7 @@ def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
 
     They are empty before the first evaluation.
     """
-    splits = "test", scores.deciding_split(run.directory)
+    splits = "test", scores.decided_by(run.directory)[0]
     for split in splits:
         lines = logs.read_lines(run.directory / scores.log_of(split))
         if found := [*scores.comparable(lines).values()]:

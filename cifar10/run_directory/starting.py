@@ -13,7 +13,7 @@ from typing import Any
 from cifar10 import files
 from cifar10.config import layout, run_config
 from cifar10.config.run_config import RecordedRun
-from cifar10.config.schema import START, wrong
+from cifar10.config.schema import START
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
@@ -58,9 +58,7 @@ def record_start(run: RecordedRun, step: int) -> None:
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """Returns the run's history; empty if an earlier version wrote the run."""
-    lines = logs.read_lines(path / layout.STARTS)
-    intact = [one for one in lines if not wrong(one, START, needs_all=True)]
-    return run_config.inert(intact)
+    return run_config.inert(logs.read_intact(path / layout.STARTS, START))
 
 
 def start_run(

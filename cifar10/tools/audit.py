@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
-from cifar10.config.schema import SCORES, wrong
+from cifar10.config.schema import EVENT, SCORES, wrong
 from cifar10.errors import UsageError, say
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.replay import compare, open_run
@@ -138,7 +138,7 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     most = replay.recorded.config.run.max_steps
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     # Readers pass over the others; what a killed process has left is None.
-    events = logs.read_events(log := replay.run / layout.METRICS)
+    events = logs.read_intact(log := replay.run / layout.METRICS, EVENT)
     if sum(map(bool, logs.read_lines(log))) > len(logged) + len(events):
         yield f"{layout.METRICS}: a line has no step"
     if 0 in logged:

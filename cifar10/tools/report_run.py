@@ -48,7 +48,7 @@ class ReportedRun:
         self.name = name  # Unique in the report.
         self.recorded = RecordedRun.read(path)
         self.logged = _lines(path / layout.METRICS)
-        self.split = scores.deciding_split(path)
+        self.split = scores.decided_by(path)[0]
         # Evaluations of the same number of images.
         self.scored = _evaluations(path, self.split)
         self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]

@@ -18,6 +18,7 @@ from cifar10 import files
 from cifar10.config import flags, layout
 from cifar10.config.fields import PRECISION
 from cifar10.config.run_config import RecordedRun
+from cifar10.config.schema import EVENT
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
 from cifar10.run_directory.divergence import divergence
@@ -162,7 +163,7 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     numbers = {"step": step, "max_steps": last, "best": best}
     split, line = seeds.last_scores(run)
     found = {"settings": run.entries, "scored": split, "scores": line}
-    events = [None, *logs.read_events(path / layout.METRICS)]
+    events = [None, *logs.read_intact(path / layout.METRICS, EVENT)]
     numbers |= {"event": events[-1], "starts": starting.read_starts(path)}
     return {"state": state, **numbers, **found}
 
@@ -219,15 +220,17 @@ def _to_prune(
     runs: Mapping[str, dict[str, Any]], names: list[str], keep: str | None
 ) -> dict[str, dict[str, Any]]:
     """Returns the runs that are named, or all that may be pruned if none is."""
-    whys = {name: _why_not(run, keep) for name, run in runs.items()}
+    whys = {name: _why_not(runs.get(name), keep) for name in names or runs}
     for name in names:
-        if why := whys.get(name, "there is no such run of that age."):
-            raise UsageError(f"--prune {name}: {why}")
-    return {name: runs[name] for name in names or whys if not whys[name]}
+        if whys[name]:
+            raise UsageError(f"--prune {name}: {whys[name]}")
+    return {name: runs[name] for name, why in whys.items() if not why}
 
 
-def _why_not(run: Mapping[str, Any], keep: str | None) -> str:
+def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
     """Returns why a run is not to be pruned; "" if it is."""
+    if run is None:
+        return "there is no run of this name and age."
     path = Path(run["path"])
     inner = (folder for folder, _, names in os.walk(path) if layout.CONFIG in names)
     if run["state"] == "training":

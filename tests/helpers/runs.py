@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import forked
 from cifar10.config.config import Config
+from cifar10.config.schema import EVENT
 from cifar10.run_directory import logs
 from cifar10.training import train as training
 
@@ -231,5 +232,5 @@ def logged(train_dir):
 
 def events(train_dir):
     """Returns the step and the name of each event in metrics.jsonl."""
-    found = logs.read_events(train_dir / "metrics.jsonl")
+    found = logs.read_intact(train_dir / "metrics.jsonl", EVENT)
     return [(one["step"], one["event"]) for one in found]
