@@ -21,7 +21,7 @@ from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
-from cifar10.run_directory.divergence import divergence
+from cifar10.run_directory.averages import divergence
 from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.trained_model import TrainedModel
 

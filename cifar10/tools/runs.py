@@ -21,7 +21,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import EVENT
 from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
-from cifar10.run_directory.divergence import divergence
+from cifar10.run_directory.averages import divergence
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
 

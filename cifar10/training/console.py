@@ -13,7 +13,7 @@ from cifar10.errors import format_duration, format_number, rounded
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
-from cifar10.run_directory.divergence import divergence
+from cifar10.run_directory.averages import divergence
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 

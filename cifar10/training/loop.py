@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from signal import Signals
 
-from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
+from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
@@ -83,7 +83,11 @@ class Loop:
                 except NotFiniteError as error:
                     self.timer.enter("start")
                     self.results.clear()
-                    self._not_finite.handle(error)
+                    try:
+                        self._not_finite.handle(error)
+                    except UsageError:
+                        self.progress.log_event(error.step, "stop", str(error))
+                        raise
 
     def say(self, text: str) -> None:
         """Passes a message on to the hooks."""

@@ -23,14 +23,13 @@ from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
-from cifar10.run_directory.divergence import LOST
+from cifar10.run_directory.averages import AVERAGED, LOST, average
 from cifar10.towers import schedule
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
 from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
-from cifar10.training.results import AVERAGED, average
 
 # How far rounding moves losses and weights, ten times the difference after 20 steps
 # (docs/auditing.md); less in 16 bits, where it would be any two trainings.

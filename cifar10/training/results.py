@@ -9,7 +9,7 @@ computed again, to name the variables whose gradients are not finite.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,15 +24,11 @@ from cifar10.errors import (
     say,
 )
 from cifar10.process import invocation
-from cifar10.run_directory.divergence import divergence, how_to_prevent, track
+from cifar10.run_directory.averages import AVERAGED, average, divergence, how_to_prevent
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
-
-# The decay of the moving averages, as in the tutorial; they make curves smoother.
-METRIC_AVERAGE_DECAY = 0.9
-AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 
 # A few bad images do not spoil this many steps in a row, so no later update is likely
 # to succeed.
@@ -44,16 +40,6 @@ _SHOWN_NAMES = 3
 
 class NeverFiniteError(NotFiniteError):
     """A loss or gradient is not finite, and probably stays so in later steps."""
-
-
-def average(
-    averages: dict[str, float], newest: Mapping[str, float], classes: int
-) -> None:
-    """Updates the moving averages of metrics with a step's metrics."""
-    for name in [name for name in AVERAGED if name in newest]:
-        old = averages.get(name, newest[name])
-        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
-    track(averages, newest, classes)
 
 
 class Results:
@@ -160,8 +146,9 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            advice = self._advice(error.step, error.step)
-            raise self._stopped(error.step, f"{error}.", advice) from error
+            raise UsageError(
+                f"Stopped: {error}. {self._advice(error.step, error.step)}"
+            ) from error
         self._progress.step = error.step - 1
         bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
@@ -182,12 +169,7 @@ class NotFinitePolicy:
         if bad_batch is None:
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
-        raise self._stopped(error.step, what, advice) from error
-
-    def _stopped(self, step: int, what: str, advice: str) -> UsageError:
-        """Logs why training stops; returns the error to raise."""
-        self._progress.log_event(step, "stop", what)
-        return UsageError(f"Stopped: {what} {advice}")
+        raise UsageError(f"Stopped: {what} {advice}") from error
 
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
         """Restores the last checkpoint, and skips all batches up to `bad_batch`."""
@@ -198,11 +180,10 @@ class NotFinitePolicy:
         self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
         self._rolled_back_to = step
         if self._rollbacks > MOST_ROLLBACKS:
-            what += (
-                f" {MOST_ROLLBACKS} rollbacks to the checkpoint of step {step} have "
+            raise UsageError(
+                f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
+                f"{step} have not helped. {self._advice(step + 1, failed)}"
             )
-            advice = self._advice(step + 1, failed)
-            raise self._stopped(failed, f"{what}not helped.", advice)
         without = ""
         if bad_batch is not None:
             self._progress.left_out = bad_batch + 1 - step

@@ -11,7 +11,7 @@ from cifar10.distributed import cluster, launcher
 from cifar10.errors import EXIT_DIVERGED, StoppedError, UsageError, say
 from cifar10.process import entry_point, signals
 from cifar10.run_directory import checkpoints
-from cifar10.run_directory.divergence import divergence
+from cifar10.run_directory.averages import divergence
 from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import NotFiniteError
-from cifar10.run_directory.divergence import divergence
+from cifar10.run_directory.averages import average, divergence
 from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
-from cifar10.training.results import Results, average
+from cifar10.training.results import Results
 
 LOSSES = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
 

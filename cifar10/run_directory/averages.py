@@ -1,0 +1,62 @@
+"""Moving averages of a training's metrics, and whether they tell of a divergence.
+
+A training has diverged if its loss was once a hundred times that of the first step, or
+of guessing, and in most of the latest steps the model knows nothing. So neither one bad
+batch nor a loss that is large from the start counts, nor a run that stays at chance, as
+in a warm-up or with random labels. Checkpoints keep the numbers.
+"""
+
+import math
+from collections.abc import Mapping
+
+from cifar10.config.fields import PRECISION, Groups
+from cifar10.errors import rounded
+
+# The decay of the moving averages, as in the tutorial; they make curves smoother.
+METRIC_AVERAGE_DECAY = 0.9
+AVERAGED = ("total_loss", "cross_entropy", "penalties", PRECISION)
+# The last is the average of whether a step was lost; absent before the loss has risen.
+_FIRST, _HIGHEST, LOST = "first loss", "highest loss", "lost steps"
+_MOST_LOST = 0.75  # After 14 lost steps in a row.
+# A high learning rate that training survives raises the loss about tenfold.
+_RISEN = 100.0
+# Where classes are of unequal size, a lost model may be right often. But no model that
+# learns is so far off: at a learning rate of 1,000, a linear one does at 1e5.
+_FAR = 1e6
+_NEAR_CHANCE = 0.1  # In accuracy, whose average varies less by chance.
+
+
+def average(
+    averages: dict[str, float], newest: Mapping[str, float], classes: int
+) -> None:
+    """Updates the moving averages of metrics with a step's metrics."""
+    loss, entropy = newest["total_loss"], newest["cross_entropy"]
+    first = averages.setdefault(_FIRST, loss)
+    highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
+    guessing = math.log(max(2, classes))
+    usual = max(abs(first), guessing)
+    if highest >= _RISEN * usual:
+        guesses = averages[PRECISION] < 1 / classes + _NEAR_CHANCE
+        is_lost = guesses and entropy > 0.95 * guessing
+        is_lost |= min(loss, entropy) > _FAR * usual
+        averages.setdefault(LOST, 0.0)
+        newest = {**newest, LOST: float(is_lost)}
+    for name in [name for name in (*AVERAGED, LOST) if name in newest]:
+        old = averages.get(name, newest[name])
+        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
+
+
+def divergence(config: Groups, averages: Mapping[str, float]) -> str:
+    """Describes the divergence of a run with these numbers; "" if there is none."""
+    if averages.get(LOST, 0.0) < _MOST_LOST:
+        return ""
+    first, highest = (rounded(averages.get(n, 0.0), 2) for n in (_FIRST, _HIGHEST))
+    rose = f"its loss rose from {first} to {highest}"
+    return f"The training has DIVERGED: {rose}. {how_to_prevent(config)}"
+
+
+def how_to_prevent(config: Groups) -> str:
+    """Advises on a new run whose loss stays finite and falls."""
+    rate = f"a --learning_rate below {config.update.learning_rate}"
+    how = f"{rate}, --clip_norm or --warmup_epochs usually helps"
+    return f"In a new run (another --train_dir), {how}."
