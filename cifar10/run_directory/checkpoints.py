@@ -215,11 +215,11 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
             delete(directory, old)
 
 
-def delete_all_but_best(run: Path) -> int:
+def delete_all_but_best(run: Path) -> bool:
     """Deletes a finished run's checkpoints, except those with `keep` and the best.
 
-    Returns the best one's step, from which no training goes on. The caller holds the
-    run's lock and knows that there is a score.
+    Returns whether there were others. The caller holds the run's lock and knows that
+    there is a score. From now on, no training goes on from the best.
     """
     layout.refuse_link(directory := run / layout.CHECKPOINTS)
     (best,) = scores.best(run, saved := steps(directory))
@@ -229,7 +229,7 @@ def delete_all_but_best(run: Path) -> int:
     for step in saved:
         if step != best and not (folder(directory, step) / KEEP).exists():
             delete(directory, step)
-    return best
+    return steps(directory) != saved
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:

@@ -94,7 +94,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     elif names is not None:  # Alone --yes and --keep remove nothing.
         for run in runs.values():
             _prune(run, keep)
-            say(f"{'Pruned' if keep else 'Removed'} {run['path']}.")
     return 0
 
 
@@ -245,14 +244,15 @@ def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
 
 
 def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
-    """Removes a run, or all of its checkpoints but the best, holding its lock."""
+    """Removes a run, or its checkpoints but the best, while no process trains it."""
     path = Path(listed["path"])
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path):
         if (_read(path) or {}).get("changed") != listed["changed"]:
             raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
         if keep:
-            checkpoints.delete_all_but_best(path)
+            if checkpoints.delete_all_but_best(path):
+                say(f"Pruned {path}.")
             return
         files.rename(path, aside)  # A half-removed directory is no run.
         try:
@@ -260,3 +260,4 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
         except (OSError, RecursionError) as error:
             what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
             raise UsageError(what) from error
+    say(f"Removed {path}.")
