@@ -164,14 +164,14 @@ def test_loss_by_hand(given, computed):
     penalties = [tf.constant(0.25, computed), tf.constant(1.5, computed)]
     parts = loss(logits, labels, penalties)
     assert {value.dtype.name for value in parts.values()} == {computed}
-    assert {name: float(value) for name, value in parts.items()} == pytest.approx(
-        {
-            "total_loss": CROSS_ENTROPY + 1.75,
-            "cross_entropy": CROSS_ENTROPY,
-            "penalties": 1.75,
-            "precision @ 1": 2 / 3,
-        },
-        rel=1e-2 if given == "bfloat16" else 1e-6,
+    expected = {
+        "total_loss": CROSS_ENTROPY + 1.75,
+        "cross_entropy": CROSS_ENTROPY,
+        "penalties": 1.75,
+        "precision @ 1": 2 / 3,
+    }
+    assert {name: float(parts[name]) for name in expected} == pytest.approx(
+        expected, rel=1e-2 if given == "bfloat16" else 1e-6
     )
     assert float(loss(logits, labels, [])["penalties"]) == 0.0
 
