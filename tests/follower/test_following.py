@@ -69,7 +69,7 @@ def follow(run_dir, monkeypatch):
     class Dataset:
         classes, name, is_real, description = 10, "none", False, "no data"
         class_names = tuple("abcdefghij")
-        parts = ("train", "test")
+        splits = ("train", "test")
 
         def read(self, split):
             label = {"test": 3, "train": 7}[split]
