@@ -203,7 +203,7 @@ def test_penalties_of_different_types_add_up():
     assert float(computed["penalties"]) == 0.75
 
 
-def test_a_mixed_image_weighs_what_its_parts_do():
+def test_a_mixed_image_weighs_as_much_as_its_parts():
     logits, labels = logits_and_labels()
     weights = np.array([0.5, 3.0])
 
