@@ -42,9 +42,8 @@ class Loop:
                 **{name: recorded[name] for name in starting.OF_MACHINE},
             },
         )
-        of_run = config, training.dataset.classes
         # Those of steps that have not been read from the devices yet.
-        self.results = Results(self.progress, towers.tower_names, *of_run)
+        self.results = Results(self.progress, training)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
         self._in_calls = config.steps_per_call > 1

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import data_flag, layout
-from cifar10.config.fields import Groups
 from cifar10.errors import (
     CorruptedError,
     NotFiniteError,
@@ -50,18 +49,10 @@ class Results:
     step is counted as skipped.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        tower_names: Sequence[str],
-        config: Groups,
-        classes: int,
-    ) -> None:
+    def __init__(self, progress: Progress, training: Training) -> None:
         self._progress = progress
-        self._config = config
-        self._classes = classes
+        self._training = training
         self._skipped_in_a_row = 0
-        self._tower_names = tuple(tower_names)
         self._pending: list[tuple[int, StepResult]] = []
 
     def add(self, step: int, result: StepResult) -> None:
@@ -103,7 +94,7 @@ class Results:
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):
-            if self._config.checkpoints.on_nan != "skip":
+            if self._training.config.checkpoints.on_nan != "skip":
                 raise NotFiniteError(step, problem)
             say(f"SKIPPED the update of step {step}: {problem}.")
             self._progress.log_event(step, "skip", problem)
@@ -117,16 +108,16 @@ class Results:
             why = "the gradients are not finite in float16 with any loss scale"
             raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
-        averages = self._progress.metric_averages
-        before = divergence(self._config, averages)
-        average(averages, newest, self._classes)
-        if not before and (found := divergence(self._config, averages)):
+        averages, config = self._progress.metric_averages, self._training.config
+        before = divergence(config, averages)
+        average(averages, newest, self._training.dataset.classes)
+        if not before and (found := divergence(config, averages)):
             self._progress.log_event(step, "divergence", found)
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
-            name = self._tower_names[tower]
+            name = self._training.towers.tower_names[tower]
             return f"the loss of tower {tower} ({name}) is {losses[tower]}"
         if not np.isfinite(gradient_norm):
             return f"the norm of the averaged gradients is {gradient_norm}"

@@ -45,7 +45,12 @@ def progress():
 
 
 def collected(kept, *towers, on_nan="stop"):
-    return Results(kept, towers or ["/cpu:0"], Config(on_nan=on_nan), 10)
+    training = types.SimpleNamespace(
+        config=Config(on_nan=on_nan),
+        dataset=types.SimpleNamespace(classes=10),
+        towers=types.SimpleNamespace(tower_names=towers or ["/cpu:0"]),
+    )
+    return Results(kept, training)
 
 
 def several(*steps):
