@@ -14,6 +14,7 @@ import pytest
 
 import runs
 from cifar10.distributed import cluster
+from cifar10.run_directory import logs
 
 DEPLOY = runs.ROOT / "deploy"
 SLURM = DEPLOY / "slurm.sbatch"
@@ -70,6 +71,33 @@ def test_the_unit_restarts_only_after_failures_that_a_restart_may_fix():
     assert settings["Restart"] == "on-failure"
     assert settings["RestartPreventExitStatus"] == "2 3"
     assert settings["SuccessExitStatus"] == str(128 + signal.SIGTERM)
+
+
+def test_cron_mails_each_event_once(tmp_path):
+    """By the line in docs/operating.md."""
+    page = (runs.ROOT / "docs/operating.md").read_text()
+    (line,) = re.findall(r"^\*/10 \* \* \* \* (.*comm .*)$", page, re.MULTILINE)
+    command = ["sh", "-c", line.replace("/srv/runs", str(tmp_path))]
+
+    def mailed():
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    log = tmp_path / "one/metrics.jsonl"
+    log.write_text('{"step": 10, "total_loss": 2.0}\n')
+    assert mailed() == []
+    event = {"step": 15, "time": 1.0, "event": "skip", "what": "it is nan"}
+    logs.append_line(log, event)
+    assert mailed() == [json.dumps(event)]
+    assert mailed() == []
+    log.rename(log.with_name("metrics.jsonl.1"))
+    later = {**event, "step": 30}
+    logs.append_line(tmp_path / "two/metrics.jsonl", later)
+    assert mailed() == [json.dumps(later)]
+    assert mailed() == []
 
 
 # SLURM, with stand-ins for its commands. Like the real srun, this one starts every task
