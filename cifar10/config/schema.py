@@ -23,23 +23,14 @@ MANIFEST: Mapping[str, tuple] = {
     "time": _TIME,
     "validation": (dict,),
 }
-VALIDATION: Mapping[str, tuple] = {
-    "images": _COUNT,
-    "step": _STEP,
-    "without_gain": _COUNT,
-    "score": (float,),
-    "best_by": (str,),
-}
-VALIDATION_OF_1_0: Mapping[str, tuple] = {
-    "images": (int, 1, 10**12),
-    "correct": _COUNT,
-    "step": _STEP,
-    "without_gain": _COUNT,
-}
+_RECORD = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
+VALIDATION: Mapping[str, tuple] = {**_RECORD, "score": (float,), "best_by": (str,)}
+_SCORED = int, 1, 10**12  # Images of an evaluation.
+VALIDATION_OF_1_0 = {**_RECORD, "images": _SCORED, "correct": _COUNT}
 # Those of a line of scores, of an event, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,
-    "num_examples": (int, 1, 10**12),
+    "num_examples": _SCORED,
     PRECISION: (float, 0.0, 1.0),
 }
 _MOMENT = {"step": _STEP, "time": _TIME}

@@ -216,10 +216,9 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
 
 
 def delete_all_but_best(run: Path) -> bool:
-    """Deletes a finished run's checkpoints, except those with `keep` and the best.
+    """Deletes a finished run's checkpoints but the best; returns whether it had others.
 
-    Returns whether there were others. The caller holds the run's lock and knows that
-    there is a score. From now on, no training goes on from the best.
+    The caller holds the run's lock, and knows that one has a score.
     """
     layout.refuse_link(directory := run / layout.CHECKPOINTS)
     (best,) = scores.best(run, saved := steps(directory))

@@ -12,7 +12,6 @@ from signal import Signals
 from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import starting
 from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
@@ -29,24 +28,13 @@ class Loop:
     """A training run in progress."""
 
     def __init__(self, training: Training, stop: StopSignals) -> None:
-        config, towers, recorded = training.config, training.towers, training.run.values
         self.training = training
-        self.progress = Progress(
-            training.train_dir,
-            towers.state,
-            config,
-            len(training.images),
-            writes=training.workers.is_chief,
-            settings={
-                **training.determining(),
-                **{name: recorded[name] for name in starting.OF_MACHINE},
-            },
-        )
+        self.progress = Progress(training)
         # Those of steps that have not been read from the devices yet.
         self.results = Results(self.progress, training)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
-        self._in_calls = config.steps_per_call > 1
+        self._in_calls = training.config.steps_per_call > 1
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()

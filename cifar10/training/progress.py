@@ -9,13 +9,12 @@ from typing import Any
 
 from cifar10 import files
 from cifar10.config import layout
-from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import invocation
-from cifar10.run_directory import checkpoints, logs, restoring
+from cifar10.run_directory import checkpoints, logs, restoring, starting
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder
-from cifar10.towers.update import TrainState
+from cifar10.training.assembly import Training
 
 
 class Progress:
@@ -25,18 +24,13 @@ class Progress:
     the chief's state to the other workers.
     """
 
-    def __init__(
-        self,
-        train_dir: Path,
-        state: TrainState,
-        config: ResolvedConfig,
-        examples_per_epoch: int,
-        *,
-        writes: bool = True,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._writes = writes
-        self._settings = settings or {}
+    def __init__(self, training: Training) -> None:
+        config, of_run = training.config, training.run.values
+        self._writes = training.workers.is_chief
+        self._settings = {
+            **training.determining(),
+            **{name: of_run[name] for name in starting.OF_MACHINE},
+        }
         self.step = 0  # The number of steps done so far.
         self.left_out = 0  # Input batches skipped because of rollbacks.
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
@@ -44,10 +38,10 @@ class Progress:
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
         self.is_time_up = False  # Whether the run ends here because of `max_hours`.
         self._began = time.perf_counter()  # As if the run had never been interrupted.
-        self._directory = train_dir / layout.CHECKPOINTS
-        self._state = state
+        self._directory = training.train_dir / layout.CHECKPOINTS
+        self._state = training.towers.state
         self._config = config
-        self._examples_per_epoch = examples_per_epoch
+        self._examples_per_epoch = len(training.images)
 
     @property
     def batch(self) -> int:

@@ -120,5 +120,4 @@ class Watchdog:
 
     def _tell(self, line: str) -> None:
         write_line(line)
-        what = " ".join(line.split())
-        self._loop.progress.log_event(self._step + 1, "silence", what)
+        self._loop.progress.log_event(self._step + 1, "silence", line)

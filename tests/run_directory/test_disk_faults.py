@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import runs
 from cifar10.errors import DiskError, UsageError
-from cifar10.run_directory import checkpoints, logs
+from cifar10.run_directory import checkpoints, logs, starting
 from cifar10.training import periodic, timing
 from cifar10.training.progress import Progress
 from small_towers import resolved
@@ -143,7 +143,16 @@ def progress(train_dir, step, **options):
     """Returns a run of one variable of 1 MiB in a directory, at a step."""
     halted, trackables = tf.Variable(False), {"value": tf.Variable(tf.zeros([2**18]))}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    found = Progress(train_dir, state, resolved(global_batch_size=4, **options), 8)
+    training = types.SimpleNamespace(
+        train_dir=train_dir,
+        config=resolved(global_batch_size=4, **options),
+        towers=types.SimpleNamespace(state=state),
+        images=range(8),
+        workers=types.SimpleNamespace(is_chief=True),
+        run=types.SimpleNamespace(values=dict.fromkeys(starting.OF_MACHINE)),
+        determining=dict,
+    )
+    found = Progress(training)
     found.restore()
     found.step = step
     return found
