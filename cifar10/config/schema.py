@@ -10,7 +10,7 @@ from typing import Any
 from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 
-_STEP, _COUNT = (int, 0, 2**63 - 1), (int, 0, 10**12)
+_STEP, _COUNT, _SCORED = (int, 0, 2**63 - 1), (int, 0, 10**12), (int, 1, 10**12)
 _TIME = float, 0.0, 1e11  # Calendars end soon after.
 # By name the type and, of numbers, the least and the largest. Those of a checkpoint's
 # manifest, of which an earlier version wrote fewer, and of its entry `validation`:
@@ -25,7 +25,6 @@ MANIFEST: Mapping[str, tuple] = {
 }
 _RECORD = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
 VALIDATION: Mapping[str, tuple] = {**_RECORD, "score": (float,), "best_by": (str,)}
-_SCORED = int, 1, 10**12  # Images of an evaluation.
 VALIDATION_OF_1_0 = {**_RECORD, "images": _SCORED, "correct": _COUNT}
 # Those of a line of scores, of an event, and of a process that trained the run.
 SCORES: dict[str, tuple] = {

@@ -33,10 +33,8 @@ from cifar10.process.signals import stop_signals
 from cifar10.run_directory.seeds import grouped, last_scores
 
 # Exit codes after which a restart is useless; 128 and more are those of signals.
-_FINAL = [
-    *(errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE),
-    *(128 + number for number in STOP_SIGNALS),
-]
+_ENDS = errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE
+_FINAL = (*_ENDS, *(128 + number for number in STOP_SIGNALS))
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _GPUS = "CUDA_VISIBLE_DEVICES"

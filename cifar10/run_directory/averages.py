@@ -1,9 +1,8 @@
 """Moving averages of a training's metrics, and whether they tell of a divergence.
 
 A training has diverged if its loss was once a hundred times that of the first step, or
-of guessing, and in most of the latest steps the model knows nothing. So neither one bad
-batch nor a loss that is large from the start counts, nor a run that stays at chance, as
-in a warm-up or with random labels. Checkpoints keep the numbers.
+of guessing, and in most of the latest steps the model knows nothing. So no bad batch
+counts, no loss that is large from the start, and no warm-up or random labels.
 """
 
 import math
@@ -33,8 +32,7 @@ def average(
     loss, entropy = newest["total_loss"], newest["cross_entropy"]
     first = averages.setdefault(_FIRST, loss)
     highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
-    guessing = math.log(max(2, classes))
-    usual = max(abs(first), guessing)
+    usual = max(abs(first), guessing := math.log(max(2, classes)))
     if highest >= _RISEN * usual:
         guesses = averages[PRECISION] < 1 / classes + _NEAR_CHANCE
         is_lost = guesses and entropy > 0.95 * guessing

@@ -108,8 +108,8 @@ class Service:
         began, answer = time.monotonic(), Response(status_code=500)
         try:
             found = await self._answer(Request(scope, receive))
-            is_text = isinstance(found, str)
-            answer = PlainTextResponse(found) if is_text else JSONResponse(found)
+            kind = PlainTextResponse if isinstance(found, str) else JSONResponse
+            answer = kind(found)
         except HTTPException as error:
             found = {"error": error.detail}
             answer = JSONResponse(found, error.status_code, error.headers)

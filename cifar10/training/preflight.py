@@ -67,8 +67,7 @@ def check_run(
                 f"{run.directory} has finished, and --prune left its best checkpoint "
                 f"alone. Begin a new run from it: {weights} and another --train_dir."
             )
-        found = starting.find_differences(run, determining)
-        if found:
+        if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))
     return run
 

@@ -215,8 +215,8 @@ class NotFinitePolicy:
 
     def _advice(self, first: int, last: int) -> str:
         """Returns advice on steps `first` to `last`, whose results are not finite."""
-        how = how_to_prevent(self._training.config)
-        how += f" {self._progress.how_to_resume()}"
+        prevented = how_to_prevent(self._training.config)
+        how = f"{prevented} {self._progress.how_to_resume()}"
         if self._training.dataset.name.startswith(data_flag.PYTHON):
             return how  # A command cannot load the data.
         run = shlex.quote(str(self._training.train_dir))
