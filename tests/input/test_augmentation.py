@@ -143,7 +143,7 @@ def one_hot(labels):
     return np.eye(10, dtype=np.float32)[labels]
 
 
-def test_mixup_is_that_of_keras_with_weights_of_its_own():
+def test_mixup_equals_kerass_with_its_own_weights():
     kind = {"alpha": 1.0, "probability": 1.0}
     images, labels, result, soft = mixed(64, mixup=kind)
     differs = labels != partners(labels)
