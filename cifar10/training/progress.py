@@ -27,10 +27,8 @@ class Progress:
     def __init__(self, training: Training) -> None:
         config, of_run = training.config, training.run.values
         self._writes = training.workers.is_chief
-        self._settings = {
-            **training.determining(),
-            **{name: of_run[name] for name in starting.OF_MACHINE},
-        }
+        of_machine = {name: of_run[name] for name in starting.OF_MACHINE}
+        self._settings = {**training.determining(), **of_machine}
         self.step = 0  # The number of steps done so far.
         self.left_out = 0  # Input batches skipped because of rollbacks.
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
