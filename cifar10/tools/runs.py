@@ -23,7 +23,7 @@ from cifar10.errors import UsageError, counted, printable, reason, say
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
 from cifar10.run_directory.averages import divergence
 from cifar10.run_directory.early_stopping import why_ended
-from cifar10.run_directory.lock import RunLock, is_locked
+from cifar10.run_directory.lock import RunLock, explaining_errors, is_locked
 
 HELP = "list runs with their state, step, score, size and age; remove some"
 DESCRIPTION = """Lists the runs in and below a directory.
@@ -247,7 +247,7 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
     """Removes a run, or its checkpoints but the best, while no process trains it."""
     path = Path(listed["path"])
     aside = files.unused(path.with_name(f".{path.name}-removed"))
-    with RunLock(path):
+    with RunLock(path), explaining_errors(path):
         if (_read(path) or {}).get("changed") != listed["changed"]:
             raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
         if keep:

@@ -303,6 +303,10 @@ def test_a_run_whose_best_is_damaged_or_that_goes_on_meanwhile_is_left_whole(
     assert prune(folder, *words).returncode == 2
     assert saved(done_run) == [10, 20, 30]
     state.write_bytes(content)
+    (done_run / "pruned").mkdir()  # It cannot be marked.
+    assert prune(folder, *words).returncode == 2
+    assert saved(done_run) == [10, 20, 30]
+    (done_run / "pruned").rmdir()
     locked = RunLock.__enter__
 
     def trained(lock):
