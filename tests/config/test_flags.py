@@ -58,7 +58,7 @@ FLAGS = {
     "cifar10/__main__.py report --help": """
         data_dir output step train_dir trust_model
     """,
-    "cifar10/__main__.py runs --help": "csv json prune sort yes",
+    "cifar10/__main__.py runs --help": "csv json keep older_than prune sort yes",
     "cifar10/__main__.py serve --help": """
         device host interval_secs max_request_mb port step timeout_secs
         train_dir trust_model use_averages

@@ -158,9 +158,10 @@ def test_a_hidden_run_within_a_run_is_not_removed(run, tmp_path):
     (tmp_path / "copy").rename(run / ".backup")
     runs = runs_command.find_runs(tmp_path)
     with pytest.raises(UsageError, match="contains other runs"):
-        runs_command._removable("run", runs)
+        runs_command._to_prune(runs, ["run"], None)
+    assert runs_command._to_prune(runs, [], None) == {}
     shutil.rmtree(run / ".backup")
-    assert runs_command._removable("run", runs)
+    assert runs_command._to_prune(runs, ["run"], None) == runs
 
 
 @pytest.mark.parametrize("text", ["2_0", "0", "nan", "1e300", "x", "\udcff"])
