@@ -262,6 +262,50 @@ def test_a_step_takes_no_more_than_it_did(name):
     assert all(map(operator.le, counts, most[name])), counts
 
 
+def pools_of(towers, batches):
+    """Returns how many gradients of max pooling are TensorFlow's in a step."""
+    step = towers.trace(batches).graph.as_graph_def()
+    nodes = itertools.chain(step.node, *(one.node_def for one in step.library.function))
+    return sum(node.op == "MaxPoolGrad" for node in nodes)
+
+
+def shared_pool(image_shape, classes):
+    """A model that pools twice by one layer, once in a model within."""
+    pool = keras.layers.MaxPooling2D(3, 2)
+    within = keras.Sequential([keras.layers.Conv2D(3, 3), pool])
+    layers = [keras.Input(image_shape), within, pool, keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "own"),
+    [
+        (1, {"xla": True}, True),
+        (1, {"xla": True, "deterministic": True}, True),
+        (2, {"xla": True}, True),
+        pytest.param(
+            *(2, {"xla": True, "variable_update": "mirrored"}, True),
+            marks=pytest.mark.slow,
+        ),
+        (1, {"xla_update": True}, False),
+        (1, {}, False),
+    ],
+)
+def test_programs_of_gpus_pool_without_tensorflows_gradient(gpus, given, own):
+    """And the layers are as they were afterwards."""
+    towers, batches = build(gpus, model=f"{__name__}:shared_pool", **given)
+    assert pools_of(towers, batches) == (0 if own else 2 * gpus)
+    towers.compile_steps()
+    assert pools_of(towers, batches) == 2 * gpus
+
+
+def test_programs_of_cpus_pool_as_ever():
+    """With the gradient that the golden curve of XLA has."""
+    towers, batches = build(1, model=f"{__name__}:shared_pool", xla=True)
+    towers.devices = ("/cpu:0",)
+    assert pools_of(towers, batches) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_other_kinds_of_steps_have_gpu_kernels(precision):
