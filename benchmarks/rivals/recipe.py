@@ -25,8 +25,8 @@ from cifar10.process import entry_point
 if TYPE_CHECKING:
     import keras
 
-    from cifar10.follower.trained_model import TrainedModel
     from cifar10.towers.towers import TowerBuilder
+    from cifar10.trained_model import TrainedModel
 
 # What a run's clock counts to the training. Saving and tracing are other parts.
 _ON_THE_CLOCK = ("training", "input", "summaries")
@@ -86,7 +86,7 @@ class Recipe:
 
         And `joules` of all of it, start, saving and the score without views included.
         """
-        from cifar10.follower.trained_model import TrainedModel
+        from cifar10.trained_model import TrainedModel
         from cifar10.training import train
 
         ends = [0]  # The steps at which calls have ended.

@@ -55,7 +55,7 @@ class Sectioned:
     ) -> None:
         import tensorflow as tf
 
-        from cifar10 import model as models
+        from cifar10.model import inference, loss
         from cifar10.towers.towers import Tower, TowerBuilder
         from cifar10.training import assembly
 
@@ -76,11 +76,11 @@ class Sectioned:
         self._planned = plan.total_bytes - training.planner.variable_bytes
         self._builder = training.towers
         if recomputed:
-            infer = functools.partial(_infer_recomputed, models.inference, plan.places)
+            infer = functools.partial(_infer_recomputed, inference, plan.starts)
             self._builder = TowerBuilder(
                 training.towers.state,
                 training.placement.devices,
-                tower=Tower(infer, models.loss),
+                tower=Tower(infer, loss),
                 update=assembly.build_update(training.config, batch_size),
             )
         self._batches = [
@@ -112,16 +112,16 @@ class Sectioned:
             images, labels = map(tf.identity, batch)
         began = time.perf_counter()
         result = self._builder.step([(images, labels)])
-        loss = float(result.metrics["total_loss"])
+        last = float(result.metrics["total_loss"])
         seconds = time.perf_counter() - began
-        common.insist_on_finite(loss)
+        common.insist_on_finite(last)
         peak = _peak(self._device) - self._before
-        return {"seconds": seconds, "loss": loss, "peak": peak}
+        return {"seconds": seconds, "loss": last, "peak": peak}
 
 
 def _infer_recomputed(
-    inference: Any,
-    places: Sequence[int],
+    infer: Any,
+    starts: Sequence[int],
     model: Any,
     trainable: list,
     non_trainable: list,
@@ -140,7 +140,7 @@ def _infer_recomputed(
 
     def compute(section: Any, structure: list, *arguments: tf.Tensor) -> tuple:
         variables, start, taken = tf.nest.pack_sequence_as(structure, arguments)
-        outputs, statistics, penalties = inference(
+        outputs, statistics, penalties = infer(
             section, variables, start, taken, training=training
         )
         pairs = zip(start, statistics, strict=False)
@@ -149,7 +149,7 @@ def _infer_recomputed(
 
     values = {id(model.inputs[0]): inputs}
     penalties: list[tf.Tensor] = []
-    sections = cut(model, places)
+    sections = cut(model, starts)
     for section in sections:
         taken = [values[id(tensor)] for tensor in section.input_tensors]
         structure = [trainable, non_trainable, taken]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.rosetta import cnn_keras
 from benchmarks.rosetta.task import Batch, Task
-from cifar10 import model as models
+from cifar10.model import inference, loss
 from cifar10.towers import devices
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
@@ -32,7 +32,7 @@ class Model(cnn_keras.Model):
             TrainState(self.network, self.optimizer, home),
             placement.devices,
             # Of logits: the only softmax is in this loss.
-            tower=Tower(models.inference, models.loss),
+            tower=Tower(inference, loss),
             update=Update(
                 lambda examples: tf.constant(task.learning_rate),  # noqa: ARG005
                 average_decay=None,  # No other row keeps moving averages.

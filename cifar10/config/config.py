@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from cifar10 import files
 from cifar10.config import augmentation, data_flag, fields, python_objects, run_config
 from cifar10.config.options import defaults, options
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
-from cifar10.process import files
 from cifar10.towers.stages import Stage, resolve_stages
 
 _RECIPES = Path(__file__).parent / "recipes"

@@ -117,7 +117,7 @@ class Run(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Towers(Checked):
+class Batch(Checked):
     """Towers and batches.
 
     Attributes:
@@ -462,7 +462,7 @@ class Groups:
     """The groups of a configuration's fields."""
 
     run: Run
-    batch: Towers
+    batch: Batch
     network: Network
     dataset: Dataset
     images: Images

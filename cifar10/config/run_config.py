@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
+from cifar10 import files
 from cifar10.config import fields, layout, schema
 from cifar10.config.options import SESSION, WORKER, Range, options
 from cifar10.errors import UsageError, has_controls, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
-from cifar10.process import files
 
 # Without these entries a run cannot be resumed or evaluated.
 _NEEDED = (

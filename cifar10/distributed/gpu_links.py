@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.errors import UsageError
-from cifar10.process import files
 
 _SECONDS, _SUMS = 60.0, 100
 _GPUS = "nvidia-smi --query-gpu=uuid,driver_version --format=csv,noheader"

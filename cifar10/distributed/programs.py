@@ -60,9 +60,9 @@ class Group:
             communication_hint="nccl" if "gpu" in self.devices[0] else "ring",
         )
         sums = tf.split(total, [part.shape.num_elements() for part in parts])
-        for place, part in enumerate(parts):
-            one = tf.reshape(tf.cast(sums[place], part.dtype), part.shape)
-            sums[place] = one if one.dtype in floats else tf.bitcast(one, tf.int64)
+        for index, part in enumerate(parts):
+            one = tf.reshape(tf.cast(sums[index], part.dtype), part.shape)
+            sums[index] = one if one.dtype in floats else tf.bitcast(one, tf.int64)
         return sums
 
 

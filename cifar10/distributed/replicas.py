@@ -151,12 +151,12 @@ class ReplicaBuilder(TowerBuilder):
         context = tf.distribute.get_replica_context()
         sums: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(value.dtype for value in values):
-            places = [n for n, value in enumerate(values) if value.dtype == dtype]
+            indices = [n for n, value in enumerate(values) if value.dtype == dtype]
             # The strategy reads each value's device; a variable has none.
-            tensors = [tf.identity(values[place]) for place in places]
+            tensors = [tf.identity(values[index]) for index in indices]
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-            sums |= dict(zip(places, totals, strict=True))
-        return [sums[place] for place in range(len(values))]
+            sums |= dict(zip(indices, totals, strict=True))
+        return [sums[index] for index in range(len(values))]
 
 
 def all_reduced(
@@ -175,8 +175,8 @@ def all_reduced(
     averages = (local.gradients, local.statistics, local.metrics)
     flat = tf.nest.flatten(averages)
     values = {
-        place: tf.convert_to_tensor(value)
-        for place, value in enumerate(flat)
+        index: tf.convert_to_tensor(value)
+        for index, value in enumerate(flat)
         if value is not None
     }
     # Counters and random states are the first tower's, as on one machine.
@@ -188,9 +188,9 @@ def all_reduced(
     after = num_towers - first_tower - local.tower_losses.shape[0]
     losses = tf.pad(local.tower_losses, [[first_tower, after]])
     *sums, losses = sum_all([*terms, losses])
-    for (place, value), total in zip(values.items(), sums, strict=True):
+    for (index, value), total in zip(values.items(), sums, strict=True):
         is_mean = value.dtype.is_floating
-        flat[place] = total / replicas if is_mean else tf.cast(total, value.dtype)
+        flat[index] = total / replicas if is_mean else tf.cast(total, value.dtype)
     gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
     size = local.global_batch_size
     return Averages(gradients, statistics, metrics, losses, size)

@@ -12,10 +12,10 @@ from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.followed_run import FollowedRun
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import temperature
 from cifar10.towers import devices
+from cifar10.trained_model import TrainedModel
 
 
 def score_checkpoints(options: Options) -> None:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import trained_model
 from cifar10.config.fields import CALIBRATED, Groups
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
@@ -20,7 +21,6 @@ from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Outcomes
-from cifar10.follower import trained_model
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning
@@ -178,7 +178,7 @@ class ScoredSet:
     The `config` is the run's.
 
     Attributes:
-        part: The split of the data set that the images belong to.
+        split: The split of the data set that the images belong to.
         subject: Says which images are scored, and whether with averaged variables.
     """
 
@@ -195,11 +195,11 @@ class ScoredSet:
         self._scorer = Scorer(
             model, test_time_augmentation=scoring.test_time_augmentation
         )
-        if scoring.split == "val" and "val" not in dataset.parts:
+        if scoring.split == "val" and "val" not in dataset.splits:
             raise UsageError(
                 f"{dataset.description} has no val split. Train with --val_fraction."
             )
-        self.part = scoring.split
+        self.split = scoring.split
         images, labels = dataset.read(scoring.split)
         count = scoring.num_examples or len(images)
         if count > len(images):
@@ -258,7 +258,7 @@ class ScoredSet:
                 for name, value in result.scalars.items():
                     tf.summary.scalar(name, value)
                 writer.flush()
-            entry = {**result.scalars, "part": self.part}
+            entry = {**result.scalars, "part": self.split}
             scores.append(events, step, entry, result.sums.count)
         self._writer = writer
 
@@ -266,5 +266,5 @@ class ScoredSet:
         """Returns a line on a result, with the time of day."""
         classes = len(self.dataset.class_names)
         score = metrics.headline(result.scalars, result.sums.count, classes)
-        on = f" on {self.part}" if "val" in self.dataset.parts else ""
+        on = f" on {self.split}" if "val" in self.dataset.splits else ""
         return f"{datetime.now().astimezone():%H:%M:%S} step {step}{on}: {score}"

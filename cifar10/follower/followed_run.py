@@ -8,10 +8,10 @@ from typing import Any
 from cifar10.config import layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, reason, say
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint
 from cifar10.run_directory.early_stopping import why_ended
+from cifar10.trained_model import TrainedModel
 
 
 class FollowedRun:

@@ -28,9 +28,9 @@ import tensorflow as tf
 from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
-from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input.distortions import prepare
 from cifar10.run_directory import checkpoints
+from cifar10.trained_model import TrainedModel, evaluation_logits
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ class Dataset:
         class_names: The name of each class, in the order of the labels.
         description: One line for the user, which says what and where the data set is.
         read: Function that returns the images and int32 labels [count] of a split.
-        parts: The splits of the data set, in the order of `SPLITS`.
+        splits: The splits of the data set, in the order of `SPLITS`.
         fingerprint: SHA-256 of the images and labels; None if they are always the same,
             as in CIFAR-10.
         is_real: Whether the images are real; False for the generated stand-in.
@@ -58,7 +58,7 @@ class Dataset:
     class_names: tuple[str, ...]
     description: str
     read: Callable[[Split], tuple[Images, np.ndarray]]
-    parts: tuple[Split, ...] = WITHOUT_VAL
+    splits: tuple[Split, ...] = WITHOUT_VAL
     fingerprint: str | None = None
     is_real: bool = True
     paths: Mapping[Split, Sequence[str]] = dataclasses.field(default_factory=dict)
@@ -74,26 +74,26 @@ class Dataset:
     @property
     def validation_split(self) -> Literal["val", "test"]:
         """The split for validation during training: `val` if it exists, else `test`."""
-        return "val" if "val" in self.parts else "test"
+        return "val" if "val" in self.splits else "test"
 
 
-def selected(images: Images, places: np.ndarray) -> Images:
+def selected(images: Images, indices: np.ndarray) -> Images:
     """Selects images of a split by their indices; images on disk are not read yet."""
     if isinstance(images, np.ndarray):
-        return images[places]
-    return _Some(images, places)
+        return images[indices]
+    return _Some(images, indices)
 
 
 class _Some:
     """Selected images of a split on disk, which are read when they are indexed."""
 
-    def __init__(self, images: Images, places: np.ndarray) -> None:
-        self._images, self._places, self.dtype = images, places, images.dtype
-        self.shape = (len(places), *images.shape[1:])
-        self.nbytes = images.nbytes // len(images) * len(places)
+    def __init__(self, images: Images, indices: np.ndarray) -> None:
+        self._images, self._indices, self.dtype = images, indices, images.dtype
+        self.shape = (len(indices), *images.shape[1:])
+        self.nbytes = images.nbytes // len(images) * len(indices)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        return self._images[self._places[chosen]]
+        return self._images[self._indices[chosen]]

@@ -27,6 +27,7 @@ from typing import Any
 
 from six.moves.urllib import error as url_error, request as url_request
 
+from cifar10 import files
 from cifar10.errors import (
     EXIT_TRY_AGAIN,
     UnavailableError,
@@ -38,7 +39,7 @@ from cifar10.errors import (
 )
 from cifar10.input.archives import Archive
 from cifar10.input.records import Format, explained
-from cifar10.process import files, invocation, moving_line
+from cifar10.process import invocation, moving_line
 
 TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.
 FIRST_LINE = 5.0  # Seconds until the progress is told.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.errors import UsageError
-from cifar10.process import files
 
 # Python 3 may write CIFAR-100's training images in 230 MB, and 12 opcodes each.
 _MOST_BYTES = 300_000_000

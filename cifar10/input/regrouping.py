@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
-from cifar10.process import files
 
 # The settings that hold the fractions of the splits.
 _FRACTIONS = {"test": "validation_fraction", "val": "val_fraction"}
@@ -68,29 +68,29 @@ def divided(
     there = run.facts.class_names if run else ()
     if run and division and there and len(division) % (16 * len(there)) == 0:
         earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
-        places = {nfc(name): place for place, name in enumerate(there)}
+        indices = {nfc(name): index for index, name in enumerate(there)}
         names = [*map(nfc, classes)]
-        both = [place for place, name in enumerate(names) if name in places]
-        others = [places[names[place]] for place in both]
+        both = [index for index, name in enumerate(names) if name in indices]
+        others = [indices[names[index]] for index in both]
         for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
             if getattr(run.config.dataset, _FRACTIONS[split]) == share:
                 limits[row, both] = earlier[row, others]
-    parts = np.full(len(hashes), "train")
-    for split, of_part in [*zip(shares, limits, strict=True)][::-1]:
-        parts[hashes < of_part[labels]] = split
-    return parts, limits.astype(">u8").tobytes().hex()
+    splits = np.full(len(hashes), "train")
+    for split, of_split in [*zip(shares, limits, strict=True)][::-1]:
+        splits[hashes < of_split[labels]] = split
+    return splits, limits.astype(">u8").tobytes().hex()
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
     """Holds out a fraction of the training split as `val`, unless there is a `val`."""
-    if not fraction or "val" in dataset.parts or "train" not in dataset.parts:
+    if not fraction or "val" in dataset.splits or "train" not in dataset.splits:
         return dataset
     _, labels = dataset.read("train")
     numbers = map(str, range(len(labels)))  # Instead of names.
     of_images, _ = divided(numbers, labels, dataset.class_names, {"val": fraction})
-    parts: tuple[Split, ...] = ("train", "val", *dataset.parts[1:])
-    places = {part: np.flatnonzero(of_images == part) for part in parts[:2]}
-    return dataclasses.replace(regrouped(dataset, places, labels), parts=parts)
+    splits: tuple[Split, ...] = ("train", "val", *dataset.splits[1:])
+    indices = {split: np.flatnonzero(of_images == split) for split in splits[:2]}
+    return dataclasses.replace(regrouped(dataset, indices, labels), splits=splits)
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
@@ -110,20 +110,20 @@ def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
 
 
 def regrouped(
-    dataset: Dataset, places: Mapping[Split, np.ndarray], labels: np.ndarray
+    dataset: Dataset, indices: Mapping[Split, np.ndarray], labels: np.ndarray
 ) -> Dataset:
-    """Makes the splits in `places` of training images; the other splits stay.
+    """Makes the splits in `indices` of training images; the other splits stay.
 
-    `places` holds the indices of each split's images; `labels` are those of all images.
+    `indices` holds those of each split's images; `labels` are those of all images.
     """
     names = names_of(dataset, "train", len(labels))
-    paths = {part: [names[n] for n in of.tolist()] for part, of in places.items()}
+    paths = {split: [names[n] for n in of.tolist()] for split, of in indices.items()}
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
-        if split not in places:
+        if split not in indices:
             return dataset.read(split)
         images, _ = dataset.read("train")
-        return selected(images, places[split]), labels[places[split]]
+        return selected(images, indices[split]), labels[indices[split]]
 
     return dataclasses.replace(dataset, read=read, paths={**dataset.paths, **paths})
 
@@ -136,21 +136,21 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     """
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
-    places = {nfc(path): place for place, path in enumerate(names)}
+    indices = {nfc(path): index for index, path in enumerate(names)}
     classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
     labels = before.copy()
     done: dict[str, tuple[int, str]] = {}
     for line, path, to, label in read(name):
-        if path not in places:
+        if path not in indices:
             why = "is not in the training split. Remove its line."
-        elif label and classes.get(label) != before[places[path]]:
+        elif label and classes.get(label) != before[indices[path]]:
             why = f"is not of class {label}. The file is for other data or splits."
         elif to and to not in classes:
             why = f"is moved to an unknown class, {to}. Correct its line."
         elif done.setdefault(path, (line, to))[1] != to:
             why = f"has another class in line {done[path][0]}. Remove one of the lines."
         else:
-            labels[places[path]] = classes[to] if to else -1
+            labels[indices[path]] = classes[to] if to else -1
             continue
         raise UsageError(f"--corrections {name}, line {line}: {path or 'it'} {why}")
     if emptied := {*before.tolist()} - {*labels.tolist()}:

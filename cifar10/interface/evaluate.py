@@ -50,9 +50,9 @@ def evaluate(
     entry_point.import_tensorflow(stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.
     from cifar10.evaluation.scored_set import ScoredSet, Scoring
-    from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
+    from cifar10.trained_model import TrainedModel
 
     scoring = Scoring(
         split=split,

@@ -61,25 +61,25 @@ def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
     if last is None:
         return
     holding = [
-        place
-        for place, layer in enumerate(found)
+        index
+        for index, layer in enumerate(found)
         if any(one is last for one in layer.variables)
     ]
     head = holding.pop() if holding else _MODEL_ITSELF
-    for place in reversed(holding):
-        outer = found[place]
+    for index in reversed(holding):
+        outer = found[index]
         if isinstance(outer, keras.layers.Wrapper) and outer.layer is found[head]:
-            head = place
-    model.head_place = head  # A number, because Keras would track a layer.
+            head = index
+    model.head_index = head  # A number, because Keras would track a layer.
 
 
 def head(model: "keras.Model") -> "list[keras.Variable]":
     """Returns the variables of the trained layer that was called last."""
-    if (place := getattr(model, "head_place", None)) is None:
+    if (index := getattr(model, "head_index", None)) is None:
         raise UsageError(f"{model.name} has no layer with trainable variables.")
     found = layers(model)
-    if place != _MODEL_ITSELF:
-        return found[place].variables
+    if index != _MODEL_ITSELF:
+        return found[index].variables
     held = {id(variable) for layer in found for variable in layer.variables}
     return [variable for variable in model.variables if id(variable) not in held]
 

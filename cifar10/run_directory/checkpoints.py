@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import fields, layout, schema
 from cifar10.errors import DiskError, UsageError, reason
-from cifar10.process import files
 from cifar10.run_directory import logs, scores
 
 MANIFEST = "manifest.json"

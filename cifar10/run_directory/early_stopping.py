@@ -92,16 +92,16 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         lines.append(f"Ended at step {step} by --stop_after_no_gain {patience}.")
     best = scores.ranked(found, record.best_by)[0]
     score = scores.shown(record.best_by, found[best], record.images)
-    part = scores.deciding_part(run)
-    lines.append(f"Best:   {score} at step {best} on {part}")
-    if part == "test" and len(found) > 1:
+    split = scores.deciding_split(run)
+    lines.append(f"Best:   {score} at step {best} on {split}")
+    if split == "test" and len(found) > 1:
         lines[-1] += ", which chose this step: a little too good"
     if best not in checkpoints.steps(run / layout.CHECKPOINTS):
         lines[-1] += "; its checkpoint was not kept (--keep_best)"
     else:
         export = f"{invocation.command('export')} --output best_model --step {best}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
-        if part == "val" and best != step:  # Other commands take the newest.
+        if split == "val" and best != step:  # Other commands take the newest.
             named = config.network.model, config.dataset.data
             on_test = invocation.to_score(run, *named, best)
             lines.append(f"  score it:      {on_test}")

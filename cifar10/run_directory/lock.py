@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.errors import UsageError, reason
-from cifar10.process import files
 
 _LOCK = ".lock"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.errors import DiskError, reason, say
-from cifar10.process import files
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.

@@ -25,18 +25,18 @@ _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
 class Deciding(NamedTuple):
     """The scores that determine the best checkpoint of a run."""
 
-    part: str  # The split: `val` or `test`.
+    split: str  # The split: `val` or `test`.
     by: str  # The name of the score.
     images: int  # Number of images scored; 0 without scores.
     values: dict[int, float]  # By step.
 
 
-def log_of(part: str) -> str:
+def log_of(split: str) -> str:
     """Returns the path of a split's scores in a run's directory."""
-    return f"{layout.evaluation_events(part)}/{layout.METRICS}"
+    return f"{layout.evaluation_events(split)}/{layout.METRICS}"
 
 
-def deciding_part(run: Path) -> str:
+def deciding_split(run: Path) -> str:
     """Returns the split whose scores determine the best checkpoint: `val` or `test`."""
     return _decided_by(run)[0]
 
@@ -45,19 +45,19 @@ def _decided_by(run: Path) -> tuple[str, str]:
     """Returns the split and the name of the score."""
     with contextlib.suppress(UsageError):  # A damaged `config.json` stops no run.
         recorded = RecordedRun.read(run)
-        part = "val" if "val" in recorded.facts.data_parts else "test"
-        return part, recorded.config.checkpoints.best_by
+        split = "val" if "val" in recorded.facts.data_parts else "test"
+        return split, recorded.config.checkpoints.best_by
     return "test", PRECISION
 
 
 def deciding(run: Path) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run."""
-    part, by = _decided_by(run)
-    scored = comparable(logs.read_lines(run / log_of(part))).items()
+    split, by = _decided_by(run)
+    scored = comparable(logs.read_lines(run / log_of(split))).items()
     # Whole numbers of any size are none that `eval` writes.
     values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}
     images = max((one[_COUNT] for _, one in scored), default=0)
-    return Deciding(part, by, images, values)
+    return Deciding(split, by, images, values)
 
 
 def append(

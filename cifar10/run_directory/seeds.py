@@ -18,7 +18,7 @@ class Seeds(NamedTuple):
     """The scores of one configuration, over the seeds that were trained."""
 
     names: list[str]  # Of the runs.
-    part: str  # The split that was scored.
+    split: str  # The split that was scored.
     step: int
     seeds: int
     mean: float  # Of `PRECISION`, as are the next two; None of a single seed.
@@ -27,12 +27,12 @@ class Seeds(NamedTuple):
 
     def __str__(self) -> str:
         if self.interval is None or self.deviation is None:
-            return f"{PRECISION} = {self.mean:.4f} on {self.part} (one seed)"
+            return f"{PRECISION} = {self.mean:.4f} on {self.split} (one seed)"
         low, high = self.interval
         return (
-            f"{PRECISION} = {self.mean:.4f} on {self.part} at step {self.step:,}, mean "
-            f"of {self.seeds} seeds, 95 % interval {low:.4f} to {high:.4f}, deviation "
-            f"{self.deviation:.4f}"
+            f"{PRECISION} = {self.mean:.4f} on {self.split} at step {self.step:,}, "
+            f"mean of {self.seeds} seeds, 95 % interval {low:.4f} to {high:.4f}, "
+            f"deviation {self.deviation:.4f}"
         )
 
 
@@ -41,12 +41,12 @@ def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
 
     They are empty before the first evaluation.
     """
-    parts = "test", scores.deciding_part(run.directory)
-    for part in parts:
-        lines = logs.read_lines(run.directory / scores.log_of(part))
+    splits = "test", scores.deciding_split(run.directory)
+    for split in splits:
+        lines = logs.read_lines(run.directory / scores.log_of(split))
         if found := [*scores.comparable(lines).values()]:
-            return part, found[-1]
-    return parts[-1], {}
+            return split, found[-1]
+    return splits[-1], {}
 
 
 def grouped(
@@ -57,28 +57,28 @@ def grouped(
     Each run is given with its name, and with the split and a line of its scores.
     """
     groups: dict[Any, dict[int, tuple[str, float]]] = defaultdict(dict)
-    for name, run, part, line in scored:
+    for name, run, split, line in scored:
         names = sorted({*result_determining(run.config), "data_fingerprint"} - {"seed"})
         alike = [run.values[name] for name in names]
         if line:
-            key = part, line["step"], line.get("num_examples"), repr(alike)
+            key = split, line["step"], line.get("num_examples"), repr(alike)
             groups[key][run.config.run.seed] = name, line[PRECISION]
     return [
-        _average(part, step, *zip(*of_seeds.values(), strict=True))
-        for (part, step, *_), of_seeds in groups.items()
+        _average(split, step, *zip(*of_seeds.values(), strict=True))
+        for (split, step, *_), of_seeds in groups.items()
     ]
 
 
 def _average(
-    part: str, step: int, names: Sequence[str], values: Sequence[float]
+    split: str, step: int, names: Sequence[str], values: Sequence[float]
 ) -> Seeds:
     mean, count = statistics.mean(values), len(values)
     if count == 1:
-        return Seeds([*names], part, step, count, mean, None, None)
+        return Seeds([*names], split, step, count, mean, None, None)
     deviation = statistics.stdev(values)
     half = _student(count - 1) * deviation / math.sqrt(count)
     interval = max(0.0, mean - half), min(1.0, mean + half)
-    return Seeds([*names], part, step, count, mean, deviation, interval)
+    return Seeds([*names], split, step, count, mean, deviation, interval)
 
 
 def _student(freedom: int) -> float:

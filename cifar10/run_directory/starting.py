@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import layout, run_config
 from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import START, wrong
-from cifar10.process import files
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 

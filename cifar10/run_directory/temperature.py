@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import files
 from cifar10.errors import UsageError, reason
-from cifar10.process import files
 
 FILES = ("temperature.txt", "temperature_raw.txt")  # Of averages; of last values.
 _LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model knows all images or none.

@@ -130,12 +130,12 @@ def crossing(
     ]
 
 
-def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
+def cut(model: keras.Model, starts: Sequence[int]) -> list[Section]:
     """Cuts a graph of layers into sections.
 
-    `places` are the ascending indices in `calls_of(model)` at which all sections but
-    the first begin. Without places, the whole model is one section.
+    `starts` are the ascending indices in `calls_of(model)` at which all sections but
+    the first begin. Without starts, the whole model is one section.
     """
     calls = calls_of(model)
-    bounds = itertools.pairwise([0, *places, len(calls)])
+    bounds = itertools.pairwise([0, *starts, len(calls)])
     return [Section(model, calls[begin:end], calls[end:]) for begin, end in bounds]

@@ -53,11 +53,11 @@ _M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SectionPlan:
     """A model's division into sections, and the memory that a step then needs.
 
     Attributes:
-        places: The argument of `cutting.cut`; empty if the model is not cut.
+        starts: The argument of `cutting.cut`; empty if the model is not cut.
         cuts: Names of the layers before which the model is cut.
         tower_bytes: Peak memory of one tower's step: tensors, batches and the kernels'
             workspace, without the variables.
@@ -65,7 +65,7 @@ class Plan:
             includes the variables.
     """
 
-    places: tuple[int, ...]
+    starts: tuple[int, ...]
     cuts: tuple[str, ...]
     tower_bytes: int
     total_bytes: int
@@ -91,13 +91,13 @@ class Planner:
     accumulate: int = 1
     replicas: int = 1
 
-    def choose(self, requested: str | None, limit: float = math.inf) -> Plan:
+    def choose(self, requested: str | None, limit: float = math.inf) -> SectionPlan:
         """Plans the requested sections.
 
         Args:
             requested: The value of `--sections`: a number, names of layers to cut
                 before, or `auto`. None selects the sections marked in the model's code.
-            limit: The largest `Plan.total_bytes` that `auto` may choose.
+            limit: The largest `SectionPlan.total_bytes` that `auto` may choose.
 
         Raises:
             UsageError: The model cannot be cut as requested, or no division fits.
@@ -107,8 +107,8 @@ class Planner:
         if requested and requested.isdecimal():
             return self.into(int(requested))
         # If a layer is called several times, the first call counts.
-        places = reversed(self._boundaries)
-        known = {self._calls[place].operation.name: place for place in places}
+        indices = reversed(self._boundaries)
+        known = {self._calls[index].operation.name: index for index in indices}
         at = {0: 0}
         for name in self.marks if requested is None else requested.split(","):
             # Keras numbers automatic layer names throughout a process: a second model
@@ -120,11 +120,11 @@ class Planner:
                     "summary() lists all layers. A section cannot begin where a mask "
                     "is passed on."
                 )
-            place = known[name.strip() if name.strip() in known else similar[-1]]
-            at[place] = self._boundaries[place]
+            index = known[name.strip() if name.strip() in known else similar[-1]]
+            at[index] = self._boundaries[index]
         return self._plan(at, len(at))
 
-    def into(self, count: int) -> Plan:
+    def into(self, count: int) -> SectionPlan:
         """Plans `count` sections, balanced to keep the largest one small."""
         if count > len(self._boundaries):
             model, why = self.state.model, ""
@@ -142,11 +142,11 @@ class Planner:
         return self._plan(self._boundaries, count)
 
     @functools.cached_property
-    def plain(self) -> Plan:
+    def plain(self) -> SectionPlan:
         """The plan of a step without sections."""
         return self.into(1)
 
-    def all(self) -> Iterator[Plan]:
+    def all(self) -> Iterator[SectionPlan]:
         """Yields plans with more and more sections and less and less memory."""
         smallest = self.plain
         yield smallest
@@ -187,7 +187,7 @@ class Planner:
         vars(planner)["costs"] = costs  # Where `cached_property` keeps them.
         return planner
 
-    def _fitting(self, limit: float) -> Plan:
+    def _fitting(self, limit: float) -> SectionPlan:
         for plan in self.all():
             if plan.total_bytes <= limit:
                 return plan
@@ -211,7 +211,7 @@ class Planner:
 
     @property
     def bytes_so_far(self) -> int:
-        """The part of `Plan.total_bytes` that existing variables already take."""
+        """What existing variables already take of `SectionPlan.total_bytes`."""
         if self._on_cpu:
             return self.replicas * self.variable_bytes
         return self.variable_bytes if self.state.device in self.devices else 0
@@ -237,12 +237,12 @@ class Planner:
     def _boundaries(self) -> dict[int, int]:
         """Input bytes of each possible section, by the index of its first call."""
         found, calls = {0: 0}, self._calls
-        for place in range(1, len(calls)):
-            tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
+        for index in range(1, len(calls)):
+            tensors = cutting.crossing(self._graph, calls[:index], calls[index:])
             # A mask is an attribute of a tensor, and functions do not pass it on.
             if all(getattr(one, "_keras_mask", None) is None for one in tensors):
                 of_image = (tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors)
-                found[place] = self.images.shape[0] * sum(map(_size, of_image))
+                found[index] = self.images.shape[0] * sum(map(_size, of_image))
         return found
 
     @functools.cached_property
@@ -268,11 +268,11 @@ class Planner:
             backward = tf.function(lambda: tape.gradient(loss, variables))
             gradients = backward.get_concrete_function()
             forward = tf.compat.v1.get_default_graph().get_operations()
-            places = {op: place for place, op in enumerate(forward)}
+            indices = {op: index for index, op in enumerate(forward)}
             owners = map(_owner, gradients.captured_inputs)
             for tensor in {id(owner): owner for owner in owners}.values():
                 if tensor.op.type not in _FOREIGN:
-                    call = bisect.bisect_right(section.ends, places[tensor.op])
+                    call = bisect.bisect_right(section.ends, indices[tensor.op])
                     kept[call] += _size(tensor)
             operations = [*forward, *gradients.graph.get_operations()]
             written = [
@@ -290,10 +290,10 @@ class Planner:
         compute.get_concrete_function(variables, start, self.images)
         return [*kept[:-1], *found]
 
-    def _plan(self, boundaries: Mapping[int, int], count: int) -> Plan:
+    def _plan(self, boundaries: Mapping[int, int], count: int) -> SectionPlan:
         *kept, workspace, compiled = self.costs
         gradients = _bytes(self.state.model.trainable_variables)
-        tensors, places = balanced(kept, boundaries, count)
+        tensors, indices = balanced(kept, boundaries, count)
         tensors = max(tensors, _OF_ONE_LAYER * max(self._boundaries.values()))
         # Batches stay in memory until the step ends. Accumulation doubles gradients.
         batch = _size(self.images) + self.images.shape[0] * tf.int64.size
@@ -305,8 +305,8 @@ class Planner:
         else:  # A GPU copies variables from elsewhere for each step.
             held = self.bytes_so_far or _bytes(self.state.model.variables)
             total = held + tower_bytes
-        cuts = tuple(self._calls[place].operation.name for place in places)
-        return Plan(places, cuts, tower_bytes, total)
+        cuts = tuple(self._calls[index].operation.name for index in indices)
+        return SectionPlan(indices, cuts, tower_bytes, total)
 
 
 def _owner(tensor: tf.Tensor) -> tf.Tensor:
@@ -350,8 +350,8 @@ def balanced(
         for number in range(1, count):
             best = {
                 begin: min(
-                    (max(section(begin, end), around[end] + largest), (end, *places))
-                    for end, (largest, places) in best.items()
+                    (max(section(begin, end), around[end] + largest), (end, *indices))
+                    for end, (largest, indices) in best.items()
                     if end > begin
                 )
                 for begin in begins[:-number]
@@ -387,7 +387,7 @@ def _gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 
 
-def build_tower(
+def build_sectioned(
     requested: Memory, placement: Placement, planner: Planner
 ) -> tuple[Tower, str | None]:
     """Builds a tower with the sections that a flag or the model's code requests.
@@ -415,7 +415,7 @@ def build_tower(
         # of up to 32 MB, although the gaps fit no other tensor. Make glibc return
         # freed blocks of 1 MB or more to the system.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
-    return SectionedTower(planner.tower, plan.places), (
+    return SectionedTower(planner.tower, plan.starts), (
         f"Sections: {len(plan.cuts) + 1}, cut before {', '.join(plan.cuts)}; about "
         f"{needed} of memory instead of {_gigabytes(planner.plain.total_bytes)}"
     )

@@ -27,14 +27,14 @@ class SectionedTower(Tower):
     """Computes the same as another tower, section by section.
 
     Each replica calls the tower with its own model. All models are cut at the same
-    `places`, which `cutting.cut` describes.
+    `starts`, which `cutting.cut` describes.
     """
 
-    def __init__(self, tower: Tower, places: Sequence[int]) -> None:
+    def __init__(self, tower: Tower, starts: Sequence[int]) -> None:
         # Not with `xla`: one compiled program might merge the repeated forward passes.
         super().__init__(self._infer, tower.loss)
         self._tower = tower
-        self._places = places
+        self._starts = starts
         self._functions: dict[tuple, list[tuple[Section, SectionFunction]]] = {}
 
     def _infer(
@@ -55,7 +55,7 @@ class SectionedTower(Tower):
         if key not in self._functions:
             self._functions[key] = [
                 (section, section_function(section, self._tower, device))
-                for section in cut(model, self._places)
+                for section in cut(model, self._starts)
             ]
         values = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
         changed: list[tf.Tensor | None] = [None] * len(non_trainable)

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.fields import CALIBRATED
 from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, say
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.replay import compare, open_run
 
@@ -90,8 +90,8 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     run, recorded = replay.run, replay.recorded
     history = starting.read_starts(run)  # First, as it refuses what is no file.
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
-    parts = (b"".join(lines[: n + 1]) for n in range(len(lines)))
-    starts = [hashlib.sha256(part).hexdigest() for part in parts]
+    prefixes = (b"".join(lines[: n + 1]) for n in range(len(lines)))
+    starts = [hashlib.sha256(prefix).hexdigest() for prefix in prefixes]
     if len(history) < len(lines):
         yield f"{layout.STARTS}: a line is no start"
     for step in replay.saved:
@@ -149,11 +149,11 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
         yield f"{layout.STARTS}: a start is there twice"
     ends = {"checkpoint": (replay.saved, most), layout.METRICS: (logged, most)}
     ends[layout.STARTS] = [one["step"] for one in starts], last
-    for part, lines in replay.scored.items():
-        ends[scores.log_of(part)] = [line["step"] for line in lines], last
-        entries = logs.read_lines(replay.run / scores.log_of(part))
+    for split, lines in replay.scored.items():
+        ends[scores.log_of(split)] = [line["step"] for line in lines], last
+        entries = logs.read_lines(replay.run / scores.log_of(split))
         odd = [one for one in entries if one and wrong(one, SCORES, needs_all=True)]
-        yield from (f"{scores.log_of(part)}: {one} holds no scores" for one in odd)
+        yield from (f"{scores.log_of(split)}: {one} holds no scores" for one in odd)
     for place, (steps, end) in ends.items():
         yield from (f"{place}: step {at} is beyond {end}" for at in steps if at > end)
 

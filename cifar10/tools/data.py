@@ -81,20 +81,20 @@ def _look_at(
     run = layout.absolute_path(train_dir or "")
     divided = RecordedRun.read(run) if train_dir else None
     dataset = datasets.find_for(config.dataset, run=divided, say_notes=False)
-    parts = {part: dataset.read(part) for part in dataset.parts}
+    splits = {split: dataset.read(split) for split in dataset.splits}
     classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
     pictures: list[str] = []
-    for part, (_, labels) in parts.items():
+    for split, (_, labels) in splits.items():
         counts = np.bincount(labels, minlength=dataset.classes)
         for one, count in zip(classes, counts.tolist(), strict=True):
-            one[part] = count
-        pictures += regrouping.names_of(dataset, part, len(labels))
+            one[split] = count
+        pictures += regrouping.names_of(dataset, split, len(labels))
     found: dict[str, Any] = {
         "description": dataset.description,
         "classes": classes,
         "left_out": dataset.left_out,
         "notes": [*dataset.notes],
-        "duplicates": find_duplicates(parts, pictures),
+        "duplicates": find_duplicates(splits, pictures),
     }
     if train_dir is not None:
         entry_point.import_tensorflow()
@@ -106,12 +106,12 @@ def _look_at(
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"Data: {found['description']}"
-    parts = [part for part in found["classes"][0] if part != "name"]
-    yield " ".join(f"{part:>9}" for part in parts)
+    splits = [split for split in found["classes"][0] if split != "name"]
+    yield " ".join(f"{split:>9}" for split in splits)
     for one in found["classes"]:
-        counts = " ".join(f"{one[part]:>9,}" for part in parts)
+        counts = " ".join(f"{one[split]:>9,}" for split in splits)
         yield f"{counts}  {one['name']}"
-    totals = (sum(one[part] for one in found["classes"]) for part in parts)
+    totals = (sum(one[split] for one in found["classes"]) for split in splits)
     yield f"{' '.join(f'{total:>9,}' for total in totals)}  in all"
     yield from (f"Note: {note}" for note in found["notes"])
     yield from _on_duplicates(found["duplicates"])

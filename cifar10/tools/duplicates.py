@@ -13,7 +13,7 @@ from cifar10.input.dataset_base import Images
 from cifar10.input.records import Split
 
 # Images and labels of each split, the training split first.
-Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
+Splits: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
 
 _READ_BYTES = 2**26  # Images are read in pieces, since all may not fit in memory.
 
@@ -24,7 +24,7 @@ _GRID, _CORRELATION = 9, 0.9
 _BLOCK = 64  # Held-out pictures that are compared at a time.
 
 
-def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
+def find_duplicates(splits: Splits, names: Sequence[str]) -> dict[str, Any]:
     """Finds prepared pictures that are equal pixel for pixel, or nearly equal.
 
     `names` are those of all pictures, in the order of the splits.
@@ -35,29 +35,29 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         `in_several_classes`: the number of groups whose pictures have different labels.
         `nearly`: pairs of a training picture and a nearly equal held-out picture.
     """
-    labels = np.concatenate([labels for _, labels in parts.values()])
-    trained = len(parts["train"][1]) if "train" in parts else 0
+    labels = np.concatenate([labels for _, labels in splits.values()])
+    trained = len(splits["train"][1]) if "train" in splits else 0
     digests, changes = [], []
-    for images, _ in parts.values():
+    for images, _ in splits.values():
         step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
-        parts_of = (images[at : at + step] for at in range(0, len(images), step))
-        for image in itertools.chain.from_iterable(parts_of):
+        chunks = (images[at : at + step] for at in range(0, len(images), step))
+        for image in itertools.chain.from_iterable(chunks):
             digests.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest())
             changes.append(_changes(image))
-    places = defaultdict(list)
-    for place, digest in enumerate(digests):
-        places[digest].append(place)
-    groups = [group for group in places.values() if len(group) > 1]
+    indices = defaultdict(list)
+    for index, digest in enumerate(digests):
+        indices[digest].append(index)
+    groups = [group for group in indices.values() if len(group) > 1]
     mixed = [group for group in groups if len(np.unique(labels[group])) > 1]
-    shared = [place for group in groups if group[0] < trained for place in group]
+    shared = [index for group in groups if group[0] < trained for index in group]
     nearly = [
         [names[one], names[other]]
         for one, other in _similar(np.array(changes), trained)
         if digests[one] != digests[other]
     ]
     return {
-        "groups": [[names[place] for place in group] for group in groups],
-        "in_both_parts": sum(place >= trained for place in shared),
+        "groups": [[names[index] for index in group] for group in groups],
+        "in_both_parts": sum(index >= trained for index in shared),
         "in_several_classes": len(mixed),
         "nearly": nearly,
     }
@@ -73,9 +73,9 @@ def _changes(image: np.ndarray) -> np.ndarray:
 
 
 def _similar(changes: np.ndarray, trained: int) -> Iterator[tuple[int, int]]:
-    """Yields the places of a training and a held-out picture that are similar."""
+    """Yields the indices of a training and a held-out picture that are similar."""
     for first in range(trained, len(changes) if trained else 0, _BLOCK):
         correlations = changes[first : first + _BLOCK] @ changes[:trained].T
-        for place, of_place in enumerate(correlations, first):
-            if of_place.max() > _CORRELATION:
-                yield int(of_place.argmax()), place
+        for index, of_index in enumerate(correlations, first):
+            if of_index.max() > _CORRELATION:
+                yield int(of_index.argmax()), index

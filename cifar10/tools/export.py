@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from cifar10 import files
 from cifar10.config import flags, layout, run_options
 from cifar10.errors import UsageError, say
-from cifar10.process import entry_point, files, invocation
+from cifar10.process import entry_point, invocation
 from cifar10.process.moving_line import LINE
 from cifar10.run_directory import restoring
 
@@ -82,10 +83,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def export_run(options: Options) -> int:
     """Exports a model; returns the exit code, 1 if the export computes wrong values."""
-    from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.tools import export_formats, exported
     from cifar10.towers import devices
+    from cifar10.trained_model import TrainedModel
 
     file_format = options.file_format
     invocation.require_packages("export", *_PACKAGES.get(file_format, ()))

@@ -19,13 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import layers as ours
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.distortions import prepare
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import exporting
+from cifar10.trained_model import TrainedModel
 
 _DESCRIPTION = "cifar10.json"
 # Keras's names of the formats.
@@ -181,8 +181,8 @@ def _normalized(
     layer: ours.LocalResponseNormalization, inputs: keras.KerasTensor
 ) -> keras.KerasTensor:
     """Computes x * s^-beta by operations of Keras's."""
-    places = np.arange(inputs.shape[-1])
-    near = abs(places[:, None] - places) <= layer.depth_radius
+    indices = np.arange(inputs.shape[-1])
+    near = abs(indices[:, None] - indices) <= layer.depth_radius
     energies = layer.alpha * near.astype(np.float32)
     energy = keras.ops.matmul(inputs * inputs, energies) + layer.bias
     if layer.beta != 0.75:

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input.distortions import prepare
+from cifar10.trained_model import TrainedModel, evaluation_logits
 
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 _SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, regrouping
 from cifar10.input.dataset_base import Dataset
-from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers import devices
+from cifar10.trained_model import TrainedModel
 
 # Lists at most this fraction of the labels. A weak run contradicts many right labels,
 # and nine of ten well-known data sets have less than 6 % wrong ones (arXiv:2103.14749).
@@ -50,31 +50,31 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     for step in saved or [trained.restore()]:  # The error says why there is none.
         trained.restore(step)
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
-    places, instead, own = find_issues(logits, labels)
-    places = places[: min(_MOST, int(_SHARE * len(labels)))]
+    indices, instead, own = find_issues(logits, labels)
+    indices = indices[: min(_MOST, int(_SHARE * len(labels)))]
     pictures = regrouping.names_of(dataset, "train", len(labels))
     classes = dataset.class_names
     issues = [
         {
-            "picture": pictures[place],
-            "class": classes[instead[place]],
-            "label": classes[labels[place]],
-            "probability": f"{own[place]:.4f}",  # Of the label.
+            "picture": pictures[index],
+            "class": classes[instead[index]],
+            "label": classes[labels[index]],
+            "probability": f"{own[index]:.4f}",  # Of the label.
         }
-        for place in places.tolist()
+        for index in indices.tolist()
     ]
     path = run / layout.CORRECTIONS
     right = float(np.mean(logits[-1].argmax(axis=1) == labels))
     listed, of_class = (
-        np.bincount(some, minlength=len(classes)) for some in (labels[places], labels)
+        np.bincount(some, minlength=len(classes)) for some in (labels[indices], labels)
     )
     caution = f"Many may be right: the run is right on {right:.0%} of these pictures"
     if right < _STRONG:
         caution += f", and below about {_STRONG:.0%} only the first are mostly wrong"
-    for place in np.flatnonzero(listed > of_class / 2):
-        caution += f". It lists {listed[place]} of the {of_class[place]} of the class "
-        caution += f"{classes[place]}, which it may just not have learned"
-    _write(path, issues, images[places], caution)
+    for index in np.flatnonzero(listed > of_class / 2):
+        caution += f". It lists {listed[index]} of the {of_class[index]} of the class "
+        caution += f"{classes[index]}, which it may just not have learned"
+    _write(path, issues, images[indices], caution)
     return {"issues": issues, "caution": f"{caution}.", "corrections": str(path)}
 
 
@@ -86,9 +86,9 @@ def _write(
 
     text = Path(__file__).with_name("corrections.html").read_text()
     coded = [base64.b64encode(tf.io.encode_png(one).numpy()).decode() for one in images]
-    places = {"run": path.parent.name, "file": path.name}
+    names = {"run": path.parent.name, "file": path.name}
     template = jinja2.Template(text, autoescape=True)
-    page = template.render(places, issues=issues, coded=coded, caution=caution)
+    page = template.render(names, issues=issues, coded=coded, caution=caution)
     table = io.StringIO()
     writer = csv.DictWriter(table, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -114,6 +114,6 @@ def find_issues(
     highest = [np.where(one < one.max(axis=1, keepdims=True), 0, one) for one in each]
     sure = np.mean(highest, axis=0)
     sure[of_labels] = 0
-    places = np.flatnonzero(sure.max(axis=1) > own)
-    places = places[np.argsort(own[places], kind="stable")]
-    return places, sure.argmax(axis=1), own
+    indices = np.flatnonzero(sure.max(axis=1) > own)
+    indices = indices[np.argsort(own[indices], kind="stable")]
+    return indices, sure.argmax(axis=1), own

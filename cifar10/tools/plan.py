@@ -14,7 +14,7 @@ from cifar10.models.registry import check_name
 from cifar10.process import entry_point
 
 if TYPE_CHECKING:
-    from cifar10.sections.planning import Plan
+    from cifar10.sections.planning import SectionPlan
     from cifar10.training.assembly import Training
 
 HELP = "estimate the memory of a training step, and in how many sections it fits"
@@ -82,7 +82,7 @@ def _assemble(requested: Config) -> "Training":
     return assemble(requested.replace(sections="1", memory_limit=None), dataset)
 
 
-def _print(training: "Training", plans: Sequence["Plan"]) -> None:
+def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:
     """Prints what a step needs, and a line for each plan."""
     network, planner = training.config.network, training.planner
     parameters = f"{planner.state.model.count_params():,} parameters"

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cifar10 import files
 from cifar10.config import flags, layout, run_options
 from cifar10.config.options import Count
 from cifar10.errors import UsageError, say
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cifar10 import files
 from cifar10.config import flags, layout
 from cifar10.errors import UsageError
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 from cifar10.run_directory.lock import is_locked
 

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cifar10 import files
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
-from cifar10.process import entry_point, files, invocation
+from cifar10.process import entry_point, invocation
 from cifar10.run_directory.seeds import Seeds, grouped
 
 if TYPE_CHECKING:
-    from cifar10.tools.report_run import Run
+    from cifar10.tools.report_run import ReportedRun
 
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
 DESCRIPTION = """Writes one page on one or several runs.
@@ -133,7 +134,7 @@ def write_report(options: Options) -> None:
     print(f"Open {output}")
 
 
-def render(runs: Sequence[Run], now: float) -> str:
+def render(runs: Sequence[ReportedRun], now: float) -> str:
     """Renders the page as HTML; `now` is the time that it shows, as Unix time."""
     import jinja2
 
@@ -165,13 +166,13 @@ def render(runs: Sequence[Run], now: float) -> str:
     )
 
 
-def _of_seeds(runs: Sequence[Run]) -> list[Seeds]:
+def _of_seeds(runs: Sequence[ReportedRun]) -> list[Seeds]:
     """Returns a row for each configuration; no rows if no seed differs."""
     rows = grouped((run.name, run.recorded, *run.headline) for run in runs)
     return rows if any(row.interval for row in rows) else []
 
 
-def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _compare(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Returns a row per setting, with its value in each run as text."""
     settings = [{**run.recorded.facts.versions, **run.recorded.entries} for run in runs]
     rows = []

@@ -19,10 +19,10 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.tools.heat_maps import draw, heat_maps
+from cifar10.trained_model import TrainedModel
 from cifar10.training.results import divergence
 
 _LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.
@@ -40,7 +40,7 @@ class Scores:
     calibrated: Sums | None = None  # With the temperature, if the run has one.
 
 
-class Run:
+class ReportedRun:
     """The contents of a run's directory, with lists sorted by step."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -48,9 +48,9 @@ class Run:
         self.name = name  # Unique in the report.
         self.recorded = RecordedRun.read(path)
         self.logged = _lines(path / layout.METRICS)
-        self.part = scores.deciding_part(path)  # `val` if the run has it, else `test`.
+        self.split = scores.deciding_split(path)
         # Evaluations of the same number of images.
-        self.scored = _evaluations(path, self.part)
+        self.scored = _evaluations(path, self.split)
         self.tested: dict[str, float] = (_evaluations(path, "test") or [{}])[-1]
         self.saved = _checkpoints(path / layout.CHECKPOINTS)
         self.starts = starting.read_starts(path)
@@ -80,7 +80,7 @@ class Run:
     def headline(self) -> tuple[str, dict[str, float]]:
         """The split and scores of `score`, or else of the last evaluation."""
         last = self.scored[-1] if self.scored else {}
-        return ("test", self.tested) if self.tested else (self.part, last)
+        return ("test", self.tested) if self.tested else (self.split, last)
 
     @property
     def step(self) -> int:
@@ -110,20 +110,20 @@ class Run:
         names = dataset.class_names
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
-        if self.part == "test" and datasets.is_of_run(dataset, self.recorded):
+        if self.split == "test" and datasets.is_of_run(dataset, self.recorded):
             lines = [*self.scored, self.tested]
             self.scored = [*scores.comparable(lines).values()]
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Reads the runs in directories, each directory only once."""
     distinct = list(dict.fromkeys(path.resolve() for path in paths))
     common = os.path.commonpath([path.parent for path in distinct])
-    return [Run(path, str(path.relative_to(common))) for path in distinct]
+    return [ReportedRun(path, str(path.relative_to(common))) for path in distinct]
 
 
-def _evaluations(run: Path, part: str) -> list[dict[str, float]]:
-    return [*scores.comparable(_lines(run / scores.log_of(part))).values()]
+def _evaluations(run: Path, split: str) -> list[dict[str, float]]:
+    return [*scores.comparable(_lines(run / scores.log_of(split))).values()]
 
 
 def _lines(path: Path) -> list[dict[str, float]]:

@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import flags, layout
 from cifar10.config.fields import PRECISION
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, printable, reason, say
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, scores, seeds, starting
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock, is_locked
@@ -131,10 +131,10 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
-    part, by, images, values = scores.deciding(path)
+    split, by, images, values = scores.deciding(path)
     best = None
     for at in scores.ranked(values, by)[:1]:
-        best = {"part": part, "by": by, "score": values[at], "step": at}
+        best = {"part": split, "by": by, "score": values[at], "step": at}
         best["images"] = images
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
@@ -143,8 +143,8 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     state = "training" if is_locked(path) else state
     last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
-    part, line = seeds.last_scores(run)
-    found = {"settings": run.entries, "scored": part, "scores": line}
+    split, line = seeds.last_scores(run)
+    found = {"settings": run.entries, "scored": split, "scores": line}
     return {"state": state, **numbers, "starts": starting.read_starts(path), **found}
 
 

@@ -29,15 +29,15 @@ class Flat:
 
     def __init__(self, values: Any, device: str) -> None:
         self._values = values
-        self._places: dict[tf.DType, list[int]] = {}
+        self._indices: dict[tf.DType, list[int]] = {}
         leaves = tf.nest.flatten(values)
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if leaf is not None and leaf.dtype.is_floating:
-                self._places.setdefault(leaf.dtype, []).append(place)
+                self._indices.setdefault(leaf.dtype, []).append(index)
         self.joined: dict[tf.DType, tf.Tensor] = {}
         with tf.device(device):
-            for dtype, places in self._places.items():
-                parts = [tf.reshape(leaves[place], [-1]) for place in places]
+            for dtype, indices in self._indices.items():
+                parts = [tf.reshape(leaves[index], [-1]) for index in indices]
                 self.joined[dtype] = tf.concat(parts, 0)
 
     def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
@@ -47,12 +47,12 @@ class Flat:
         last bits, depends on which of them lie in memory of their own.
         """
         leaves = tf.nest.flatten(self._values)
-        for dtype, places in self._places.items():
+        for dtype, indices in self._indices.items():
             joined = mean([one.joined[dtype] for one in (self, *others)], count)
-            shapes = [leaves[place].shape for place in places]
+            shapes = [leaves[index].shape for index in indices]
             parts = tf.split(joined, [shape.num_elements() for shape in shapes])
-            for place, shape, part in zip(places, shapes, parts, strict=True):
-                leaves[place] = tf.reshape(part, shape)
+            for index, shape, part in zip(indices, shapes, parts, strict=True):
+                leaves[index] = tf.reshape(part, shape)
         return tf.nest.pack_sequence_as(self._values, leaves)
 
 
@@ -65,9 +65,9 @@ def read_variables(model: keras.Model) -> list[Tensors]:
 def for_tower(model: keras.Model, non_trainable: Tensors, number: int) -> Tensors:
     """Makes the states of random generators differ from tower to tower."""
     values, offset = [*non_trainable], (number * _TOWER_SEED_STRIDE) % 2**32
-    for place, variable in enumerate(model.non_trainable_variables):
+    for index, variable in enumerate(model.non_trainable_variables):
         if number and variable.name == GENERATOR_STATE:
-            values[place] += tf.constant([offset, 0], values[place].dtype)
+            values[index] += tf.constant([offset, 0], values[index].dtype)
     return values
 
 

@@ -35,7 +35,7 @@ class ScaledUpdates:
         self.factors = self.add_variable(
             [len(variables)], initializer="ones", name="factors"
         )
-        self.places = _places(variables)
+        self.indices = _indices(variables)
 
     def apply(
         self: Any, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
@@ -44,7 +44,7 @@ class ScaledUpdates:
         before = [one.value.read_value() for one in trainable_variables]
         super().apply(grads, trainable_variables)  # type: ignore[misc]
         for variable, value in zip(trainable_variables, before, strict=True):
-            factor = self.factors.value[self.places[variable.value.ref()]]
+            factor = self.factors.value[self.indices[variable.value.ref()]]
             change = variable.value - value
             variable.assign(value + tf.cast(factor, value.dtype) * change)
 
@@ -87,13 +87,13 @@ class Muon(keras.optimizers.Optimizer):
         ]
         parts = dict(self._trained_parts)
         self._parts = [parts.get(variable.path) for variable in variables]
-        self._places = _places(variables)
+        self._indices = _indices(variables)
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
     ) -> None:
         """Updates one variable and its momentum."""
-        index = self._places[variable.ref()]
+        index = self._indices[variable.ref()]
         momentum = self.momentums[index]
         values = tf.convert_to_tensor(variable)
         rate = tf.cast(learning_rate, variable.dtype)
@@ -117,9 +117,9 @@ class Muon(keras.optimizers.Optimizer):
         variable.assign(values - remaining * initial * direction)
 
 
-def _places(variables: list[keras.Variable]) -> dict[Any, int]:
+def _indices(variables: list[keras.Variable]) -> dict[Any, int]:
     """Maps each variable in a list to its index."""
-    return {variable.value.ref(): place for place, variable in enumerate(variables)}
+    return {variable.value.ref(): index for index, variable in enumerate(variables)}
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:

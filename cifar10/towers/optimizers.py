@@ -146,5 +146,5 @@ def slow_down(
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()
     for variable in variables:
-        factors[optimizer.places[variable.value.ref()]] = factor
+        factors[optimizer.indices[variable.value.ref()]] = factor
     optimizer.factors.assign(factors)

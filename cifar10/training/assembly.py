@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import hardware, model as models
+from cifar10 import hardware
 from cifar10.config import augmentation, fields, layout, python_objects, run_config
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.run_config import RecordedRun
@@ -28,6 +28,7 @@ from cifar10.errors import UsageError, say
 from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
+from cifar10.model import inference, loss
 from cifar10.models import custom
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
@@ -413,7 +414,7 @@ def build_towers(
         config.batch.accumulate,
         replicas=len(states),
     )
-    tower, description = planning.build_tower(config.memory, placement, planner)
+    tower, description = planning.build_sectioned(config.memory, placement, planner)
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
     if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
@@ -438,13 +439,13 @@ def build_towers(
 
 
 def build_tower(
-    loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
+    declared: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
 ) -> Tower:
     """Builds the `Tower`, which computes the loss and its gradients."""
-    compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
+    compute = functools.partial(loss, label_smoothing=declared.label_smoothing)
     if class_weights is not None:
         compute = functools.partial(compute, class_weights=class_weights)
-    return Tower(models.inference, compute, xla=xla)
+    return Tower(inference, compute, xla=xla)
 
 
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
@@ -494,7 +495,7 @@ def describe_training(
         "data_description": dataset.description,
         "data_division": dataset.division,
         "data_fingerprint": dataset.fingerprint,
-        "data_parts": list(dataset.parts),
+        "data_parts": list(dataset.splits),
         "image_shape": list(dataset.image_shape),
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),

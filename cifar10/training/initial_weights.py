@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, FineTuning
@@ -28,7 +29,6 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
-from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
-    from cifar10.follower.trained_model import TrainedModel
     from cifar10.towers.update import TrainState
+    from cifar10.trained_model import TrainedModel
 
 IMAGENET = "imagenet"
 _FILES = (".keras", ".weights.h5")
@@ -189,7 +189,7 @@ def _restored(
     path: Path, wanted_step: int | None, name: str
 ) -> "tuple[int, TrainedModel]":
     """Returns the step of a run's checkpoint, and the model with its averages."""
-    from cifar10.follower.trained_model import TrainedModel
+    from cifar10.trained_model import TrainedModel
 
     RecordedRun.read(path).check_model(name, "--model")
     trained = TrainedModel(path, trust_model=name)

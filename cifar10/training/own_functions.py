@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.config import fields
 from cifar10.errors import UsageError
+from cifar10.model import inference
 from cifar10.models import custom, layer_tree
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
@@ -47,7 +47,7 @@ def check_model(
 
     def added(images: tf.Tensor, *, training: bool) -> list[float]:
         state = trainable, non_trainable
-        *_, penalties = models.inference(model, *state, images, training=training)
+        *_, penalties = inference(model, *state, images, training=training)
         return [float(one) for one in penalties[: len(penalties) - regularized]]
 
     if batches == 1 or not added(images[:2], training=True):

@@ -82,7 +82,7 @@ class Validation:
             self._scored.close()  # TensorBoard reads a new file from now on.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
             keep = self._loop.training.config.checkpoints
-            if keep.stop_after_no_gain and self._scored.part == "test":
+            if keep.stop_after_no_gain and self._scored.split == "test":
                 self._loop.say(
                     "NOTE: scores on the test split decide the stop, so the last one "
                     "is a little too good.\nWith --val_fraction 0.1, a validation "
@@ -102,8 +102,9 @@ class Validation:
 
     def on_end(self, step: int, why: str) -> None:
         """Evaluates the last step on `test` if earlier evaluations were on `val`."""
-        of_val = self._scored and self._scored.part == "val"
-        if why == "finished" and of_val and "test" in self._loop.training.dataset.parts:
+        splits = self._loop.training.dataset.splits
+        of_val = self._scored and self._scored.split == "val"
+        if why == "finished" and of_val and "test" in splits:
             with self._loop.apart("evaluation"):
                 self._score(scored_set(self._loop.training, "test"), step)
 
@@ -121,20 +122,20 @@ class Validation:
         return result.scalars
 
     def _events(self, scored: ScoredSet) -> Path:
-        return self._directory / layout.evaluation_events(scored.part)
+        return self._directory / layout.evaluation_events(scored.split)
 
 
 def scored_set(
-    training: Training, part: Literal["val", "test"], count: int | None = None
+    training: Training, split: Literal["val", "test"], count: int | None = None
 ) -> ScoredSet:
     """Returns the `ScoredSet` of a split, or of its first `count` images."""
-    layout.refuse_link(training.train_dir / layout.evaluation_events(part))
+    layout.refuse_link(training.train_dir / layout.evaluation_events(split))
     size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
     return ScoredSet(
         training.towers.state.model,
         training.config,
         training.dataset,
-        Scoring(split=part, num_examples=count, batch_size=size),
+        Scoring(split=split, num_examples=count, batch_size=size),
         own_metrics=training.config.loss.metrics,
     )
 

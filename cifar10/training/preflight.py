@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import fields, layout
 from cifar10.config.config import Config, ResolvedConfig, flags_of
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
-from cifar10.process import files, invocation
+from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
 from cifar10.run_directory.early_stopping import EarlyStopping

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
-from cifar10.process import files, invocation
+from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.early_stopping import EarlyStopping, why_ended
 from cifar10.towers.towers import TowerBuilder

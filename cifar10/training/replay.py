@@ -77,8 +77,8 @@ class Replay:
         lines = logs.read_steps(run / layout.METRICS)
         self.logged = {line["step"]: line for line in lines}
         self.scored = {
-            part: scores.compared(logs.read_lines(run / scores.log_of(part)))
-            for part in ("test", "val")
+            split: scores.compared(logs.read_lines(run / scores.log_of(split)))
+            for split in ("test", "val")
         }
         self._directory = run / layout.CHECKPOINTS
         self.saved = checkpoints.steps(self._directory)
@@ -281,11 +281,11 @@ class Replay:
         bound = ROUNDING[self._precision]
         if self.step not in (0, *self.saved):  # The weights are the replay's.
             bound = max(bound, self.bound)
-        for part, lines in self.scored.items():
+        for split, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:
-                scored = self._scored_set(part, line["num_examples"])
+                scored = self._scored_set(split, line["num_examples"])
                 found = scored.score(state.averages, towers.devices[0]).scalars
-                yield from self._differences(found, line, bound, scores.log_of(part))
+                yield from self._differences(found, line, bound, scores.log_of(split))
         folder = checkpoints.folder(self._directory, self.step)
         weights = [variable.value for variable in state.model.trainable_variables]
         of_files = dict(zip(temperature.FILES, (state.averages, weights), strict=True))

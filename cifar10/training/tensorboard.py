@@ -16,9 +16,9 @@ from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from cifar10 import model as models
 from cifar10.config import layout
 from cifar10.layers import QuickGelu
+from cifar10.model import inference
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
 from cifar10.towers.graphs import traced
@@ -207,7 +207,7 @@ def activations_of(
             return {}
         view, names = viewed
         with tf.device(device):
-            outputs, _, _ = models.inference(
+            outputs, _, _ = inference(
                 view,
                 [tf.identity(v.value) for v in view.trainable_variables],
                 [tf.identity(v.value) for v in view.non_trainable_variables],

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import runs
+from cifar10 import files
 from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
@@ -18,7 +19,7 @@ from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict

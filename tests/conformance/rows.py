@@ -32,10 +32,10 @@ import tensorflow as tf
 from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
-from cifar10.follower.trained_model import evaluation_logits
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.towers.devices import Placement
+from cifar10.trained_model import evaluation_logits
 from cifar10.training import assembly
 from conformance import plain
 

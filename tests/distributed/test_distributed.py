@@ -17,12 +17,12 @@ import tensorflow as tf
 
 import runs
 import workers as processes
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed import programs, replicas, workers
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError
 from cifar10.input import calls
+from cifar10.model import inference, loss
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -55,7 +55,7 @@ def traced_once(request, four_cpus):
     """The same towers with shared variables and with mirrored ones; all states."""
     where = four_cpus[:2]
     parts = {
-        "tower": Tower(models.inference, models.loss),
+        "tower": Tower(inference, loss),
         "update": Update(
             lambda examples: tf.constant(0.1, tf.float64),
             lambda step: tf.constant(0.75, tf.float64),

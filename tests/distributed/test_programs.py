@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import runs
 from benchmarks import gpu_graphs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed import programs
 from cifar10.errors import UsageError
 from cifar10.input import calls
+from cifar10.model import inference, loss
 from cifar10.models import layer_tree
 from cifar10.run_directory import checkpoints
 from cifar10.towers.devices import Placement
@@ -36,7 +36,7 @@ def builder_of(devices, count, layers=list, xla=False):
         with tf.device(device):
             model = small_model(*layers())
             states.append(TrainState(model, keras.optimizers.SGD(0.1), device))
-    tower = Tower(models.inference, models.loss, xla=xla)
+    tower = Tower(inference, loss, xla=xla)
     given = {"tower": tower, "update": UPDATE}
     return programs.ProgramBuilder(states, devices[:count], **given), states
 

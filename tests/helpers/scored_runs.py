@@ -8,9 +8,9 @@ import signal
 import numpy as np
 
 import runs
+from cifar10 import files
 from cifar10.evaluation import metrics, scored_set
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.training import periodic, progress
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from cifar10.config import config
 from cifar10.evaluation.scored_set import Scorer, evaluation_batches
-from cifar10.follower.trained_model import TrainedModel
 from cifar10.models.registry import build_model
 from cifar10.run_directory import checkpoints
+from cifar10.trained_model import TrainedModel
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)
 

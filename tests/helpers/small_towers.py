@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.config.config import Config
+from cifar10.model import inference, loss
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
@@ -43,7 +43,7 @@ def make_towers(
     *,
     optimizer=None,
     device="/cpu:0",
-    loss=models.loss,
+    loss=loss,
     **of_update,
 ):
     """Returns towers with constant rates; further options are the update's."""
@@ -54,7 +54,7 @@ def make_towers(
     return TowerBuilder(
         TrainState(model, optimizer or keras.optimizers.SGD(0.1), device),
         devices,
-        tower=Tower(models.inference, loss),
+        tower=Tower(inference, loss),
         update=Update(**{**rates, **of_update}),
     )
 

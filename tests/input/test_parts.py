@@ -24,12 +24,12 @@ def cache(tmp_path):
 
 def content(dataset):
     """The number of images of each part."""
-    return {split: len(dataset.read(split)[1]) for split in dataset.parts}
+    return {split: len(dataset.read(split)[1]) for split in dataset.splits}
 
 
 def test_cifar_has_a_val_part_where_a_fraction_asks_for_it(stand_in_dir):
     whole = datasets.find("synthetic", str(stand_in_dir))
-    assert (whole.parts, whole.validation_split) == (("train", "test"), "test")
+    assert (whole.splits, whole.validation_split) == (("train", "test"), "test")
     divided = with_val(whole, 0.1)
     assert divided.validation_split == "val"
     parts = {split: divided.read(split) for split in ("train", "val")}

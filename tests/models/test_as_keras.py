@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from cifar10 import Config, evaluate, model as models, train
+from cifar10 import Config, evaluate, train
 from cifar10.errors import UsageError
+from cifar10.model import loss
 from cifar10.models import custom
 from cifar10.models.registry import build_model
 from small_towers import make_towers, split
@@ -180,8 +181,8 @@ def built(monkeypatch, function, **options):
 
 
 def trained_by_keras(model):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), cross_entropy, jit_compile=False)
     for _ in range(STEPS):
         model.train_on_batch(IMAGES, LABELS)
     return [variable.numpy() for variable in model.weights]
@@ -395,11 +396,11 @@ def test_names_to_freeze_are_those_of_the_model(tmp_path):
 
 
 def test_a_metric_that_is_no_scalar_is_named(monkeypatch):
-    def loss(outputs, labels, penalties):
-        found = models.loss(outputs, labels, penalties)
+    def noted(outputs, labels, penalties):
+        found = loss(outputs, labels, penalties)
         return {**found, "by class": tf.reduce_mean(outputs, axis=0)}
 
-    builder = make_towers(built(monkeypatch, sequential), ["/cpu:0"], loss=loss)
+    builder = make_towers(built(monkeypatch, sequential), ["/cpu:0"], loss=noted)
     with pytest.raises(UsageError, match="by class"):
         builder.step([(tf.constant(IMAGES), tf.constant(LABELS))])
 

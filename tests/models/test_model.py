@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.model import inference, loss
 from cifar10.models import airbench
 from cifar10.models.registry import build_model
 from cifar10.training.tensorboard import with_activations
@@ -31,8 +31,8 @@ def values_of(variables):
     return [variable.numpy() for variable in variables]
 
 
-def inference(model, images, *, trainable=None, training=False):
-    return models.inference(
+def infer(model, images, *, trainable=None, training=False):
+    return inference(
         model,
         [variable.value for variable in model.trainable_variables]
         if trainable is None
@@ -62,12 +62,12 @@ def test_tutorial_is_the_network_written_out_with_tf_nn(tutorial):
     net = tf.reshape(net, [3, -1])
     net = tf.nn.relu(net @ w3 + b3)
     expected = tf.nn.relu(net @ w4 + b4) @ w5 + b5
-    logits, _, _ = inference(tutorial, images)
+    logits, _, _ = infer(tutorial, images)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_tutorials_penalties_are_those_of_the_hidden_layers_alone(tutorial):
-    _, _, penalties = inference(tutorial, random_images(1))
+    _, _, penalties = infer(tutorial, random_images(1))
     kernels = [tutorial.get_layer(name).kernel.numpy() for name in ("local3", "local4")]
     expected = [0.002 * np.sum(np.square(kernel, dtype=float)) for kernel in kernels]
     assert sorted(map(float, penalties)) == pytest.approx(sorted(expected), rel=1e-5)
@@ -97,7 +97,7 @@ def test_inference_uses_the_values_given_and_not_the_variables(stateful):
     gamma, beta = np.ones(4, np.float32), np.zeros(4, np.float32)
     kernel = np.arange(8, dtype=np.float32).reshape(4, 2)
     bias = np.array([10.0, -10.0], np.float32)
-    logits, new, penalties = inference(
+    logits, new, penalties = infer(
         stateful, BATCH, trainable=[gamma, beta, kernel, bias]
     )
     # The statistics are still mean 0 and variance 1, with Keras' epsilon 1e-3.
@@ -133,10 +133,10 @@ class NotForwarding(Forgetful):
 def test_layers_of_a_subclassed_model_are_in_the_right_mode(kind):
     model = kind()
     without_dropout = model(BATCH, training=False)
-    logits, _, penalties = inference(model, BATCH, training=False)
+    logits, _, penalties = infer(model, BATCH, training=False)
     np.testing.assert_allclose(logits, without_dropout)
     assert [float(penalty) for penalty in penalties] == [0.5 * 8]
-    logits, _, _ = inference(model, BATCH, training=True)
+    logits, _, _ = infer(model, BATCH, training=True)
     assert not np.array_equal(logits, without_dropout)
     assert with_activations(model) is None
 
@@ -162,7 +162,7 @@ def test_loss_by_hand(given, computed):
     logits, labels = logits_and_labels()
     logits = tf.cast(logits, given)
     penalties = [tf.constant(0.25, computed), tf.constant(1.5, computed)]
-    parts = models.loss(logits, labels, penalties)
+    parts = loss(logits, labels, penalties)
     assert {value.dtype.name for value in parts.values()} == {computed}
     assert {name: float(value) for name, value in parts.items()} == pytest.approx(
         {
@@ -173,7 +173,7 @@ def test_loss_by_hand(given, computed):
         },
         rel=1e-2 if given == "bfloat16" else 1e-6,
     )
-    assert float(models.loss(logits, labels, [])["penalties"]) == 0.0
+    assert float(loss(logits, labels, [])["penalties"]) == 0.0
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
@@ -187,7 +187,7 @@ def test_losses_of_labels_and_of_their_parts_are_kerass(label_smoothing):
     )
     ones = tf.one_hot(labels, 5)
     for given, parts in ((labels, ones), (ones, ones), (mixed, mixed)):
-        found = models.loss(logits, given, [], label_smoothing=label_smoothing)
+        found = loss(logits, given, [], label_smoothing=label_smoothing)
         expected = float(of_keras(parts, logits))
         assert found["total_loss"].dtype == tf.float64
         assert float(found["total_loss"]) == pytest.approx(expected, rel=1e-6)
@@ -199,7 +199,7 @@ def test_losses_of_labels_and_of_their_parts_are_kerass(label_smoothing):
 def test_penalties_of_different_types_add_up():
     """In bfloat16 weight decay is float32, an activity regularizer's penalty is not."""
     penalties = [tf.constant(0.5), tf.constant(0.25, tf.bfloat16)]
-    computed = models.loss(tf.zeros([1, 2]), tf.constant([0]), penalties)
+    computed = loss(tf.zeros([1, 2]), tf.constant([0]), penalties)
     assert float(computed["penalties"]) == 0.75
 
 
@@ -207,16 +207,16 @@ def test_a_mixed_image_weighs_what_its_parts_do():
     logits, labels = logits_and_labels()
     weights = np.array([0.5, 3.0])
 
-    def loss(given, **options):
-        return float(models.loss(logits, given, [], **options)["cross_entropy"])
+    def of_batch(given, **options):
+        return float(loss(logits, given, [], **options)["cross_entropy"])
 
     for smoothing in (0.0, 0.2):
         options = {"label_smoothing": smoothing, "class_weights": weights}
-        mixed = loss(tf.one_hot(labels, 2), **options)
-        assert mixed == pytest.approx(loss(labels, **options), rel=1e-6)
+        mixed = of_batch(tf.one_hot(labels, 2), **options)
+        assert mixed == pytest.approx(of_batch(labels, **options), rel=1e-6)
     halves = tf.fill((3, 2), 0.5)
-    mixed = loss(halves, class_weights=weights)
-    assert mixed == pytest.approx(1.75 * loss(halves), rel=1e-6)
+    mixed = of_batch(halves, class_weights=weights)
+    assert mixed == pytest.approx(1.75 * of_batch(halves), rel=1e-6)
 
 
 # ---- activations

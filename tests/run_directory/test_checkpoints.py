@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import runs
+from cifar10 import files
 from cifar10.errors import DiskError, UsageError
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.towers.update import TrainState
 from recorded_runs import recorded

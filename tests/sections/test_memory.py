@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import sections as benchmark
-from cifar10 import hardware, model as models
+from cifar10 import hardware
+from cifar10.model import inference, loss
 from cifar10.sections import planning
 from cifar10.towers import devices
 from cifar10.towers.towers import Tower
@@ -25,7 +26,7 @@ def test_a_plan_counts_what_the_gradients_need():
     layers += [keras.layers.Flatten(), keras.layers.Dense(5, use_bias=False)]
     model = keras.Sequential([keras.Input((side, side, channels)), *layers])
     state = TrainState(model, keras.optimizers.SGD(0.1))
-    tower = Tower(models.inference, models.loss)
+    tower = Tower(inference, loss)
     sizes = []
     for batch in (100, 200):
         images = tf.TensorSpec([batch, side, side, channels])

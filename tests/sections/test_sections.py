@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection, QuickGelu
+from cifar10.model import inference, loss
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -97,7 +97,7 @@ def state_of(model, momentum=0.9):
 
 def places(model, cuts):
     """Returns where the sections begin that have names, such as `norm1,sum`."""
-    return planner(model).choose(cuts).places
+    return planner(model).choose(cuts).starts
 
 
 def built(build, precision="float64"):
@@ -113,7 +113,7 @@ def built(build, precision="float64"):
 def builder_of(states, towers, cuts, accumulate=1, *, xla=False, on=None):
     """Builds the step of towers in sections, or plain ones without `cuts`."""
     state, *others = states
-    tower = Tower(models.inference, models.loss, xla=xla)
+    tower = Tower(inference, loss, xla=xla)
     if cuts or accumulate > 1:
         begins = places(state.model, cuts) if cuts else ()
         tower = SectionedTower(tower, begins)
@@ -244,7 +244,7 @@ def planner(model, *, on=("/cpu:0",), images=None, **options):
     """Plans the training of a model on the images of a batch of each tower."""
     if images is None:
         images = tf.TensorSpec([BATCH, *model.input_shape[1:]], model.dtype)
-    tower = Tower(models.inference, models.loss)
+    tower = Tower(inference, loss)
     return planning.Planner(state_of(model), tower, on, images, **options)
 
 

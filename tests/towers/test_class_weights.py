@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.model import loss
 from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.training import assembly
 from small_towers import make_towers, resolved, split
@@ -86,19 +86,19 @@ def test_the_loss_is_kerass_with_weights_of_the_images(label_smoothing):
     )
     found = tower.loss(logits, tf.constant(LABELS), [])
     assert float(found["total_loss"]) == pytest.approx(float(expected), rel=1e-6)
-    plain = models.loss(logits, tf.constant(LABELS), [])
+    plain = loss(logits, tf.constant(LABELS), [])
     assert float(found["precision @ 1"]) == float(plain["precision @ 1"])
 
 
 def test_two_towers_equal_one_however_the_classes_are_split(four_cpus):
     """One tower sees the common class alone, the other one the rare ones too."""
-    loss = functools.partial(models.loss, class_weights=of_training_set("balanced"))
+    weighed = functools.partial(loss, class_weights=of_training_set("balanced"))
     images = np.random.default_rng(0).normal(size=(10, 4))
     found = []
     for count in (1, 2):
         keras.utils.set_random_seed(1)
         layers = [keras.Input((4,)), keras.layers.Dense(3, dtype="float64")]
-        builder = make_towers(keras.Sequential(layers), four_cpus[:count], loss=loss)
+        builder = make_towers(keras.Sequential(layers), four_cpus[:count], loss=weighed)
         result = builder.step(split(tf.constant(images), tf.constant(LABELS), count))
         values = [one.numpy() for one in builder.state.model.trainable_variables]
         found.append([float(result.metrics["cross_entropy"]), *values])

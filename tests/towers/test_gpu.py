@@ -133,7 +133,7 @@ def sectioned_step(device, cuts):
     )
     plan = planner.choose(cuts)
     update = assembly.build_update(config, 50_000)
-    tower = SectionedTower(planner.tower, plan.places)
+    tower = SectionedTower(planner.tower, plan.starts)
     step = TowerBuilder(state, (device,), tower=tower, update=update)
     with tf.device(device):
         images = tf.random.stateless_normal((count, *shape), (1, 2))

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import on_device, pipeline
+from cifar10.model import inference, loss
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.process.signals import StopSignals
@@ -220,7 +220,7 @@ def test_the_gradient_of_a_frozen_layer_is_not_computed():
 
 def test_a_sectioned_tower_freezes_too():
     state = TrainState(small_model(), keras.optimizers.SGD())
-    plain = towers.Tower(models.inference, models.loss)
+    plain = towers.Tower(inference, loss)
     expected = plain(state, 0, *random_batch()).gradients
     sectioned = SectionedTower(plain, [])
     sectioned.frozen = ["dense/bias"]

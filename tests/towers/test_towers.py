@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input import calls
+from cifar10.model import inference
 from cifar10.towers import copies, towers
 from cifar10.towers.optimizers import build_optimizer
 from cifar10.training.tensorboard import activations_of
@@ -317,7 +317,7 @@ def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
     compute = activations_of(model, four_cpus[0])
     first, again = compute(images), compute(images)
     assert_equal([variable.numpy() for variable in model.variables], before)
-    logits, _, _ = models.inference(
+    logits, _, _ = inference(
         model,
         [v.value for v in model.trainable_variables],
         [v.value for v in model.non_trainable_variables],

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 import runs
 import small_model
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
+from cifar10.model import loss
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.update import Averages, TrainState
@@ -139,9 +139,9 @@ def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
 def test_labels_are_smoothed_as_much_as_the_flag_says():
     batch = tf.constant([[1.0, 2.0, 4.0]]), tf.constant([0])
     tower = assembly.build_tower(resolved(label_smoothing=0.3).loss)
-    expected = models.loss(*batch, [], label_smoothing=0.3)["total_loss"]
+    expected = loss(*batch, [], label_smoothing=0.3)["total_loss"]
     assert float(tower.loss(*batch, [])["total_loss"]) == float(expected)
-    assert float(expected) != float(models.loss(*batch, [])["total_loss"])
+    assert float(expected) != float(loss(*batch, [])["total_loss"])
 
 
 def test_towers_are_numbered_across_workers():

@@ -14,11 +14,10 @@ import tensorflow as tf
 
 import runs
 import small_runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
-from cifar10.follower.trained_model import TrainedModel
+from cifar10.model import loss
 from cifar10.models import applications, layer_tree
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, build_model
@@ -28,6 +27,7 @@ from cifar10.tools.export_formats import with_keras_layers
 from cifar10.towers.devices import Placement
 from cifar10.towers.optimizers import build_optimizer, slow_down
 from cifar10.towers.stages import find_frozen
+from cifar10.trained_model import TrainedModel
 from cifar10.training import (
     assembly,
     initial_weights,
@@ -544,8 +544,8 @@ def test_frozen_batch_norm_computes_as_in_evaluation_in_sections_too(four_cpus):
     norm.moving_mean.assign([0.3, -0.2, 0.1])
     batch = batches_of(1)
     images, labels = batch[0]
-    evaluated = models.loss(state.model(images, training=False), labels, [])
-    in_batch = models.loss(state.model(images, training=True), labels, [])
+    evaluated = loss(state.model(images, training=False), labels, [])
+    in_batch = loss(state.model(images, training=True), labels, [])
     norm.moving_mean.assign([0.3, -0.2, 0.1])
     norm.moving_variance.assign([1.0] * 3)
     whole = assembly.build_tower(config.loss)

@@ -16,12 +16,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
-from cifar10.process import files
 
 # The unpacked arrays of a file may have this many bytes, or a hundred times the file's
 # size if that is more. Real pictures are compressed less. Grey pictures later take
@@ -119,7 +119,7 @@ def array_dataset(
         class_names=numbered_class_names(classes),
         description=description,
         read=read,
-        parts=tuple(images),
+        splits=tuple(images),
         fingerprint=digest.hexdigest(),
         notes=notes,
     )
@@ -135,7 +135,7 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
     unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
     note = (
         f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
-        f"{classes:,} classes. Unless you mean it, number the labels y of all parts "
+        f"{classes:,} classes. Unless you mean it, number the labels y of all splits "
         "from 0 without gaps, by np.searchsorted(np.unique(y_train), y)"
     )
     return [note] if unused else []

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from cifar10 import files
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, reason
-from cifar10.process import files
 
 # The names of shards, and of new files that a kill left behind.
 _OURS = re.compile(r"[0-9a-f]{64}\.bin|\.([0-9a-f]{64}\.bin|manifest\.json)-[0-9]+")

@@ -57,22 +57,23 @@ def find_folder(
     files, classes = listing.files, listing.classes
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
-    parts, found_division = np.array(listing.parts), None
+    split_of, found_division = np.array(listing.splits), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
-    given = {*parts.tolist()}
-    places = {nfc(name): label for label, name in enumerate(of_run)}
-    if "train" not in given and {*classes} <= {*places}:
+    given = {*split_of.tolist()}
+    label_of = {nfc(name): label for label, name in enumerate(of_run)}
+    if "train" not in given and {*classes} <= {*label_of}:
         # Pictures to score may lack classes of the run.
-        labels_of = np.array([places[name] for name in classes], np.int32)[labels_of]
-        classes = [*places]
-    shares = {part: of for part, of in wanted.items() if of and part not in given}
+        labels_of = np.array([label_of[name] for name in classes], np.int32)[labels_of]
+        classes = [*label_of]
+    shares = {split: of for split, of in wanted.items() if of and split not in given}
     if shares and "train" in given:
-        free = np.flatnonzero(parts == "train")
+        free = np.flatnonzero(split_of == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
-        parts[free], found_division = divided(some, some_labels, classes, shares, run)
-    shards = Shards(home, directory, files, parts, image_size)
+        to, found_division = divided(some, some_labels, classes, shares, run)
+        split_of[free] = to
+    shards = Shards(home, directory, files, split_of, image_size)
     left_out = shards.left_out
-    labels = {split: labels_of[places] for split, places in shards.places.items()}
+    labels = {split: labels_of[indices] for split, indices in shards.indices.items()}
     counts = np.bincount(labels.get("train", ()), minlength=len(classes))
     splits = {**labels, **shares} if "train" in given else labels
     lacking = [f"for the {it} split" for it in splits if not len(labels.get(it, ()))]
@@ -120,8 +121,8 @@ def find_folder(
         ),
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
-        parts=tuple(labels),
-        paths={split: [names[n] for n in of] for split, of in shards.places.items()},
+        splits=tuple(labels),
+        paths={split: [names[n] for n in of] for split, of in shards.indices.items()},
         left_out=left_out,
         notes=notes,
         division=found_division,
@@ -134,8 +135,8 @@ def _fingerprint(
     """Returns the SHA-256 of the pixels, labels and classes of a data set."""
     blocks = {
         f"{split}-{number:05d}.bin": sha256
-        for split, of_part in shards.hashes.items()
-        for number, sha256 in enumerate(of_part)
+        for split, of_split in shards.hashes.items()
+        for number, sha256 in enumerate(of_split)
     }
     seen = [PIXELS, classes, (side, side, 3), sorted(blocks)]
     digest = hashlib.sha256(json.dumps(seen).encode())

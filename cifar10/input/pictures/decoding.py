@@ -21,8 +21,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from cifar10 import files
 from cifar10.errors import UsageError, reason
-from cifar10.process import files
 
 # More pixels than usual cameras have. A small file may claim any number, and decoding
 # takes up to 12 bytes per pixel, 600 MB in all.

@@ -1,7 +1,7 @@
 """Lists the pictures in a folder, with their classes and splits.
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
-`test/CLASS/...` and optionally `val/CLASS/...`. Parts may have other usual names, such
+`test/CLASS/...` and optionally `val/CLASS/...`. Splits may have other usual names, such
 as `Training` or `valid`. Without a folder `test`, `val` is the test split. A folder
 that has only these two can be scored. Only folders are opened, not pictures. A folder
 that may mean two things is refused.
@@ -41,7 +41,7 @@ _OF_SYSTEMS = {
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "picasa.ini", "__pycache__"),
 }
 
-# The name of a part's folder, without what is no letter: one of these words, alone or
+# The name of a split's folder, without what is no letter: one of these words, alone or
 # with words that say no more, as in `Training_Set`, `valid-images` and `02 test`.
 _NO_MORE = "(?:data|sets?|images?|imgs?|pictures?|pics?|photos?|splits?|parts?|final)*"
 _PART = re.compile(
@@ -79,7 +79,7 @@ class Listing:
     classes: list[str]
     files: list[File]
     labels: list[int]
-    parts: list[str]
+    splits: list[str]
     notes: list[str]  # For the user.
 
 
@@ -94,35 +94,35 @@ def list_folder(
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(directory, folders)
     left_out = [] if "" in tops.values() else sorted({*folders} - {*tops.values()})
-    parts: dict[Split, dict[str, list[File]]] = collections.defaultdict(dict)
+    splits: dict[Split, dict[str, list[File]]] = collections.defaultdict(dict)
     for split, top in tops.items():
-        _add_classes(directory, top, parts["test" if whole else split], left_out)
-    top, first = next(iter(tops.values())), next(iter(parts.values()))  # To train on.
+        _add_classes(directory, top, splits["test" if whole else split], left_out)
+    top, first = next(iter(tops.values())), next(iter(splits.values()))  # To train on.
     inner = {name: _inner(some, top.count("/") + 1) for name, some in first.items()}
-    _check_classes(directory, tops, parts, left_out, inner, known)
+    _check_classes(directory, tops, splits, left_out, inner, known)
     files: list[File] = []
     labels: list[int] = []
-    parts_of: list[str] = []
+    splits_of: list[str] = []
     for label, name in enumerate(first):
-        for split, part in parts.items():
-            of_class = part.get(name, [])
+        for split, by_class in splits.items():
+            of_class = by_class.get(name, [])
             files += of_class
             labels += [label] * len(of_class)
-            parts_of += [split] * len(of_class)
+            splits_of += [split] * len(of_class)
     notes = []
     if any(top not in ("", f"{split}/") for split, top in tops.items()):
         read = (f"{top} as {split}" for split, top in tops.items())
-        notes.append(f"the folders of the parts are {', '.join(read)}")
+        notes.append(f"the folders of the splits are {', '.join(read)}")
     if left_out:
         notes.append(f"left out: {_few(left_out)}")
     groups = min(map(sorted, inner.values()), key=len)
-    if [*parts] == ["train"] and len(groups) > 1:  # It will be divided.
+    if [*splits] == ["train"] and len(groups) > 1:  # It will be divided.
         notes.append(
             f"pictures of one folder within a class, such as {groups[0]}, get into "
             "several splits. If they show the same patient or thing, scores are too "
             "good: sort whole folders into train/ and test/"
         )
-    return Listing([*first], files, labels, parts_of, notes)
+    return Listing([*first], files, labels, splits_of, notes)
 
 
 def list_pictures(path: Path) -> list[Path]:
@@ -138,7 +138,7 @@ def list_pictures(path: Path) -> list[Path]:
     return [path / name for name, _, _ in found]
 
 
-def part_of(name: str) -> Split | None:
+def split_of(name: str) -> Split | None:
     """Returns the split that a folder's name means; None for any other name."""
     found = _PART.fullmatch(_letters(name))
     return cast(Split, found.lastgroup) if found else None
@@ -153,8 +153,8 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
 
     A class may be called `train` if its pictures are directly in its folder.
     """
-    named = {folder: part for folder in folders if (part := part_of(folder))}
-    found, listed = {part: name for name, part in named.items()}, ", ".join(named)
+    named = {folder: split for folder in folders if (split := split_of(folder))}
+    found, listed = {split: name for name, split in named.items()}, ", ".join(named)
     are_several = len(named) > 1
     entries = (_entries(directory, folder) for folder in named)
     if not any(inner and (are_several or not direct) for direct, _, inner in entries):
@@ -166,15 +166,15 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
         )
     if len(found) < len(named):
         raise UsageError(
-            f"{directory}: of {listed}, two mean the same part. Move one away, or put "
+            f"{directory}: of {listed}, two mean the same split. Move one away, or put "
             "its pictures into the other."
         )
     others = [folder for folder in folders if folder not in named]
     if not are_several and any(_pictures(directory, one, []) for one in others):
         raise UsageError(
-            f"{directory}: {listed} looks like a part, as it holds folders, but beside "
-            f"it is {first_few(others, _SHOWN)}. Move that away; if {listed} is a "
-            "class, put its pictures directly into it."
+            f"{directory}: {listed} looks like a split, as it holds folders, but "
+            f"beside it is {first_few(others, _SHOWN)}. Move that away; if {listed} is "
+            "a class, put its pictures directly into it."
         )
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
@@ -213,20 +213,20 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
     if 0 < len(copies) < len(inner):
         return f"are named like copies{_RENAME}", copies
     letters, meant = {*map(_letters, inner)}, set()
-    for name in inner:  # The parts in names, with the other words.
+    for name in inner:  # The splits in names, with the other words.
         words = [*filter(None, re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name))]
-        others = tuple(_letters(word) for word in words if not part_of(word))
-        meant |= {(part_of(word), others) for word in words if part_of(word)}
+        others = tuple(_letters(word) for word in words if not split_of(word))
+        meant |= {(split_of(word), others) for word in words if split_of(word)}
     are_portions = len(letters) == 1 and _PORTION.fullmatch(min(letters))
     are_mixed = len({others for _, others in meant}) < len(meant)
-    are_parts = are_portions or are_mixed or (letters & _ALL and letters & _ABOUT)
-    return f"are named like parts{_RENAME}", inner if are_parts else ()
+    are_splits = are_portions or are_mixed or (letters & _ALL and letters & _ABOUT)
+    return f"are named like splits{_RENAME}", inner if are_splits else ()
 
 
 def _check_classes(
     directory: Path,
     tops: Mapping[Split, str],
-    parts: Mapping[Split, Mapping[str, list[File]]],
+    splits: Mapping[Split, Mapping[str, list[File]]],
     left_out: Sequence[str],
     inner: Mapping[str, set[str]],
     known: Collection[str],
@@ -235,16 +235,16 @@ def _check_classes(
 
     Of a run's classes, the `known`, one is enough to be scored.
     """
-    (top, *_), (first, *_) = tops.values(), parts.values()
+    (top, *_), (first, *_) = tops.values(), splits.values()
     are_known = {*first} <= {*map(nfc, known)}
-    to_score = known and "train" not in parts
+    to_score = known and "train" not in splits
     fewest = 1 if to_score and (are_known or not any(inner.values())) else 2
     if not fewest <= len(first) <= MAX_CLASSES:
         fix = f"\nLeft out: {_few(left_out)}." if left_out else ""
         for name, of in inner.items():
             if len(first) == 1 < len(of):
                 few = first_few(sorted(of), 2)
-                fix = f"\nIf {few} are classes or parts, give {directory}/{top}{name}."
+                fix = f"\nIf {few} are classes or splits, give {directory}/{top}{name}."
         if first and are_known:
             fix += " To score it with a run that has it, add --eval_data all to eval."
         found = counted(len(first), "class", "classes")
@@ -261,14 +261,14 @@ def _check_classes(
             f"{first_few([*doubtful], 2)}. Give each class one folder, in a folder "
             "without others or in folders named train, val and test."
         )
-    for split, part in parts.items():
-        if unknown := sorted({*part} - {*first}):
+    for split, of_class in splits.items():
+        if unknown := sorted({*of_class} - {*first}):
             raise UsageError(
                 f"{directory}: {top} lacks classes of {tops[split]}: "
                 f"{first_few(unknown, _SHOWN)}. No model can learn these classes. Move "
                 "their folders away, or add training pictures."
             )
-        if not part:
+        if not of_class:
             raise UsageError(
                 f"{directory}: {tops[split]} holds no folders of classes with "
                 f"pictures. Sort its files into {tops[split]}CLASS/, or move it away."

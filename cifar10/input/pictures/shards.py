@@ -25,12 +25,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
 from cifar10.input.records import SPLITS, Split
-from cifar10.process import files, moving_line
+from cifar10.process import moving_line
 
 # The version of the fingerprints, which are of the pixels themselves.
 PIXELS = 2
@@ -72,7 +73,7 @@ class ImagesOnDisk:
         paths: The files, in order.
         image_shape: Height, width and channels of every image.
         per_file: Number of images in each file; the last file may have fewer.
-        places: int64 [count], the index of each image among all images in the files.
+        indices: int64 [count], the index of each image among all images in the files.
     """
 
     dtype = np.dtype(np.uint8)
@@ -82,13 +83,13 @@ class ImagesOnDisk:
         paths: Sequence[Path],
         image_shape: tuple[int, int, int],
         per_file: int,
-        places: np.ndarray,
+        indices: np.ndarray,
     ) -> None:
-        self.shape = (len(places), *image_shape)
+        self.shape = (len(indices), *image_shape)
         self._image_bytes = math.prod(image_shape)
-        self.nbytes = len(places) * self._image_bytes
+        self.nbytes = len(indices) * self._image_bytes
         self._per_file = per_file
-        self._places = places
+        self._indices = indices
         opened = contextlib.ExitStack()
         weakref.finalize(self, opened.close)
         self._files = [
@@ -103,12 +104,12 @@ class ImagesOnDisk:
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Reads the chosen images, uint8 [count, height, width, channels]."""
-        numbers, places = np.divmod(self._places[chosen], self._per_file)
+        numbers, indices = np.divmod(self._indices[chosen], self._per_file)
         size = self._image_bytes
         images = np.empty((len(numbers), *self.shape[1:]), np.uint8)
         wanted = [
             (self._files[number], start)
-            for number, start in zip(numbers, (places * size).tolist(), strict=True)
+            for number, start in zip(numbers, (indices * size).tolist(), strict=True)
         ]
         # Request all images from the disk before waiting for the first.
         for file, start in wanted:
@@ -128,12 +129,12 @@ class Shards:
         home: The cache folder, one for each source of pictures and each size.
         source: The folder of the pictures.
         listed: The pictures.
-        parts: str [count], the split of each picture.
+        given: str [count], the split of each picture.
         side: Height and width of the decoded pictures.
     """
 
     def __init__(
-        self, home: Path, source: Path, listed: list[File], parts: np.ndarray, side: int
+        self, home: Path, source: Path, listed: list[File], given: np.ndarray, side: int
     ) -> None:
         self._home = home
         self._source = source
@@ -146,7 +147,7 @@ class Shards:
             some = listed[start : start + self._per_shard]
             digest = hashlib.sha256(json.dumps([_DECODER, some]).encode())
             self._listed[f"{digest.hexdigest()}.bin"] = some
-        splits = [split for split in SPLITS if split == "test" or split in parts]
+        splits = [split for split in SPLITS if split == "test" or split in given]
         with cache.opened(home):
             shards = self._intact_shards()
             if len(shards) < len(self._listed):
@@ -157,8 +158,8 @@ class Shards:
             # The reason for leaving out each bad picture, by path.
             self.left_out = {path: why for some in bad for path, why in some.items()}
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
-            self.places: dict[Split, np.ndarray] = {
-                split: np.flatnonzero(is_good & (parts == split)) for split in splits
+            self.indices: dict[Split, np.ndarray] = {
+                split: np.flatnonzero(is_good & (given == split)) for split in splits
             }
             # The SHA-256 of each block of the pixels.
             self.hashes = {split: _hashes_of(self._on_disk(split)) for split in splits}
@@ -171,7 +172,7 @@ class Shards:
 
     def _on_disk(self, split: Split) -> ImagesOnDisk:
         paths = [self._home / file for file in self._listed]
-        return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
+        return ImagesOnDisk(paths, self._shape, self._per_shard, self.indices[split])
 
     def _intact_shards(self) -> _Manifest:
         """Reads the manifest; drops shards that are missing or differ from it."""
@@ -206,11 +207,11 @@ class Shards:
         listed = self._listed[file]
         images = np.zeros((len(listed), *self._shape), np.uint8)
 
-        def decode(place: int) -> str | None:
-            name, _, _ = listed[place]
+        def decode(index: int) -> str | None:
+            name, _, _ = listed[index]
             content = decoding.read(self._source / name)
             try:
-                images[place] = decoding.decode(content, name, *self._shape[:2])
+                images[index] = decoding.decode(content, name, *self._shape[:2])
             except PictureError as error:
                 return str(error)
             return None

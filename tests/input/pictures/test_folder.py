@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.datasets import check_same_kind
 from cifar10.input.pictures import shards
-from cifar10.input.pictures.listing import list_folder, part_of
+from cifar10.input.pictures.listing import list_folder, split_of
 from cifar10.input.regrouping import divided
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from recorded_runs import recorded
 from small_folders import (
     SIZE,
@@ -108,29 +109,29 @@ def test_train_is_a_class_without_a_test_part(tmp_path, cache):
 def test_usual_names_of_parts_are_read(tmp_path, cache, train, other):
     names = numbered(3, *(f"{part}/{n}" for part in (train, other) for n in "ab"))
     dataset = find(write(tmp_path / "set", *names), cache)
-    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+    assert (dataset.class_names, dataset.splits) == (("a", "b"), ("train", "test"))
     assert dataset.paths["test"] == [
         f"{other}/{n}/{i}.png" for n in "ab" for i in "012"
     ]
     (note,) = dataset.notes
     assert f"{other}/ as test" in note
     more = write(tmp_path / "set", *numbered(1, "Val Set/a", "Val Set/b"))
-    if part_of(other) == "test":
-        assert find(more, cache).parts == ("train", "val", "test")
+    if split_of(other) == "test":
+        assert find(more, cache).splits == ("train", "val", "test")
     else:
-        assert "the same part" in refused(more, cache)
+        assert "the same split" in refused(more, cache)
 
 
 @pytest.mark.parametrize("name", ["trains", "attest", "test tube", "validity", "2017"])
 def test_other_names_are_those_of_classes(name):
-    assert part_of(name) is None
+    assert split_of(name) is None
 
 
 def test_a_picture_beside_the_classes_hides_no_parts(tmp_path, cache):
     each = numbered(2, *(f"{p}/{n}" for p in ("train", "valid") for n in "ab"))
     names = [*each, "train/overview.png", "valid/overview.png"]
     dataset = find(write(tmp_path / "set", *names), cache)
-    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+    assert (dataset.class_names, dataset.splits) == (("a", "b"), ("train", "test"))
 
 
 def test_a_train_folder_alone_is_divided(tmp_path, cache):
@@ -138,7 +139,7 @@ def test_a_train_folder_alone_is_divided(tmp_path, cache):
     (directory / "labels").mkdir()
     (directory / "labels/a.xml").touch()
     dataset = find(directory, cache)
-    assert (dataset.class_names, dataset.parts) == (("a", "b"), ("train", "test"))
+    assert (dataset.class_names, dataset.splits) == (("a", "b"), ("train", "test"))
     assert len(dataset.paths["test"]) == 6
 
 
@@ -171,7 +172,7 @@ def test_the_division_depends_on_the_pictures_names_alone():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
     parts, _ = divided(names, [0] * len(names), ["cat"], {"test": 0.1})
     assert np.count_nonzero(parts == "test") == 2_000
-    # Frozen: another machine, another version, the same parts.
+    # Frozen: another machine, another version, the same splits.
     few = [f"cat/{number}.jpg" for number in range(40)]
     parts, _ = divided(few, [0] * len(few), ["cat"], {"test": 0.1})
     assert np.flatnonzero(parts == "test").tolist() == [13, 30, 36, 38]
@@ -264,8 +265,8 @@ def refused(directory, cache, **values):
         (numbered(2, "data/cat", "data/dog"), "set/data."),
         (["train/1.png", "test/1.png"], "no folders of classes"),
         (numbered(2, "train/a", "train/b", "valid"), "valid/ holds no folders"),
-        (numbered(2, "train/a", "train/b", "val/a", "Validation/b"), "the same part"),
-        (numbered(2, "train/a", "train/b", "unlabeled"), "looks like a part"),
+        (numbered(2, "train/a", "train/b", "val/a", "Validation/b"), "the same split"),
+        (numbered(2, "train/a", "train/b", "unlabeled"), "looks like a split"),
         (numbered(2, "seg_train/a", "seg_train/b", "seg_test/a", "more"), "not look"),
         (numbered(2, "one/0", "one/1", "two/0", "two/1"), "but hold 0, 1"),
         ([*numbered(3, "images"), *numbered(3, "annotations/trimaps")], "not look"),
@@ -286,13 +287,13 @@ def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
 ):
     names = numbered(5, "test/a", "test/b")
     found = find(write(tmp_path / "set", *names), cache, val_fraction=0.2)
-    assert (found.class_names, found.parts) == (("a", "b"), ("test",))
+    assert (found.class_names, found.splits) == (("a", "b"), ("test",))
     assert len(found.read("test")[1]) == 10
     with pytest.raises(UsageError, match="no train: it can be scored"):
         found.read("train")
     for name in ("valid", "Dev Set"):
         other = write(tmp_path / name, *numbered(2, f"{name}/a", f"{name}/b"))
-        assert find(other, cache).parts == ("test",)
+        assert find(other, cache).splits == ("test",)
 
 
 def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
@@ -308,7 +309,7 @@ def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
         )
     ):
         found = find(write(tmp_path / str(number), *names), cache, **whole)
-        assert (found.parts, len(found.read("test")[1])) == (("test",), 2)
+        assert (found.splits, len(found.read("test")[1])) == (("test",), 2)
         assert found.class_names == ("a", "b", "fold1", "fold2")
     other = write(tmp_path / "other", *numbered(2, "c"))
     assert find(other, cache, **whole).class_names == ("c",)  # Which `eval` refuses.

@@ -111,7 +111,7 @@ def test_labels_without_images_are_told(tmp_path, labels, lacking):
 def test_a_test_part_alone_can_be_scored(tmp_path):
     path, _ = saved(tmp_path / "set.npz", x_train=None, y_train=None)
     found = find_npz(path)
-    assert (found.parts, len(found.read("test")[1])) == (("test",), 2)
+    assert (found.splits, len(found.read("test")[1])) == (("test",), 2)
     with pytest.raises(UsageError, match="no train images"):
         found.read("train")
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 import runs
+from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.pictures import cache as caches, decoding, shards
-from cifar10.process import files
 from small_folders import (
     everything,
     files_in,

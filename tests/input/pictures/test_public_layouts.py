@@ -148,7 +148,7 @@ REFUSED = {
     ),
     "GTSRB of Kaggle: each folder twice": (
         [*each("Train", "train", of=("0", "1")), "Test/1.png", "test/1.png"],
-        "the same part",
+        "the same split",
     ),
     "Oxford pets: all pictures in one folder": (
         ["images/Abyssinian_1.png", "images/beagle_1.png", "annotations/list.txt"],
@@ -212,7 +212,7 @@ REFUSED = {
     ),
     "a folder of classes and loose pictures": (
         [*each("photos"), *numbered(2, "photos")],
-        "If cat, dog are classes or parts, give",
+        "If cat, dog are classes or splits, give",
     ),
     "patients whose pictures have one label each": (
         numbered(3, "p1/benign", "p2/benign", "p3/malignant", "p4/malignant"),
@@ -220,12 +220,12 @@ REFUSED = {
     ),
     "parts in the names of classes": (
         numbered(3, "train_cat", "train_dog", "test_cat", "test_dog"),
-        "like parts",
+        "like splits",
     ),
-    "parts at the end of names": (numbered(3, "cowVal", "cowTrain", "emu"), "parts"),
+    "parts at the end of names": (numbered(3, "cowVal", "cowTrain", "emu"), "splits"),
     "ASL: one part in folders, one loose": (
         [*each("asl_train", of="AB"), *numbered(3, "asl_test")],
-        "like parts",
+        "like splits",
     ),
     "train1, train2 without classes": (
         numbered(3, "train1", "train2"),
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 REFUSED |= {
-    f"portions: {word}1, {word}2": (numbered(2, f"{word}1", f"{word}2"), "like parts")
+    f"portions: {word}1, {word}2": (numbered(2, f"{word}1", f"{word}2"), "like splits")
     for word in ("part", "fold", "batch_", "Split ", "shard-0", "patient_00", "set")
 } | {
     f"a copy: {name}": (numbered(2, "cat", "dog", name), f": {name}. Give")
@@ -252,7 +252,7 @@ def test_a_public_layout_is_read(tmp_path, name):
     names, classes, counts = READ[name]
     dataset = find(made(tmp_path / "set", names), tmp_path / "cache")
     assert dataset.class_names == classes
-    assert {part: len(dataset.read(part)[1]) for part in dataset.parts} == counts
+    assert {part: len(dataset.read(part)[1]) for part in dataset.splits} == counts
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from cifar10 import model as models
+from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
@@ -14,8 +14,8 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
+from cifar10.model import inference
 from cifar10.models.registry import OPTIONS, build_model
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that this version can evaluate; other versions may have recorded others.
@@ -132,7 +132,7 @@ def evaluation_logits(
 
     Like `model.inference`, whose arguments it takes, this is a pure function.
     """
-    logits, _, penalties = models.inference(
+    logits, _, penalties = inference(
         model, trainable, non_trainable, images, training=False
     )
     if logits.dtype != tf.float64:
