@@ -254,7 +254,7 @@ def test_val_decides_and_the_last_score_is_that_on_test(
     assert "eval --step 15" in said, "other commands take the newest"
 
 
-def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
+def test_eval_scores_the_named_split(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     options = {"max_steps": 4, "eval_steps": 4, "model": runs.SMALL, "num_gpus": 1}
     train(run, stand_in_dir, **options, val_fraction=0.2)
