@@ -77,11 +77,11 @@ def time_steps(
     entry_point.import_tensorflow()
     from cifar10.config.config import Config
     from cifar10.input import calls
-    from cifar10.towers import towers
+    from cifar10.towers import graphs
     from cifar10.training import assembly
 
     if not own_pooling:
-        towers.pooling_for_xla = lambda _: None
+        graphs.pooling_for_xla = lambda _: None
     if steps:  # Whether it runs is seen with few images, too.
         call, images = min(call, steps), _IMAGES // 16
     config = Config(

@@ -4,8 +4,8 @@ import contextvars
 import functools
 import itertools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -280,13 +280,12 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def pooling_for_xla(layer: keras.Layer) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns a function that computes what a layer of max pooling does.
+    """Returns what computes max pooling like a layer, with a gradient for XLA.
 
-    Its gradient is TensorFlow's: the first pixel of a window that equals the maximum
-    gets it all. XLA computes TensorFlow's operation by a select-and-scatter, slowly on
-    GPUs, whereas it fuses the comparisons of this function. As single operations they
-    would be slow. Where windows overlap, gradients are added in float32, in another
-    order.
+    XLA turns TensorFlow's gradient into a select-and-scatter, which is slow on GPUs,
+    but fuses the comparisons made here: as in TensorFlow, the first of a window's
+    pixels that equals the maximum gets the gradient. As single operations they would be
+    slow. Where windows overlap, sums are in float32 and in another order.
 
     Returns None for other layers, and for subclasses that compute something else.
     """
@@ -308,66 +307,27 @@ def _pool(layer: Any, call: Callable, inputs: tf.Tensor) -> tf.Tensor:
 def _pooling_gradient(
     layer: Any, x: tf.Tensor, y: tf.Tensor, upstream: tf.Tensor
 ) -> tf.Tensor:
+    precise = tf.float64 if x.dtype == tf.float64 else tf.float32
+    pixels, largest, upstream = (tf.cast(one, precise) for one in (x, y, upstream))
     first = 2 if layer.data_format == "channels_first" else 1
-    axes = [
-        _PooledAxis(number, size, stride, x.shape[number], y.shape[number])
-        for number, (size, stride) in enumerate(
-            zip(layer.pool_size, layer.strides, strict=True), first
-        )
-    ]
-    padding, chosen = [[0, 0]] * x.shape.rank, [slice(None)] * x.shape.rank
-    for axis in axes:
-        padding[axis.number] = axis.padding
-    padded = tf.pad(x, padding, constant_values=x.dtype.min)
-    upstream = tf.cast(upstream, tf.float64 if x.dtype == tf.float64 else tf.float32)
+    axes = range(first, first + len(layer.strides))
+    padding, chosen = [[0, 0]] * x.shape.rank, [[slice(None)]] * x.shape.rank
+    for axis, size, stride in zip(axes, layer.pool_size, layer.strides, strict=True):
+        reach = (y.shape[axis] - 1) * stride + 1
+        beyond = max(reach + size - 1 - x.shape[axis], 0)
+        padding[axis] = [beyond // 2, beyond - beyond // 2]
+        chosen[axis] = [slice(at, at + reach, stride) for at in range(size)]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(pixels)
+        padded = tf.pad(pixels, padding, constant_values=precise.min)
+        # For each place in a window, that pixel of all windows.
+        places = [padded[list(one)] for one in itertools.product(*chosen)]
     taken, shares = tf.zeros_like(y, tf.bool), []
-    for offsets in itertools.product(*(range(axis.size) for axis in axes)):
-        for axis, offset in zip(axes, offsets, strict=True):
-            chosen[axis.number] = axis.pixels(offset)
-        is_first = (padded[chosen] == y) & ~taken
+    for place in places:
+        is_first = (place == largest) & ~taken
+        shares.append(tf.where(is_first, upstream, tf.zeros([], precise)))
         taken |= is_first
-        shares.append(tf.where(is_first, upstream, tf.zeros([], upstream.dtype)))
-    for axis in reversed(axes):
-        ends = range(axis.size, len(shares) + 1, axis.size)
-        shares = [axis.spread(shares[end - axis.size : end]) for end in ends]
-    return tf.cast(shares[0], x.dtype)
-
-
-class _PooledAxis(NamedTuple):
-    """An axis along which windows move."""
-
-    number: int
-    size: int  # Of a window.
-    stride: int
-    length: int  # Of the image.
-    windows: int
-
-    @property
-    def padding(self) -> list[int]:
-        """How far windows reach beyond the image, before and after it."""
-        beyond = max((self.windows - 1) * self.stride + self.size - self.length, 0)
-        return [beyond // 2, beyond - beyond // 2]
-
-    def pixels(self, offset: int) -> slice:
-        """Selects the pixel at `offset` in each window, from the padded image."""
-        return slice(offset, offset + (self.windows - 1) * self.stride + 1, self.stride)
-
-    def spread(self, shares: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the sum at each pixel, from what is for each offset in windows."""
-        before, reach = self.padding[0], (self.size - 1) // self.stride
-        blocks = max(self.windows + reach, -(-(before + self.length) // self.stride))
-        sums = []
-        for phase in range(self.stride):  # Pixels that have the same offsets.
-            given = shares[phase :: self.stride] or [tf.zeros_like(shares[0])]
-            paddings = [[[0, 0]] * given[0].shape.rank for _ in given]
-            for shift, padding in enumerate(paddings):
-                padding[self.number] = [shift, blocks - self.windows - shift]
-            sums.append(tf.add_n(list(map(tf.pad, given, paddings))))
-        joined = tf.stack(sums, self.number + 1)
-        shape, kept = [-1, *sums[0].shape[1:]], [slice(None)] * sums[0].shape.rank
-        shape[self.number] = blocks * self.stride
-        kept[self.number] = slice(before, before + self.length)
-        return tf.reshape(joined, shape)[kept]
+    return tf.cast(tape.gradient(places, pixels, shares), x.dtype)
 
 
 def logits_layer(classes: int, **options: object) -> keras.Layer:

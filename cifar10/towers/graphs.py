@@ -1,14 +1,18 @@
 """Helpers for the graph of a step: tracing, packed metrics, conditional writes."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.layers import pooling_for_xla
+from cifar10.models import layer_tree
 
 
 def traced(
@@ -24,6 +28,15 @@ def traced(
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=xla or None)
+
+
+def pooled(
+    model: keras.Model, device: str, *, xla: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
+    found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
+    pools = {layer: pooling_for_xla(layer) for layer in found}
+    return layer_tree.called_otherwise({k: v for k, v in pools.items() if v})
 
 
 def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:

@@ -14,7 +14,6 @@ Inputs need not be images: the towers train any Keras model whose inputs and lab
 in batches.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,8 +25,6 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.layers import pooling_for_xla
-from cifar10.models import layer_tree
 from cifar10.towers.agreement import Agreement
 from cifar10.towers.copies import (
     Flat,
@@ -37,7 +34,7 @@ from cifar10.towers.copies import (
     read_variables,
     sum_on_devices,
 )
-from cifar10.towers.graphs import check_scalars, join_numbers, traced
+from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -318,20 +315,11 @@ class TowerBuilder(Agreement):
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
-                self._pooled(state.model, device),
+                pooled(state.model, device, xla=self.tower.xla),
             ):
                 results.append(self.tower(state, number, inputs, labels, flat))
             latest[device] = results[-1].gradients
         return results
-
-    def _pooled(
-        self, model: keras.Model, device: str
-    ) -> contextlib.AbstractContextManager[None]:
-        """Has max pooling compute another gradient where XLA compiles it for a GPU."""
-        is_faster = self.tower.xla and "gpu" in device.lower()
-        found = layer_tree.layers(model) if is_faster else ()
-        pools = {layer: pooling_for_xla(layer) for layer in found}
-        return layer_tree.called_otherwise({k: v for k, v in pools.items() if v})
 
     def _is_flat(self, state: TrainState, devices: Sequence[str]) -> bool:
         return self.flat and {*devices} != {state.device}
