@@ -110,6 +110,11 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
             capability is not None and capability >= _NATIVE_CAPABILITY
             for capability in capabilities
         )
-    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        return False  # Without oneDNN, these instructions are unused.
-    return bool(bfloat16_features())
+    # Without oneDNN, these instructions are unused.
+    return uses_onednn(by_default=True) and bool(bfloat16_features())
+
+
+def uses_onednn(*, by_default: bool) -> bool:
+    """Returns whether the environment turns oneDNN on, as TensorFlow reads it."""
+    word = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower()
+    return word in ("1", "true") or (by_default and word not in ("0", "false"))

@@ -3,7 +3,6 @@
 import contextvars
 import functools
 import itertools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -251,7 +250,7 @@ class WideConv2D(keras.layers.Conv2D):
             # With AMX, oneDNN is fast for few inputs, and products are unmeasured.
             return has_many or "amx_bf16" not in features
         is_avx2 = "avx2" in features and "avx512f" not in features
-        uses_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "1"
+        uses_onednn = hardware.uses_onednn(by_default=False)
         return inputs.dtype == tf.float32 and has_many and is_avx2 and uses_onednn
 
 
@@ -279,29 +278,27 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(tf.stack(sums), inputs.dtype), shape)
 
 
-def pooling_for_xla(layer: keras.Layer) -> Callable[[tf.Tensor], tf.Tensor] | None:
+def is_max_pooling(layer: keras.Layer) -> bool:
+    """Returns whether a layer is max pooling of Keras, and no subclass does more."""
+    kinds = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D
+    return isinstance(layer, kinds) and type(layer).call is kinds[0].call
+
+
+def pooling_for_xla(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns what computes max pooling like a layer, with a gradient for XLA.
 
     XLA turns TensorFlow's gradient into a select-and-scatter, which is slow on GPUs,
     but fuses the comparisons made here: as in TensorFlow, the first of a window's
     pixels that equals the maximum gets the gradient. As single operations they would be
     slow. Where windows overlap, sums are in float32 and in another order.
-
-    Returns None for other layers, and for subclasses that compute something else.
     """
-    for kind in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D):
-        if isinstance(layer, kind) and type(layer).call is kind.call:
-            return functools.partial(_pool, layer, layer.call)
-    return None
 
-
-def _pool(layer: Any, call: Callable, inputs: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def pool(x: tf.Tensor) -> tuple[tf.Tensor, object]:
-        y = call(x)
+        y = type(layer).call(layer, x)
         return y, functools.partial(_pooling_gradient, layer, x, y)
 
-    return pool(inputs)
+    return pool
 
 
 def _pooling_gradient(
@@ -309,10 +306,10 @@ def _pooling_gradient(
 ) -> tf.Tensor:
     precise = tf.float64 if x.dtype == tf.float64 else tf.float32
     pixels, largest, upstream = (tf.cast(one, precise) for one in (x, y, upstream))
-    first = 2 if layer.data_format == "channels_first" else 1
-    axes = range(first, first + len(layer.strides))
     padding, chosen = [[0, 0]] * x.shape.rank, [[slice(None)]] * x.shape.rank
-    for axis, size, stride in zip(axes, layer.pool_size, layer.strides, strict=True):
+    first = 2 if layer.data_format == "channels_first" else 1
+    moves = zip(layer.pool_size, layer.strides, strict=True)
+    for axis, (size, stride) in enumerate(moves, first):
         reach = (y.shape[axis] - 1) * stride + 1
         beyond = max(reach + size - 1 - x.shape[axis], 0)
         padding[axis] = [beyond // 2, beyond - beyond // 2]
@@ -324,9 +321,8 @@ def _pooling_gradient(
         places = [padded[list(one)] for one in itertools.product(*chosen)]
     taken, shares = tf.zeros_like(y, tf.bool), []
     for place in places:
-        is_first = (place == largest) & ~taken
-        shares.append(tf.where(is_first, upstream, tf.zeros([], precise)))
-        taken |= is_first
+        shares.append(tf.where((place == largest) & ~taken, upstream, 0.0))
+        taken |= place == largest
     return tf.cast(tape.gradient(places, pixels, shares), x.dtype)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.layers import pooling_for_xla
+from cifar10.layers import is_max_pooling, pooling_for_xla
 from cifar10.models import layer_tree
 
 
@@ -35,8 +35,8 @@ def pooled(
 ) -> contextlib.AbstractContextManager[None]:
     """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
     found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
-    pools = {layer: pooling_for_xla(layer) for layer in found}
-    return layer_tree.called_otherwise({k: v for k, v in pools.items() if v})
+    pools = {one: pooling_for_xla(one) for one in found if is_max_pooling(one)}
+    return layer_tree.called_otherwise(pools)
 
 
 def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:
