@@ -106,10 +106,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
         ]
-        return all(
-            capability is not None and capability >= _NATIVE_CAPABILITY
-            for capability in capabilities
-        )
+        return all((one or (0, 0)) >= _NATIVE_CAPABILITY for one in capabilities)
     # Without oneDNN, these instructions are unused.
     return uses_onednn(by_default=True) and bool(bfloat16_features())
 

@@ -57,9 +57,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         # Not in bfloat16: energies near 1 would all round to 1, and TensorFlow's
         # elementwise operations are slower.
         precise = tf.float64 if inputs.dtype == tf.float64 else tf.float32
-        ones = tf.ones([channels, channels], precise)
         reach = min(self.depth_radius, channels)
-        band = tf.linalg.band_part(ones, reach, reach)
+        band = tf.linalg.band_part(tf.ones([channels, channels], precise), reach, reach)
         # Folding the constants into these small matrices saves passes over the
         # activations. Each pass takes a percent of the tutorial's step.
         energies = self.alpha * band
@@ -180,18 +179,17 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         if is_frozen or self.variable_dtype == "float64":
             return super().call(inputs, training=training)
         shape = [inputs.shape[-1]]
-        moving = self.moving_mean, self.moving_variance
+        statistics = self.moving_mean, self.moving_variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
             tf.cast(self.gamma, tf.float32) if self.scale else tf.ones(shape),
             tf.cast(self.beta, tf.float32) if self.center else tf.zeros(shape),
-            *([tf.cast(one, tf.float32) for one in moving] if not training else ()),
+            *([tf.cast(one, tf.float32) for one in statistics] if not training else ()),
             epsilon=self.epsilon,
             is_training=bool(training),
         )
         if training:
-            moved = (self.moving_mean, mean), (self.moving_variance, variance)
-            for moving, new in moved:
+            for moving, new in zip(statistics, (mean, variance), strict=True):
                 kept = tf.cast(moving, tf.float32) * self.momentum
                 moving.assign(kept + (1.0 - self.momentum) * new)
         return outputs
@@ -232,10 +230,8 @@ class WideConv2D(keras.layers.Conv2D):
         @tf.custom_gradient
         def convolve(x: tf.Tensor, filters: tf.Tensor) -> tuple[tf.Tensor, object]:
             def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                backward = tf.nn.conv2d_transpose(
-                    upstream, filters, tf.shape(x), 1, "SAME"
-                )
-                return backward, _filter_gradient(x, upstream)
+                dx = tf.nn.conv2d_transpose(upstream, filters, tf.shape(x), 1, "SAME")
+                return dx, _filter_gradient(x, upstream)
 
             return tf.nn.conv2d(x, filters, 1, "SAME"), gradient
 
@@ -296,16 +292,14 @@ def pooling_for_xla(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     @tf.custom_gradient
     def pool(x: tf.Tensor) -> tuple[tf.Tensor, object]:
         y = type(layer).call(layer, x)
-        return y, functools.partial(_pooling_gradient, layer, x, y)
+        return y, functools.partial(_unpooled, layer, x, y)
 
     return pool
 
 
-def _pooling_gradient(
-    layer: Any, x: tf.Tensor, y: tf.Tensor, upstream: tf.Tensor
-) -> tf.Tensor:
+def _unpooled(layer: Any, x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     precise = tf.float64 if x.dtype == tf.float64 else tf.float32
-    pixels, largest, upstream = (tf.cast(one, precise) for one in (x, y, upstream))
+    pixels, largest, upstream = (tf.cast(one, precise) for one in (x, y, dy))
     padding, chosen = [[0, 0]] * x.shape.rank, [[slice(None)]] * x.shape.rank
     first = 2 if layer.data_format == "channels_first" else 1
     moves = zip(layer.pool_size, layer.strides, strict=True)

@@ -1,9 +1,9 @@
 """Helpers for the graph of a step: tracing, packed metrics, conditional writes."""
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -30,9 +30,7 @@ def traced(
     return tf.function(own, autograph=False, jit_compile=xla or None)
 
 
-def pooled(
-    model: keras.Model, device: str, *, xla: bool
-) -> contextlib.AbstractContextManager[None]:
+def pooled(model: keras.Model, device: str, *, xla: bool) -> AbstractContextManager:
     """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
     found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
     pools = {one: pooling_for_xla(one) for one in found if is_max_pooling(one)}
