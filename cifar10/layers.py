@@ -64,16 +64,15 @@ class LocalResponseNormalization(keras.layers.Layer):
         energies = self.alpha * band
         slopes = (2.0 * self.alpha * self.beta) * band
         bias = tf.fill([channels], tf.cast(self.bias, precise))
-        beta = self.beta
 
         @tf.custom_gradient
         def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
             energy = tf.nn.bias_add(tf.matmul(tf.square(x), energies), bias)
-            if beta == 0.75:  # The tutorial's: roots are faster than a power.
+            if self.beta == 0.75:  # The tutorial's: roots are faster than a power.
                 root = tf.math.rsqrt(energy)
                 power = root * tf.sqrt(root)
             else:
-                power = tf.pow(energy, -beta)
+                power = tf.pow(energy, -self.beta)
             y = x * power
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:

@@ -86,8 +86,7 @@ def device_batches(
             batch = maker.make(chosen, chosen_labels, plan, batch_slice)
             if most == 1:
                 return batch
-            shape = most, batch_size
-            inputs, targets = (tf.reshape(x, [*shape, *x.shape[1:]]) for x in batch)
+            inputs, targets = (tf.reshape(x, [most, -1, *x.shape[1:]]) for x in batch)
             return inputs, targets
 
     functions = []
