@@ -3,13 +3,15 @@
     python -m benchmarks.gpu_graphs
 
 TensorFlow's wheels for Linux register their kernels for GPUs whether or not there is
-one, and its graph optimizer takes the word of a description for it.
+one, and its graph optimizer takes the word of a description for it. What XLA makes of a
+program is seen from its passes for CPUs; those for GPUs need one.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import re
 import types
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,9 +30,10 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.training import saver
 
 from cifar10.config.augmentation import mixes
-from cifar10.config.config import Config
+from cifar10.config.config import Config, ResolvedConfig
 from cifar10.distributed.workers import Workers
-from cifar10.input import distortions
+from cifar10.input import distortions, on_device
+from cifar10.input.pipeline import BatchMaker
 from cifar10.process import entry_point
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Batch, TowerBuilder
@@ -62,14 +65,20 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "tutorial on 4 GPUs": (4, {}),
     "fast": (1, {"recipe": "fast", "batch_size": 1000}),
     "resnet": (1, {"recipe": "resnet", "batch_size": BATCH_SIZE}),
-    "fast, update by XLA": (
-        1,
-        {"recipe": "fast", "batch_size": 1000, "xla_update": True},
-    ),
 }
+for _name in ("tutorial", "fast", "resnet"):
+    STEPS[f"{_name}, update by XLA"] = 1, {**STEPS[_name][1], "xla_update": True}
+PROGRAMS = ("tutorial", "fast", "resnet")
 
 
 # ---- a step
+
+
+def resolved(gpus: int, **given: Any) -> tuple[ResolvedConfig, Placement]:
+    """Returns the configuration of a training on some GPUs, with their placement."""
+    placement = Placement(tuple(f"/gpu:{number}" for number in range(gpus)), False, "")
+    config = Config(**{"batch_size": BATCH_SIZE, **given})
+    return assembly.resolve_config(config, placement, workers=1), placement
 
 
 def build_towers(
@@ -79,10 +88,7 @@ def build_towers(
 
     The code sees GPUs; the variables themselves are on the CPU.
     """
-    devices = tuple(f"/gpu:{number}" for number in range(gpus))
-    placement = Placement(devices, False, "")
-    config = Config(**{"batch_size": BATCH_SIZE, **given})
-    config = assembly.resolve_config(config, placement, workers=1)
+    config, placement = resolved(gpus, **given)
     replicas = gpus if config.batch.variable_update == "mirrored" else 1
     states = assembly.build_states(
         config, placement, replicas, types.SimpleNamespace(classes=10), images[:64]
@@ -99,13 +105,40 @@ def build_towers(
     return towers, [batch] * len(towers.devices)
 
 
+def trace_input(
+    images: np.ndarray, maker: BatchMaker, size: int = BATCH_SIZE, steps: int = 1
+) -> tf.types.experimental.ConcreteFunction:
+    """Traces what makes the batches of some steps on a GPU from stored images."""
+    made: list[Any] = []
+    function = tf.function
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        made.append(function(*arguments, **options))
+        return made[-1]
+
+    labels = np.arange(len(images), dtype=np.int32) % 10
+    with mock.patch.object(tf, "function", recorded):
+        batches = on_device.device_batches(
+            *(images, labels, maker),
+            devices=["/gpu:0"],
+            batch_size=size,
+            start_step=0,
+            most=steps,
+        )
+        next(batches)
+    return made[0].get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
 class Counts(NamedTuple):
     """What a step does."""
 
     operations: int  # Visited by the host, on all devices.
     kernels: int  # Launched on GPUs, about: some operations launch several.
     copies: int  # Of tensors between two memories.
+    to_host: int  # How many of them GPUs send to the host, which waits.
     megabytes: float  # Copied.
+    input: float  # Kernels launched for the images of a step, in calls of `steps`.
+    steps: int  # Of a call, by default.
 
 
 def count_step(name: str) -> Counts:
@@ -119,19 +152,74 @@ def count_step(name: str) -> Counts:
     inputs = [device for device in towers.devices for _ in range(2)]
     home = towers.state.device
     optimized = _optimized(function, [*inputs, HOST], home, home, gpus)
-    launched = [
-        node
-        for node in optimized.node
-        if _on_gpu(node.device)
-        and node.op not in _FREE
-        and {*memories(node)[1]} != {HOST}
-    ]
     crossed = crossings(function, [*inputs, HOST], home, home, gpus)
+    of_call, steps = _count_input(gpus, images.shape[1:], given)
     return Counts(
         len(optimized.node),
-        len(launched),
+        _count_launched(optimized),
         len(crossed),
+        sum(crossing.target == HOST for crossing in crossed),
         round(sum(crossing.bytes for crossing in crossed) / 1e6, 1),
+        round(of_call * gpus / steps, 1),
+        steps,
+    )
+
+
+def _count_launched(graph):
+    return sum(
+        _on_gpu(node.device) and node.op not in _FREE and {*memories(node)[1]} != {HOST}
+        for node in graph.node
+    )
+
+
+def _count_input(gpus, shape, given):
+    """Returns the kernels that make a call's batches on a GPU, and the call's steps."""
+    config, placement = resolved(gpus, precision="bfloat16", **given)
+    steps = assembly.default_steps_per_call(config, placement, shape)
+    side = config.stage(0).image_size
+    maker = BatchMaker(config.images.distortions, 0, image_size=side)
+    function = trace_input(np.zeros([100, *shape], np.uint8), maker, 2, steps)
+    made = _optimized(function, [HOST, "/gpu:0"], "/gpu:0", "/gpu:0", 1)
+    return _count_launched(made), steps
+
+
+class Program(NamedTuple):
+    """What XLA makes of the steps of a call, on one GPU."""
+
+    steps: int  # Of a call, by default.
+    loops: int
+    waits: int  # Conditions, of loops and branches, for which the host waits each time.
+    scatters: int  # TensorFlow's gradients of max pooling, slow on GPUs.
+    fusions: int  # Of elementwise operations, each started as a kernel.
+    others: int  # Convolutions, products and calls of libraries.
+
+
+def count_program(name: str) -> Program:
+    """Counts what a program of `STEPS` holds after XLA's passes for CPUs."""
+    gpus, given = STEPS[name]
+    given = {**given, "precision": "bfloat16", "xla": True}
+    images = np.zeros([64, 32, 32, 3], np.uint8)
+    config, placement = resolved(gpus, **given)
+    steps = assembly.default_steps_per_call(config, placement, images.shape[1:])
+    visible = [types.SimpleNamespace(name="GPU:0")]
+    with mock.patch.object(tf.config, "get_visible_devices", return_value=visible):
+        # The number of images changes sizes alone.
+        towers, batches = build_towers(gpus, images, **{**given, "batch_size": 8})
+        (batch,) = batches
+        stacked = [tuple(tf.zeros([steps, *one.shape], one.dtype) for one in batch)]
+        program = towers._steps  # noqa: SLF001 - its public method runs it.
+        compiler = program.experimental_get_compiler_ir(stacked, tf.constant(steps))
+    before = compiler(stage="hlo", platform_name="CPU")
+    after = compiler(stage="optimized_hlo", platform_name="CPU")
+    loops = re.findall(r"^.* while\(.*$", after, re.MULTILINE)
+    unknown = [loop for loop in loops if "known_trip_count" not in loop]
+    return Program(
+        steps,
+        len(loops),
+        len(unknown) + after.count(" conditional("),
+        before.count(" select-and-scatter("),
+        after.count(" fusion("),
+        sum(after.count(f" {one}(") for one in ("convolution", "dot", "custom-call")),
     )
 
 
@@ -383,13 +471,16 @@ def memories(node):
 
 
 def main() -> None:
-    """Prints a row for each step."""
+    """Prints a row for each step, and for each program of one GPU."""
     entry_point.import_tensorflow()
-    columns = ("operations", "kernels", "copies", "MB")
-    print(f"{'step':<20}" + "".join(f"{column:>12}" for column in columns))
-    for name in STEPS:
-        numbers = "".join(f"{number:>12,}" for number in count_step(name))
-        print(f"{name:<20}{numbers}")
+    for counted, count, names in (
+        (Counts, count_step, STEPS),
+        (Program, count_program, PROGRAMS),
+    ):
+        print(f"{'':<20}" + "".join(f"{one:>12}" for one in counted._fields))
+        for name in names:
+            numbers = "".join(f"{number:>12,}" for number in count(name))
+            print(f"{name:<20}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

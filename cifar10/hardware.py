@@ -106,10 +106,12 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
         ]
-        return all(
-            capability is not None and capability >= _NATIVE_CAPABILITY
-            for capability in capabilities
-        )
-    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
-        return False  # Without oneDNN, these instructions are unused.
-    return bool(bfloat16_features())
+        return all((one or (0, 0)) >= _NATIVE_CAPABILITY for one in capabilities)
+    # Without oneDNN, these instructions are unused.
+    return uses_onednn(by_default=True) and bool(bfloat16_features())
+
+
+def uses_onednn(*, by_default: bool) -> bool:
+    """Returns whether the environment turns oneDNN on, as TensorFlow reads it."""
+    word = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower()
+    return word in ("1", "true") or (by_default and word not in ("0", "false"))

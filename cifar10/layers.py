@@ -2,7 +2,9 @@
 
 import contextvars
 import functools
-import os
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -55,24 +57,22 @@ class LocalResponseNormalization(keras.layers.Layer):
         # Not in bfloat16: energies near 1 would all round to 1, and TensorFlow's
         # elementwise operations are slower.
         precise = tf.float64 if inputs.dtype == tf.float64 else tf.float32
-        ones = tf.ones([channels, channels], precise)
         reach = min(self.depth_radius, channels)
-        band = tf.linalg.band_part(ones, reach, reach)
+        band = tf.linalg.band_part(tf.ones([channels, channels], precise), reach, reach)
         # Folding the constants into these small matrices saves passes over the
         # activations. Each pass takes a percent of the tutorial's step.
         energies = self.alpha * band
         slopes = (2.0 * self.alpha * self.beta) * band
         bias = tf.fill([channels], tf.cast(self.bias, precise))
-        beta = self.beta
 
         @tf.custom_gradient
         def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
             energy = tf.nn.bias_add(tf.matmul(tf.square(x), energies), bias)
-            if beta == 0.75:  # The tutorial's: roots are faster than a power.
+            if self.beta == 0.75:  # The tutorial's: roots are faster than a power.
                 root = tf.math.rsqrt(energy)
                 power = root * tf.sqrt(root)
             else:
-                power = tf.pow(energy, -beta)
+                power = tf.pow(energy, -self.beta)
             y = x * power
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
@@ -114,13 +114,14 @@ class QuickGelu(keras.layers.Layer):
     The approximation is due to Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415).
     On CPUs, XLA compiles the forward pass of training and scoring to a single pass over
     memory, and likewise the backward pass. A step of airbench in bfloat16 then takes
-    three quarters of the time (dev/LOG.md). On GPUs the operations are not fused.
+    three quarters of the time (dev/LOG.md). On GPUs that was slower, so XLA fuses the
+    operations only as part of a larger program.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Returns the activations, in the dtype and shape of `inputs`."""
         compute, gradient = _gelu, _gelu_gradient
-        # Exported models have to run without XLA. On GPUs XLA has not been measured.
+        # Exported models have to run without XLA.
         on_gpu = tf.config.get_visible_devices("GPU")
         if (training or fuses_activations.get()) and not on_gpu:
             compute = tf.function(compute, jit_compile=True)
@@ -177,18 +178,17 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         if is_frozen or self.variable_dtype == "float64":
             return super().call(inputs, training=training)
         shape = [inputs.shape[-1]]
-        moving = self.moving_mean, self.moving_variance
+        statistics = self.moving_mean, self.moving_variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
             tf.cast(self.gamma, tf.float32) if self.scale else tf.ones(shape),
             tf.cast(self.beta, tf.float32) if self.center else tf.zeros(shape),
-            *([tf.cast(one, tf.float32) for one in moving] if not training else ()),
+            *([tf.cast(one, tf.float32) for one in statistics] if not training else ()),
             epsilon=self.epsilon,
             is_training=bool(training),
         )
         if training:
-            moved = (self.moving_mean, mean), (self.moving_variance, variance)
-            for moving, new in moved:
+            for moving, new in zip(statistics, (mean, variance), strict=True):
                 kept = tf.cast(moving, tf.float32) * self.momentum
                 moving.assign(kept + (1.0 - self.momentum) * new)
         return outputs
@@ -229,10 +229,8 @@ class WideConv2D(keras.layers.Conv2D):
         @tf.custom_gradient
         def convolve(x: tf.Tensor, filters: tf.Tensor) -> tuple[tf.Tensor, object]:
             def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                backward = tf.nn.conv2d_transpose(
-                    upstream, filters, tf.shape(x), 1, "SAME"
-                )
-                return backward, _filter_gradient(x, upstream)
+                dx = tf.nn.conv2d_transpose(upstream, filters, tf.shape(x), 1, "SAME")
+                return dx, _filter_gradient(x, upstream)
 
             return tf.nn.conv2d(x, filters, 1, "SAME"), gradient
 
@@ -247,7 +245,7 @@ class WideConv2D(keras.layers.Conv2D):
             # With AMX, oneDNN is fast for few inputs, and products are unmeasured.
             return has_many or "amx_bf16" not in features
         is_avx2 = "avx2" in features and "avx512f" not in features
-        uses_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "1"
+        uses_onednn = hardware.uses_onednn(by_default=False)
         return inputs.dtype == tf.float32 and has_many and is_avx2 and uses_onednn
 
 
@@ -273,6 +271,52 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     ]
     shape = [3, 3, inputs.shape[-1], upstream.shape[-1]]
     return tf.reshape(tf.cast(tf.stack(sums), inputs.dtype), shape)
+
+
+def is_max_pooling(layer: keras.Layer) -> bool:
+    """Returns whether a layer is max pooling of Keras, and no subclass does more."""
+    kinds = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D
+    return isinstance(layer, kinds) and type(layer).call is kinds[0].call
+
+
+def pooling_for_xla(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns what computes max pooling like a layer, with a gradient for XLA.
+
+    XLA turns TensorFlow's gradient into a select-and-scatter, which is slow on GPUs,
+    but fuses the comparisons made here: as in TensorFlow, the first of a window's
+    pixels that equals the maximum gets the gradient. As single operations they would be
+    slow. Where windows overlap, sums are in float32 and in another order.
+    """
+
+    @tf.custom_gradient
+    def pool(x: tf.Tensor) -> tuple[tf.Tensor, object]:
+        y = type(layer).call(layer, x)
+        return y, functools.partial(_unpooled, layer, x, y)
+
+    return pool
+
+
+def _unpooled(layer: Any, x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    precise = tf.float64 if x.dtype == tf.float64 else tf.float32
+    pixels, largest, upstream = (tf.cast(one, precise) for one in (x, y, dy))
+    padding, chosen = [[0, 0]] * x.shape.rank, [[slice(None)]] * x.shape.rank
+    first = 2 if layer.data_format == "channels_first" else 1
+    moves = zip(layer.pool_size, layer.strides, strict=True)
+    for axis, (size, stride) in enumerate(moves, first):
+        reach = (y.shape[axis] - 1) * stride + 1
+        beyond = max(reach + size - 1 - x.shape[axis], 0)
+        padding[axis] = [beyond // 2, beyond - beyond // 2]
+        chosen[axis] = [slice(at, at + reach, stride) for at in range(size)]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(pixels)
+        padded = tf.pad(pixels, padding, constant_values=precise.min)
+        # For each place in a window, that pixel of all windows.
+        places = [padded[list(one)] for one in itertools.product(*chosen)]
+    taken, shares = tf.zeros_like(y, tf.bool), []
+    for place in places:
+        shares.append(tf.where((place == largest) & ~taken, upstream, 0.0))
+        taken |= place == largest
+    return tf.cast(tape.gradient(places, pixels, shares), x.dtype)
 
 
 def logits_layer(classes: int, **options: object) -> keras.Layer:

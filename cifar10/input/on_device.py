@@ -1,7 +1,7 @@
 """Stores the training set on the towers' devices, and makes batches there.
 
-The training set must fit beside the model. Each step sends only image indices and a
-seed to the devices. The batches are the same as those of `pipeline.training_batches`.
+The training set must fit beside the model. Each call sends only image indices and
+random numbers to the devices. The batches are those of `pipeline.training_batches`.
 """
 
 import functools
@@ -86,8 +86,7 @@ def device_batches(
             batch = maker.make(chosen, chosen_labels, plan, batch_slice)
             if most == 1:
                 return batch
-            shape = most, batch_size
-            inputs, targets = (tf.reshape(x, [*shape, *x.shape[1:]]) for x in batch)
+            inputs, targets = (tf.reshape(x, [most, -1, *x.shape[1:]]) for x in batch)
             return inputs, targets
 
     functions = []

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import os
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cifar10 import hardware
 from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.config.fields import Groups
@@ -165,8 +165,8 @@ def _why_ended(train_dir: Path, step: int, config: Config) -> str:
 
 def _start_tensorflow(*, deterministic: bool) -> None:
     """Imports TensorFlow, unless the program has already imported it."""
-    without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-    if deterministic and "tensorflow" in sys.modules and not without:
+    uses_onednn = hardware.uses_onednn(by_default=True)
+    if deterministic and "tensorflow" in sys.modules and uses_onednn:
         raise UsageError(
             "deterministic=True: TensorFlow is imported already, with oneDNN. Set "
             "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."

@@ -1,8 +1,9 @@
 """Lists the layers of a model, including nested layers, and their variables."""
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cifar10.errors import UsageError
@@ -33,6 +34,18 @@ def layers(model: "keras.Layer") -> "list[keras.Layer]":
     for layer in _inner(model):
         found += [layer, *layers(layer)]
     return found
+
+
+@contextlib.contextmanager
+def called_otherwise(functions: "Mapping[keras.Layer, Callable]") -> Iterator[None]:
+    """Replaces `call` of some layers in the block."""
+    for layer, function in functions.items():
+        layer.call = function
+    try:
+        yield
+    finally:
+        for layer in functions:
+            del layer.call
 
 
 def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:

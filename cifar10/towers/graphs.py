@@ -3,12 +3,16 @@
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.layers import is_max_pooling, pooling_for_xla
+from cifar10.models import layer_tree
 
 
 def traced(
@@ -24,6 +28,13 @@ def traced(
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=xla or None)
+
+
+def pooled(model: keras.Model, device: str, *, xla: bool) -> AbstractContextManager:
+    """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
+    found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
+    pools = {one: pooling_for_xla(one) for one in found if is_max_pooling(one)}
+    return layer_tree.called_otherwise(pools)
 
 
 def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:

@@ -18,7 +18,7 @@ share one trace.
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cifar10.errors import UsageError, first_few
@@ -145,10 +145,9 @@ def _is_named(path: str, names: Sequence[str]) -> bool:
     )
 
 
-@contextlib.contextmanager
 def frozen_as_in_evaluation(
     model: "keras.Model", names: Sequence[str]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Makes completely frozen batch normalization layers compute as in evaluation.
 
     The layers use their moving statistics and do not change them, as Keras's layers do
@@ -158,20 +157,13 @@ def frozen_as_in_evaluation(
     """
     import keras
 
-    found = [
-        layer
-        for layer in (layer_tree.layers(model) if names else ())
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and all(find_frozen(model, layer.variables, names))
-    ]
-    for layer in found:
-        in_inference = functools.partial(_call_in_inference, layer.call)
-        layer.call = getattr(layer, "call_frozen", in_inference)
-    try:
-        yield
-    finally:
-        for layer in found:
-            del layer.call
+    found = {}
+    for layer in layer_tree.layers(model) if names else ():
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        if is_norm and all(find_frozen(model, layer.variables, names)):
+            in_inference = functools.partial(_call_in_inference, layer.call)
+            found[layer] = getattr(layer, "call_frozen", in_inference)
+    return layer_tree.called_otherwise(found)
 
 
 def _call_in_inference(call: Any, inputs: Any, **options: Any) -> Any:

@@ -34,7 +34,7 @@ from cifar10.towers.copies import (
     read_variables,
     sum_on_devices,
 )
-from cifar10.towers.graphs import check_scalars, join_numbers, traced
+from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -315,6 +315,7 @@ class TowerBuilder(Agreement):
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
+                pooled(state.model, device, xla=self.tower.xla),
             ):
                 results.append(self.tower(state, number, inputs, labels, flat))
             latest[device] = results[-1].gradients

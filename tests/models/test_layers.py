@@ -1,6 +1,7 @@
 """The package's layers: what TensorFlow's functions compute, in both directions."""
 
 import contextvars
+import functools
 
 import keras
 import numpy as np
@@ -14,6 +15,8 @@ from cifar10.layers import (
     QuickGelu,
     WideConv2D,
     fuses_activations,
+    is_max_pooling,
+    pooling_for_xla,
 )
 
 # (constants, channels); the tutorial's hardly differ from the identity on small inputs,
@@ -205,3 +208,77 @@ def test_a_wide_convolution_and_its_gradients_are_those_of_float64(
     values = [tf.cast(value, tf.float64) for value in (images, filters, upstream)]
     expected = compute(exact, *values[:2], upstream=values[2])
     assert_close(actual, expected, bound)
+
+
+# ---- max pooling for XLA
+
+
+def pooled_twice(layer, shape, dtype):
+    """Returns what TensorFlow computes, and what is for XLA, from few values: ties."""
+    random = np.random.default_rng(0)
+    images = tf.cast(np.round(4.0 * random.normal(size=shape)) / 4.0, dtype)
+    upstream = tf.cast(random.normal(size=layer(images).shape), dtype)
+
+    def compute(pool, images, upstream):
+        return differentiated(pool, images, upstream=upstream)
+
+    own = functools.partial(compute, pooling_for_xla(layer))
+    own = tf.function(own, jit_compile=True, autograph=False)
+    tf.random.set_seed(0)  # To ask for a program, TensorFlow draws a number.
+    compiler = own.experimental_get_compiler_ir(images, upstream)
+    text = compiler(stage="hlo", platform_name="CPU")
+    assert " select-and-scatter(" not in text
+    return compute(layer, images, upstream), own(images, upstream)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "dtype"),
+    [
+        ({}, (2, 31, 7, 3), "float32"),  # The last row is in no window.
+        ({}, (2, 31, 7, 3), "bfloat16"),
+        ({}, (2, 31, 7, 3), "float16"),
+        ({"padding": "same"}, (2, 7, 6, 3), "float32"),
+        ({"strides": 3}, (2, 9, 11, 3), "float32"),
+        ({"strides": 3, "padding": "same"}, (2, 9, 11, 3), "bfloat16"),
+        ({"pool_size": (3, 1), "strides": (3, 2)}, (2, 9, 11, 3), "float32"),
+    ],
+)
+def test_pools_that_do_not_overlap_have_tensorflows_gradient(options, shape, dtype):
+    """Bit for bit: of equal pixels, the first gets it."""
+    options = {"pool_size": 2, **options}
+    layer = keras.layers.MaxPooling2D(**options, dtype=dtype)
+    expected, found = pooled_twice(layer, shape, dtype)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "options"),
+    [
+        (keras.layers.MaxPooling2D, (2, 12, 25, 3), {}),
+        (keras.layers.MaxPooling2D, (2, 12, 25, 3), {"dtype": "bfloat16"}),
+        (keras.layers.MaxPooling2D, (2, 12, 25, 3), {"padding": "valid"}),
+        (keras.layers.MaxPooling2D, (2, 5, 4, 3), {"strides": 1}),
+        (keras.layers.MaxPooling2D, (2, 1, 2, 3), {}),
+        (keras.layers.MaxPooling2D, (2, 3, 9, 6), {"data_format": "channels_first"}),
+        (keras.layers.MaxPooling1D, (2, 13, 3), {}),
+    ],
+)
+def test_pools_that_overlap_add_up_tensorflows_gradient(layer, shape, options):
+    options = {"strides": 2, "padding": "same", "dtype": "float64", **options}
+    expected, found = pooled_twice(layer(3, **options), shape, options["dtype"])
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert_close(found, expected, 1e-15 if found[0].dtype == tf.float64 else 0.02)
+
+
+class Doubled(keras.layers.MaxPooling2D):
+    """A layer that computes more than its parent."""
+
+    def call(self, inputs):
+        return 2.0 * super().call(inputs)
+
+
+def test_only_max_pooling_has_another_gradient():
+    others = Doubled(), keras.layers.AveragePooling2D(2), keras.layers.MaxPooling3D()
+    assert not any(map(is_max_pooling, others))
+    assert is_max_pooling(keras.layers.MaxPooling2D())

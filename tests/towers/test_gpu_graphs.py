@@ -14,12 +14,14 @@ from tensorflow.python.framework import config as tensorflow_config
 from benchmarks.gpu_graphs import (
     BATCH_SIZE,
     HOST,
-    STEPS,
+    PROGRAMS,
     asked_of_gpus,
     build_towers,
+    count_program,
     count_step,
     crossings,
     has_kernels,
+    trace_input,
     without_kernel,
 )
 from cifar10.config.augmentation import PARTS
@@ -29,7 +31,6 @@ from cifar10.follower.live_copy import traced_logits
 from cifar10.input import (
     augmentation as augmentations,
     distortions,
-    on_device,
     pipeline,
 )
 from cifar10.input.augmentation import Augmentation
@@ -41,7 +42,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), np.uint8)
-LABELS = np.arange(1000, dtype=np.int32) % 10
 
 # What may run on the host although a GPU is asked for it.
 KNOWN = {
@@ -82,26 +82,8 @@ def tutorials_step(gpus):
 @functools.cache
 def made_on_device(distortion, augmentation=None):
     """The function that makes the batches of a tower on a GPU."""
-    made = []
-    with pytest.MonkeyPatch.context() as patch:
-        function = tf.function
-
-        def recorded(*arguments, **options):
-            made.append(function(*arguments, **options))
-            return made[-1]
-
-        patch.setattr(tf, "function", recorded)
-        next(
-            on_device.device_batches(
-                IMAGES,
-                LABELS,
-                pipeline.BatchMaker(distortion, 0, augmentation=augmentation),
-                devices=["/gpu:0"],
-                batch_size=BATCH_SIZE,
-                start_step=0,
-            )
-        )
-    return made[0].get_concrete_function(tf.TensorSpec([], tf.int64))
+    maker = pipeline.BatchMaker(distortion, 0, augmentation=augmentation)
+    return trace_input(IMAGES, maker)
 
 
 def assert_kernels(graph, at_least=100):
@@ -247,19 +229,86 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
             assert held <= sum(one.bytes for one in copied) <= most, copied
 
 
-@pytest.mark.parametrize("name", STEPS)
+# Operations, kernels, copies, those of them to the host, and kernels for images.
+MOST = {
+    "tutorial": (359, 198, 1, 1, 4.1),
+    "tutorial on 4 GPUs": (927, 440, 12, 8, 16.4),
+    # TensorFlow 2.22 takes three operations more for a norm.
+    "fast": (986, 586, 1, 1, 3.3)
+    if tf.__version__ < "2.22"
+    else (1019, 622, 1, 1, 3.3),
+    "resnet": (2309, 1019, 1, 1, 3.2),
+    "tutorial, update by XLA": (185, 108, 0, 0, 4.1),
+    "fast, update by XLA": (290, 163, 0, 0, 3.3),
+}
+
+
+@pytest.mark.parametrize("name", MOST)
 def test_a_step_takes_no_more_than_it_did(name):
-    """More operations are time of the host, more kernels and copies that of GPUs."""
-    most = {
-        "tutorial": (359, 198, 1),
-        "tutorial on 4 GPUs": (927, 440, 12),
-        # TensorFlow 2.22 takes three operations more for a norm.
-        "fast": (986, 586, 1) if tf.__version__ < "2.22" else (1019, 622, 1),
-        "resnet": (2309, 1019, 1),
-        "fast, update by XLA": (290, 163, 0),
-    }
-    counts = count_step(name)[:3]
-    assert all(map(operator.le, counts, most[name])), counts
+    """More operations are time of the host, more kernels and copies that of GPUs.
+
+    So are kernels that make images: for all steps of a call as many as for one.
+    """
+    counts = count_step(name)
+    found = (*counts[:4], counts.input)
+    assert all(map(operator.le, found, MOST[name])), counts
+    assert counts.steps == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_steps_waits_for_nothing(name):
+    """The host would wait in each step for a loop of unknown length and a branch."""
+    most = {"tutorial": 137, "fast": 307, "resnet": 722}
+    found = count_program(name)
+    assert (found.loops, found.waits, found.scatters) == (1, 0, 0)
+    assert found.steps == (10 if name == "fast" else 50)
+    # What is fused differs between versions of XLA.
+    assert found.fusions <= 1.2 * most[name]
+
+
+def pools_of(towers, batches):
+    """Returns how many gradients of max pooling are TensorFlow's in a step."""
+    step = towers.trace(batches).graph.as_graph_def()
+    nodes = itertools.chain(step.node, *(one.node_def for one in step.library.function))
+    return sum(node.op == "MaxPoolGrad" for node in nodes)
+
+
+def shared_pool(image_shape, classes):
+    """A model that pools twice by one layer, once in a model within."""
+    pool = keras.layers.MaxPooling2D(3, 2)
+    within = keras.Sequential([keras.layers.Conv2D(3, 3), pool])
+    layers = [keras.Input(image_shape), within, pool, keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "own"),
+    [
+        (1, {"xla": True}, True),
+        (1, {"xla": True, "deterministic": True}, True),
+        (2, {"xla": True}, True),
+        pytest.param(
+            *(2, {"xla": True, "variable_update": "mirrored"}, True),
+            marks=pytest.mark.slow,
+        ),
+        (1, {"xla_update": True}, False),
+        (1, {}, False),
+    ],
+)
+def test_programs_of_gpus_pool_without_tensorflows_gradient(gpus, given, own):
+    """And the layers are as they were afterwards."""
+    towers, batches = build(gpus, model=f"{__name__}:shared_pool", **given)
+    assert pools_of(towers, batches) == (0 if own else 2 * gpus)
+    towers.compile_steps()
+    assert pools_of(towers, batches) == 2 * gpus
+
+
+def test_programs_of_cpus_pool_as_ever():
+    """With the gradient that the golden curve of XLA has."""
+    towers, batches = build(1, model=f"{__name__}:shared_pool", xla=True)
+    towers.devices = ("/cpu:0",)
+    assert pools_of(towers, batches) == 2
 
 
 @pytest.mark.slow

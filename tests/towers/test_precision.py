@@ -6,6 +6,11 @@ import tensorflow as tf
 from cifar10 import hardware
 
 CPU = ("/cpu:0", "/cpu:1")
+# For oneDNN, as TensorFlow reads them; it ignores others.
+WORDS = [
+    *[(word, "float32") for word in ("0", "false", "False")],
+    *[(word, "bfloat16") for word in ("", "off", "1", "TRUE")],
+]
 
 
 @pytest.fixture
@@ -41,9 +46,9 @@ def test_auto_is_float32_where_bfloat16_is_unknown_or_emulated(
 ):
     processor("amx_bf16")
     assert hardware.resolve_precision("auto", CPU, deterministic=True) == "float32"
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    assert hardware.resolve_precision("auto", CPU) == "float32"
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    for word, precision in WORDS:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", word)
+        assert hardware.resolve_precision("auto", CPU) == precision, word
     monkeypatch.setattr(hardware, "ROOT", tmp_path / "missing")
     assert hardware.resolve_precision("auto", CPU) == "float32"
 

@@ -15,7 +15,7 @@ SCRIPT = "train_multi_gpu.py"
 STEPS = 80
 
 
-def command(train_dir, stand_in_dir, **flags):
+def command(train_dir, stand_in_dir, *, xla=False, **flags):
     """Two towers with batch norm and dropout, which the state of a run has to hold."""
     flags = {
         "num_gpus": 2,
@@ -26,7 +26,8 @@ def command(train_dir, stand_in_dir, **flags):
         "model": "small_runs:small",
         **flags,
     }
-    return ["--deterministic", *runs.training_flags(train_dir, stand_in_dir, **flags)]
+    words = ["--deterministic", *["--xla"] * xla]
+    return [*words, *runs.training_flags(train_dir, stand_in_dir, **flags)]
 
 
 def run_to_the_end(*arguments, **flags):
@@ -108,6 +109,19 @@ def test_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
     output = run_to_the_end(train_dir, stand_in_dir)
     assert resumed_step(output) >= 28, "not from the newest checkpoint"
     assert_ended(train_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_kills_and_signals_change_no_program_of_several_steps(tmp_path, stand_in_dir):
+    """XLA compiles four steps; a call to a checkpoint at a seventh step has three."""
+    flags = {"xla": True, "num_gpus": 1, "batch_size": 8, "steps_per_call": 4}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    run_to_the_end(whole, stand_in_dir, **flags)
+    kill_after_line("step 10,", run, stand_in_dir, **flags)
+    stop(signal.SIGTERM, printed("step 20,"), run, stand_in_dir, **flags)
+    kill_after_line("step 50,", run, stand_in_dir, **flags)
+    assert resumed_step(run_to_the_end(run, stand_in_dir, **flags)) >= 49
+    assert_ended(run, whole)
 
 
 @pytest.mark.slow
@@ -194,9 +208,9 @@ def test_other_towers_with_batch_norm_are_refused_with_a_way_that_works(
 # ---- Signals
 
 
-def stop(number, ready, train_dir, stand_in_dir):
+def stop(number, ready, train_dir, stand_in_dir, **flags):
     """Stops a training by a signal as soon as it is `ready`; returns its step."""
-    with start(train_dir, stand_in_dir) as process:
+    with start(train_dir, stand_in_dir, **flags) as process:
         ready(process)
         process.send_signal(number)
         said, _ = process.communicate()

@@ -1,13 +1,19 @@
 """Histograms and images take at most 5 % of the time, and so do checkpoints."""
 
 import contextlib
+import signal
+import time
 import types
 
 import pytest
 import tensorflow as tf
 
+import runs
 from cifar10.config.config import Config
-from cifar10.training import assembly, periodic, timing
+from cifar10.errors import StoppedError
+from cifar10.process.signals import StopSignals
+from cifar10.run_directory import checkpoints
+from cifar10.training import assembly, periodic, timing, train as training
 from cifar10.training.periodic import Saving
 from cifar10.training.tensorboard import Summaries
 
@@ -124,3 +130,54 @@ def test_checkpoints_that_somebody_wants_are_all_saved(monkeypatch, tmp_path):
     assert workers == chosen, "whose clocks differ"
     scored = Saved(monkeypatch, cost=2.0, eval_steps=20, keep_best=1, **given).steps
     assert {*range(20, 401, 20)} <= {*scored} < {*chosen}
+
+
+class Ending:
+    """A hook that ends a training after a step, by a signal or an error."""
+
+    def __init__(self, step, stop):
+        self._step, self._stop = step, stop
+
+    def on_step(self, step):
+        if step >= self._step and self._stop:
+            self._stop.requested = signal.SIGTERM
+        elif step >= self._step:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("signalled", "steps_per_call", "kept"),
+    [(False, 3, [2, 4]), (True, 1, [2, 4, 7])],
+)
+def test_a_run_resumes_exactly_from_before_what_was_not_saved(
+    tmp_path, stand_in_dir, monkeypatch, signalled, steps_per_call, kept
+):
+    """With batch statistics and dropout; the losses' averages go on too."""
+    recipe = tmp_path / "own.toml"
+    recipe.write_text("checkpoint_steps = 2\n")
+    options = {"model": "small_runs:small", "batch_size": 8, "log_frequency": 1}
+    options |= {"recipe": str(recipe), "num_gpus": 1, "max_steps": 11}
+    options["steps_per_call"] = steps_per_call
+    straight = runs.train(tmp_path / "straight", stand_in_dir, **options)
+
+    save, lost = checkpoints.save, [0.0]
+
+    def slow_save(*arguments, **given):
+        lost[0] += 1e6
+        return save(*arguments, **given)
+
+    monkeypatch.setattr(checkpoints, "save", slow_save)
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + lost[0])
+    monkeypatch.setattr(timing, "time", clock)
+    run, stop = tmp_path / "run", StopSignals()
+    config = Config(
+        train_dir=str(run), data="synthetic", data_dir=str(stand_in_dir), **options
+    )
+    hook = Ending(7, stop if signalled else None)
+    with pytest.raises(StoppedError if signalled else ZeroDivisionError):
+        training.train(config, stop, hooks=[hook])
+    assert checkpoints.steps(run / "checkpoints") == kept
+    runs.assert_equal(runs.train(run, stand_in_dir, **options), straight)
+    logs = [runs.logged(tmp_path / name) for name in ("straight", "run")]
+    losses = [[(x["step"], x["total_loss/average"]) for x in lines] for lines in logs]
+    assert losses[0] == losses[1]
