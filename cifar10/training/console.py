@@ -13,6 +13,7 @@ from cifar10.errors import format_duration, format_number, rounded
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
+from cifar10.towers import noise_scale
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 from cifar10.training.results import divergence
@@ -158,11 +159,13 @@ def last_lines(loop: Loop) -> list[str]:
     config, record = training.config, loop.progress.early_stopping
     averages = loop.progress.metric_averages
     named = config.network.model, training.dataset.name
+    noise = noise_scale.in_words(loop.progress.noise_averages, config.global_batch_size)
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
+        wrap(noise),
         wrap(divergence(config, training.dataset.classes, averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(training.train_dir, *named)}",

@@ -44,7 +44,10 @@ class Loop:
         )
         skips = config.checkpoints.on_nan == "skip"
         # Those of steps that have not been read from the devices yet.
-        self.results = Results(self.progress, towers.tower_names, skips=skips)
+        images = config.global_batch_size
+        self.results = Results(
+            self.progress, towers.tower_names, images=images, skips=skips
+        )
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
         self._in_calls = config.steps_per_call > 1
@@ -132,6 +135,9 @@ class Loop:
         """When a new stage begins, freezes its layers and has the step traced again."""
         training = self.training
         stage = training.config.stage(self.step)
+        if self.step and training.config.stage(self.step - 1).frozen != stage.frozen:
+            self.read_results()  # Those of the stage before.
+            self.progress.noise_averages = {}
         if self._stage != stage:
             self._stage = stage
             self._traced.clear()

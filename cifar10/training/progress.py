@@ -42,6 +42,7 @@ class Progress:
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
+        self.noise_averages: dict[str, float] = {}  # Of `noise_scale`.
         self.is_time_up = False  # Whether the run ends here because of `max_hours`.
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = train_dir / layout.CHECKPOINTS
@@ -103,6 +104,7 @@ class Progress:
             self.left_out = manifest.get("left_out", 0)
             self.skipped_steps = manifest.get("skipped_steps", 0)
             self.metric_averages = manifest.get("loss_averages", {})
+            self.noise_averages = manifest.get("gradient_noise", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
             self.is_time_up = why_ended(self._config, manifest) == "max_hours"
@@ -202,6 +204,7 @@ class Progress:
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.metric_averages,
+            "gradient_noise": self.noise_averages,
             **self.early_stopping.to_manifest(),
             **({"hours": self.hours} if self._config.run.max_hours else {}),
         }

@@ -26,6 +26,7 @@ from cifar10.errors import (
     say,
 )
 from cifar10.process import invocation
+from cifar10.towers import noise_scale
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -64,13 +65,19 @@ class Results:
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. If
     a loss or gradient is not finite, an error is raised or, with `skips`, the step is
-    counted as skipped.
+    counted as skipped. `images` are those of a step, in all towers.
     """
 
     def __init__(
-        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
+        self,
+        progress: Progress,
+        tower_names: Sequence[str],
+        *,
+        images: int = 0,
+        skips: bool = False,
     ) -> None:
         self._progress = progress
+        self._images = images
         self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
@@ -114,6 +121,7 @@ class Results:
         self._pending = later
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
+        square = newest.pop(noise_scale.SQUARE, None)
         if problem := self._not_finite(losses, newest["gradient_norm"]):
             if not self._skips:
                 raise NotFiniteError(step, problem)
@@ -129,6 +137,12 @@ class Results:
             raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
         average(self._progress.metric_averages, newest)
+        if square is not None:
+            averages, norm = self._progress.noise_averages, newest["gradient_norm"]
+            noise_scale.observe(averages, square, norm, self._images, len(losses))
+            scale, is_bound = noise_scale.estimate(averages, self._images)
+            if math.isfinite(scale) and not is_bound:
+                newest[noise_scale.NAME] = scale
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""
