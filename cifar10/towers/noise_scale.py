@@ -81,9 +81,7 @@ def observe(
         _average(averages, "noise", noise, _MEMORY // _PERIOD)
 
 
-def _average(
-    averages: dict[str, float], name: str, value: float, memory: int
-) -> None:
+def _average(averages: dict[str, float], name: str, value: float, memory: int) -> None:
     """Updates an average in which later values weigh more, and the mean square."""
     count = averages[f"{name}: count"] = averages.get(f"{name}: count", 0.0) + 1.0
     weight = max(4.0 / (count + 3.0), 1.0 / memory)

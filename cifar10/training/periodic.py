@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import tensorflow as tf
+
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
-from cifar10.errors import format_duration
+from cifar10.errors import UsageError, format_duration
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.run_directory import checkpoints, early_stopping
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.towers.verification import check_replicas
 from cifar10.training.assembly import Training
@@ -101,16 +104,32 @@ class Validation:
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:
-        """Evaluates the last step on `test` if earlier evaluations were on `val`."""
+        """If `val` has decided, evaluates the best and the last step on `test`."""
         splits = self._loop.training.dataset.splits
         of_val = self._scored and self._scored.split == "val"
         if why == "finished" and of_val and "test" in splits:
             with self._loop.apart("evaluation"):
-                self._score(scored_set(self._loop.training, "test"), step)
+                on_test = scored_set(self._loop.training, "test")
+                self._score_best(on_test, step)
+                self._score(on_test, step)
 
-    def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
+    def _score_best(self, scored: ScoredSet, newest: int) -> None:
+        """Evaluates the best step, if its checkpoint is kept and is not the newest."""
+        progress, run = self._loop.progress, self._directory
+        best = [*early_stopping.ranked_scores(run, progress.early_stopping)][0]
+        if best == newest or best not in checkpoints.steps(run / layout.CHECKPOINTS):
+            return
+        try:
+            with progress.averages_of(best) as averages:
+                self._score(scored, best, averages)
+        except UsageError as error:  # The training itself has succeeded.
+            self._loop.say(f"The best step, {best}, has no score on test: {error}")
+
+    def _score(
+        self, scored: ScoredSet, step: int, averages: Sequence[tf.Variable] = ()
+    ) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
-        result = scored.score(towers.state.averages, towers.devices[0])
+        result = scored.score(averages or towers.state.averages, towers.devices[0])
         events = self._events(scored)
         self._logs.attempt(lambda: scored.record(events, step, result))
         if scored is self._scored:

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from cifar10 import files
 from cifar10.config import layout
@@ -109,6 +111,34 @@ class Progress:
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
             self.is_time_up = why_ended(self._config, manifest) == "max_hours"
         return messages
+
+    @contextlib.contextmanager
+    def averages_of(self, step: int) -> Iterator[list[tf.Variable]]:
+        """Yields the averages that a checkpoint holds, to be scored with its statistics.
+
+        In the block, the model's non-trainable variables have the checkpoint's values.
+        Raises a `UsageError` if the checkpoint cannot be used.
+        """
+        others = [v.value for v in self._state.model.non_trainable_variables]
+        before = [variable.read_value() for variable in others]
+        with tf.device(self._state.device):
+            averages = [
+                tf.Variable(value, trainable=False) for value in self._state.averages
+            ]
+        parts = {"averages": averages, "non_trainable": others}
+        try:
+            found, refused = restoring.restore_newest(
+                self._directory,
+                lambda found: checkpoints.restore(found, parts, partly=True),
+                self._config.identity,
+                wanted=step,
+            )
+            if found is None:
+                raise UsageError(restoring.why_none(self._directory, step, refused))
+            yield averages
+        finally:
+            for variable, value in zip(others, before, strict=True):
+                variable.assign(value)
 
     def first_line(self) -> str:
         """Returns a message that the run is new, or that it resumes from a step."""
