@@ -5,25 +5,25 @@ PYTHON ?= python3
 FITS := import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 14))
 BIN := .venv/bin
 
-# Another version than that of constraints.txt: make clean test TENSORFLOW=2.22.0rc0
+# A version other than that of constraints.txt: make clean test TENSORFLOW=2.22.0rc0
 TENSORFLOW ?=
 
-# The compute capability of each NVIDIA GPU, such as 8.0. Asked once, by targets that need
-# it, and not for ever: nvidia-smi waits as long as a broken driver does.
+# The compute capability of each NVIDIA GPU, such as 8.0. Only targets that need it ask,
+# once and with a time limit: with a broken driver, nvidia-smi may never answer.
 SMI_SECONDS ?= 10
 ASK := timeout -k 1 $(SMI_SECONDS) nvidia-smi --query-gpu=compute_cap --format=csv,noheader
 GPUS = $(eval GPUS := $$(shell $(ASK) 2>/dev/null | grep -xE '[0-9]+\.[0-9]+'))$(GPUS)
 
-# With GPUs: NVIDIA's libraries, for all cards the older cuDNN if one needs it, and the
-# default of a tower for each. Without, and with a driver that does not answer, which
-# TensorFlow is not to ask either: four simulated towers.
+# With GPUs: NVIDIA's libraries (the older cuDNN for all cards if one needs it), and one
+# tower per GPU. Without GPUs: four simulated towers. A driver that does not answer is
+# hidden from TensorFlow, which would wait for it too.
 comma := ,
 OLD = $(filter 6.% 7.0 7.2,$(GPUS))
 EXTRAS = dev$(if $(GPUS),$(comma)gpu$(if $(OLD),-old))
 DRIVER := /dev/nvidia0
 SILENT = $(if $(GPUS),,$(wildcard $(DRIVER))$(shell command -v nvidia-smi))
 TRAIN = train_multi_gpu.py $(if $(GPUS),,--num_gpus 4 )--global_batch_size $(IMAGES)
-# 128 images a step on any number of towers, or nearly so, as docs/accuracy.md has it.
+# About 128 images a step on any number of towers, as in docs/accuracy.md.
 COUNT = $(if $(GPUS),$(words $(GPUS)),4)
 IMAGES = $(shell echo $$((128 / $(COUNT) * $(COUNT))))
 HIDE = $(if $(SILENT),CUDA_VISIBLE_DEVICES=-1 )
@@ -51,7 +51,7 @@ help:
 	@echo "make format    mends the style"
 	@echo "make docs      builds the documentation site and says where it is"
 	@echo "make linkcheck asks the network about every link of the site"
-	@echo "make soak      kills, full memory, networks that are cut, SLURM: 90 minutes, as root"
+	@echo "make soak      kills, full memory, cut networks, SLURM: 90 minutes, as root"
 	@echo "make clean     removes .venv and caches, not runs/"
 	@echo
 	@echo "PYTHON chooses an interpreter: make train PYTHON=python3.12"
@@ -67,7 +67,7 @@ train: $(REPORT)
 	@echo "  source $(BIN)/activate"
 	@echo "70 %, a minute:"
 	@echo "  $(HIDE)python $(TRAIN) --max_steps 2000 --train_dir runs/one"
-	@echo "86 %, 84 minutes: the same command with --max_steps 100000 goes on from there."
+	@echo "86 %, 84 minutes: the same command with --max_steps 100000 continues from there."
 	@echo "93 %, 5 minutes, and 94 % as the mean of six views:"
 	@echo "  $(HIDE)python train.py --recipe fast --train_dir runs/fast"
 	@echo "  $(HIDE)python eval.py --run_once --test_time_augmentation --train_dir runs/fast"
@@ -75,7 +75,7 @@ train: $(REPORT)
 	@echo "  $(HIDE)python eval.py --train_dir runs/one"
 	@echo "  tensorboard --logdir runs"
 
-# Interrupted, it goes on from its last checkpoint.
+# If interrupted, it continues from its last checkpoint.
 $(REPORT): | .venv/installed
 	@$(if $(SILENT),echo "NOTE: nvidia-smi gives no GPU within $(SMI_SECONDS) seconds: training on the CPU.")
 	@$(if $(SILENT),echo "$(BIN)/python -m cifar10 doctor says why. When that is mended: make clean train")
@@ -84,22 +84,22 @@ $(REPORT): | .venv/installed
 	  --train_dir $(TRAIN_DIR)
 	@$(HIDE)$(BIN)/python -m cifar10 report --train_dir $(TRAIN_DIR)
 
-# Three processes keep two cores busy, as tests also wait; one that has nothing left
-# takes tests from another.
+# Three processes keep two cores busy, since tests also wait. An idle process takes tests
+# from a busy one.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: .venv/installed
 	$(PYTEST)
 
-# The same and what is slow, the examples among it, in one run.
+# All tests, the slow ones and the examples included, in one run.
 test-all: .venv/installed-examples
 	$(PYTEST) -m 'not soak and not gpu and not peers'
 
-# One process: the tests divide the GPU among them.
+# One process, which splits the GPU.
 test-gpu: .venv/installed
 	$(BIN)/python -m pytest -m gpu
 
-# DRAW=100 SEED=1 draws so many at random instead, which tells what tests do not see.
+# DRAW=100 SEED=1 draws 100 random mutants instead, to find what tests miss.
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py $(if $(DRAW),--draw $(DRAW) --seed $(or $(SEED),0))
 
@@ -135,9 +135,9 @@ docs: .venv/installed
 linkcheck: .venv/installed
 	$(SPHINX) -b linkcheck
 
-# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. Memory against its plan,
-# which only an idle machine shows. As root networks that are cut (ip, iptables), and SLURM
-# on them (apt-get install slurm-wlm munge).
+# SOAK_KILLS random kills, 200 by default, take 40 minutes. Then used memory against the
+# plan, on an idle machine, and as root cut networks (ip, iptables) and SLURM on them
+# (apt-get install slurm-wlm munge).
 soak: .venv/installed
 	$(BIN)/python -m pytest -m soak
 
@@ -145,7 +145,7 @@ clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 INSTALL = $(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable
-# A candidate of TensorFlow brings Keras's nightly, in the same folder as Keras.
+# TensorFlow's release candidates bring keras-nightly, which installs into Keras's folder.
 ONE_KERAS = @$(BIN)/pip freeze | grep ^keras-nightly | xargs -r sh -c \
   '$(BIN)/pip uninstall -qy keras && $(BIN)/pip install -q --no-deps --force-reinstall $$0'
 
@@ -160,7 +160,7 @@ ONE_KERAS = @$(BIN)/pip freeze | grep ^keras-nightly | xargs -r sh -c \
 	$(ONE_KERAS)
 	touch $@
 
-# What the examples use, MLflow and others; training does without.
+# Packages of the examples, such as MLflow. Training does not need them.
 .venv/installed-examples: .venv/installed
 	$(INSTALL) '.[examples]'
 	$(ONE_KERAS)

@@ -30,6 +30,11 @@ class UsageError(Exception):
 
     The message names the value, the broken rule and the fix, in one or two sentences
     that need no traceback. Control characters in the message are escaped.
+
+    Example:
+        >>> Config(batch_size=0)
+        Traceback (most recent call last):
+        cifar10.errors.UsageError: --batch_size 0: ...
     """
 
     exit_code = EXIT_USAGE

@@ -98,7 +98,7 @@ def mended(text, folder, page):
         path = (folder / target).resolve()
         if re.match(r"[a-z]+:", target) or not path.exists():
             return match[0]  # What does not exist, Sphinx reports.
-        if ROOT / "dev" in path.parents:
+        if path.suffix == ".md" and DOCS not in path.parents and path not in PAGES:
             return f"path:{os.path.relpath(path, here)}"  # To download.
         name = PAGES.get(path)
         return os.path.relpath(f"{DOCS / name}.md" if name else path, here) + anchor
@@ -127,15 +127,17 @@ def mend_included(app, path, _, content):
 
 def mark_code(_, __, ___, ____, _____, lines):
     """Marks as code what a docstring indents after a blank line, and flags."""
-    marked, before, is_code = [], "", False
+    marked, before, is_code, is_example = [], "", False, False
     for line in lines:
-        is_indented = line.startswith("    ")
+        is_example = line.startswith(">>>") or (is_example and bool(line))
+        is_indented = line.startswith("    ") and not is_example
         if is_indented and not is_code and not before:
             marked += [".. code-block:: python", ""]
             is_code = True
         is_code = is_code and (is_indented or not line)
         # Of a flag's hyphens Sphinx makes a dash, but for code.
-        marked.append(line if is_code else _FLAG.sub(r"`\g<0>`", line))
+        is_plain = is_code or is_example
+        marked.append(line if is_plain else _FLAG.sub(r"`\g<0>`", line))
         before = line
     lines[:] = marked
 

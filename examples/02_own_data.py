@@ -2,7 +2,7 @@
 
     python examples/02_own_data.py [STEPS]
 
-After 500 steps it reads 97 of 100 digits that it has not seen.
+After 500 steps it reads 97 of 100 unseen digits.
 """
 
 import sys
@@ -38,7 +38,7 @@ def main():
         Config(
             model=network,
             data=((images[~test], labels[~test]), (images[test], labels[test])),
-            distortions="none",  # A digit that is mirrored is another one, or none.
+            distortions="none",  # A mirrored digit is another digit, or none.
             optimizer="adam",
             learning_rate=1e-3,
             moving_average_decay=0.99,

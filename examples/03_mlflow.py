@@ -16,7 +16,7 @@ class MLflow:
     """A hook that sends settings, curves and scores to a tracking server."""
 
     def on_start(self, run):
-        if mlflow.active_run():  # After a rollback it goes on.
+        if mlflow.active_run():  # Continues after a rollback.
             return
         noted = run.train_dir / "mlflow_run_id"
         earlier = noted.read_text() if noted.exists() else None

@@ -2,8 +2,8 @@
 
     python examples/05_follow.py [STEPS]
 
-The training has a `Follower` load each checkpoint, and another thread queries it all
-the time: it never waits, and every answer comes from one step's weights.
+A `Follower` loads each checkpoint of the training, and another thread queries it all
+the time. Queries never wait, and every answer comes from the weights of one step.
 """
 
 import sys
@@ -26,10 +26,10 @@ class Live:
 
 
 def ask(follower, images, labels, is_over):
-    """Scores the copy; prints a line for each set of weights that it had."""
+    """Scores the copy; prints a line for each set of weights."""
     last, ended = None, False
     while not ended:
-        ended = is_over.wait(0.02)  # And once more after the last step.
+        ended = is_over.wait(0.02)  # Then once more, after the last step.
         if follower.weights_step is None:
             continue
         step, logits, _ = follower.predict(images)

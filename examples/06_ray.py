@@ -1,8 +1,8 @@
-"""Trains on two workers of Ray, which starts all again when it loses one.
+"""Trains on two workers of Ray, which restarts all when one is lost.
 
     python examples/06_ray.py [STEPS]
 
-On a cluster, `runs` and the data have to be in folders that all machines share.
+On a cluster, all machines must share the folders of `runs` and the data.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""PartialFlow's sanity check: in three sections a network learns the same as whole.
+"""PartialFlow's sanity check: a network in three sections learns what it learns whole.
 
     python examples/07_sections.py [STEPS]
 
@@ -35,7 +35,7 @@ def peak():
 
 
 def trained(sections, steps):
-    """Returns losses by step, and the median seconds and most MB that steps took."""
+    """Returns losses by step, the median seconds of a step, and the peak in MB."""
     images, labels = datasets.find("auto").read("train")
     images = images[:, 2:30, 2:30].sum(axis=3, dtype=np.uint16) // 3
     flags = {"recipe": "tutorial", "distortions": "none", "precision": "float32"}
@@ -52,7 +52,7 @@ def trained(sections, steps):
 
 
 def draw(curves, path):
-    """Draws the losses of each curve, by its label."""
+    """Draws curves of losses, by label."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")

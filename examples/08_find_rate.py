@@ -1,4 +1,4 @@
-"""Finds a learning rate to try, by a short training whose rate rises.
+"""Suggests a learning rate, by a short training with a rising rate.
 
     python examples/08_find_rate.py [STEPS] [HIGHEST]
 
@@ -17,11 +17,11 @@ FLAGS = {"recipe": "tutorial", "optimizer": "sgd", "batch_size": 128}
 
 
 class ExplodedError(Exception):
-    """Ends the training, as higher rates need not be tried."""
+    """Ends the training, because higher rates are not worth trying."""
 
 
 class RangeTest:
-    """A hook that notes the average loss at each rate, until a loss explodes."""
+    """A hook that records the average loss at each rate, until a loss explodes."""
 
     def __init__(self):
         self.losses = {}
@@ -30,7 +30,7 @@ class RangeTest:
         self.losses[metrics["learning_rate"]] = metrics["cross_entropy/average"]
         if not metrics["cross_entropy"] <= 4 * min(
             self.losses.values()
-        ):  # NaN as well.
+        ):  # Also true of NaN.
             raise ExplodedError
 
 
@@ -39,7 +39,7 @@ def main():
     highest = float(sys.argv[2]) if sys.argv[2:] else 1.0
     images, labels = datasets.find("auto").read("train")
     flags = {**FLAGS, "data": (images, labels), "learning_rate": highest}
-    # The schedule itself stays constant, and an explosion is noticed by the hook.
+    # The schedule itself is constant, and the hook notices an explosion.
     flags |= {"schedule": "staircase", "epochs_per_decay": 1e6, "on_nan": "skip"}
     flags["warmup_epochs"] = steps * FLAGS["batch_size"] / len(images)
     test, end = RangeTest(), "did not explode"

@@ -2,10 +2,10 @@
 
 python examples/09_trackers.py [STEPS] [wandb | trackio]
 
-WANDB_MODE=offline needs no account; `wandb sync` uploads such a record later. Trackio,
-whose calls are those of wandb, keeps its records on this machine, and `trackio show`
-shows them. Trackio 0.43 declares that it needs Pillow below 13, which this package does
-not; it does run with Pillow 13: pip install trackio, then pip install "pillow>=13".
+WANDB_MODE=offline needs no account; `wandb sync` uploads such a record later. Trackio
+has wandb's interface, and keeps its records on this machine; `trackio show` shows them.
+Trackio 0.43 asks for Pillow below 13, but runs with Pillow 13, which this package
+needs: pip install trackio, then pip install "pillow>=13".
 """
 
 import importlib
@@ -25,7 +25,7 @@ class Tracker:
         self._started = False
 
     def on_start(self, run):
-        if self._started:  # After a rollback it goes on.
+        if self._started:  # Continues after a rollback.
             return
         noted = run.train_dir / f"{self._module.__name__}_run"
         if not noted.exists():

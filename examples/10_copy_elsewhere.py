@@ -9,9 +9,9 @@ COMMAND copies the folder {run}; it is started after each checkpoint:
     aws s3 sync {run} s3://bucket/runs/mine
     cp -r {run}/. /mnt/backup/mine          (the default, to runs/copied.copy)
 
-The training does not wait for a copy: a command that fails or hangs is told on stderr,
+The training does not wait for a copy: stderr reports a command that fails or hangs,
 and the next checkpoint starts another. Only at the end it waits, at most a minute, for
-the last one. To resume on any machine, copy the folder back, and then
+the last copy. To resume on any machine, copy the folder back, and then
 
     python train.py --resume FOLDER
 
@@ -44,7 +44,7 @@ class CopyElsewhere:
         self._thread = None
 
     def on_start(self, run):
-        if self._thread is None:  # It goes on after a rollback.
+        if self._thread is None:  # It continues after a rollback.
             run_dir = str(run.train_dir)
             words = [word.replace("{run}", run_dir) for word in self._command]
             self._thread = threading.Thread(
@@ -53,7 +53,7 @@ class CopyElsewhere:
             self._thread.start()
 
     def on_checkpoint(self, step, path):
-        self._is_due.set()  # One copy takes all checkpoints that came meanwhile.
+        self._is_due.set()  # One copy takes all checkpoints since the last.
 
     def on_end(self, step, why):
         self._is_over = True
@@ -75,7 +75,7 @@ class CopyElsewhere:
 
 
 def _run(words, timeout):
-    """Runs a command; ends it and what it has started after some seconds."""
+    """Runs a command; ends it and its child processes after some seconds."""
     with subprocess.Popen(  # noqa: S603 - the command that the user names.
         words,
         stdin=subprocess.DEVNULL,

@@ -26,8 +26,6 @@ _LONGEST_RECIPE = 50_000
 class Config(fields.Groups):
     """The configuration of a training run.
 
-        Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
-
     Every flag of train_multi_gpu.py is an argument with the same default, for example
     `resume="runs/mine"`. The settings that only recipes have, such as `stages`, are
     arguments too. Read values by group, for example `config.batch.batch_size`.
@@ -54,6 +52,13 @@ class Config(fields.Groups):
 
     Raises:
         UsageError: A value is invalid, or there is no such argument.
+
+    Example:
+        >>> config = Config(optimizer="adamw", learning_rate=0.001, max_steps=500)
+        >>> config.update.optimizer
+        'adamw'
+        >>> config.replace(seed=1).run.seed
+        1
     """
 
     model_function: Callable[..., Any] | None

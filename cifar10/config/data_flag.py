@@ -13,7 +13,9 @@ from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
-FOLDER, NPZ = KINDS = ("folder", "npz")
+FOLDER, NPZ = "folder", "npz"
+FILES = {".npz": NPZ}  # Kinds of files, which `input/datasets.py` reads.
+KINDS = (FOLDER, *FILES.values())
 FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python program.
 
 
@@ -40,9 +42,10 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(
             f"--data_dir {given['data_dir']} excludes --data {data}, a path. Omit one."
         )
-    kind = FOLDER if path.is_dir() else NPZ
-    if kind == NPZ and path.suffix != ".npz":
+    kind = FOLDER if path.is_dir() else FILES.get(path.suffix)
+    if kind is None:
         raise UsageError(
-            f"--data {data}: give an .npz file, or a folder with one folder per class."
+            f"--data {data}: give a folder with one folder per class, or a file that "
+            f"ends in {' or '.join(FILES)}."
         )
     return {**given, "data": kind, "data_dir": str(path)}

@@ -98,6 +98,15 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
 
     Attributes:
         closed: Set by `close()`.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> record = train(Config(data=(x, y), max_steps=4, batch_size=8))
+        Towers: ...
+        >>> with Follower(record.train_dir).start() as follower:
+        ...     step, logits, class_names = follower.predict(x[:3])
+        >>> step, logits.shape, class_names
+        (4, (3, 2), ('class 0', 'class 1'))
     """
 
     def __init__(

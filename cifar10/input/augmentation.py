@@ -23,12 +23,9 @@ from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import distortions, rand_augment
 from cifar10.input.distortions import BatchSlice, draw, uniform
 
-# A run's seed has 31 bits; the bits above number the streams of random numbers. Append
-# the stream of a new augmentation: other numbers would change every run's results.
-_STREAM = 2**32
-_RAND_AUGMENT, _ERASING, _ERASING_NOISE, _MIXING, _CUTOUT = range(
-    _STREAM, 6 * _STREAM, _STREAM
-)
+# Streams of random numbers, numbered above the 31 bits of a run's seed. Append that of
+# a new augmentation: another order would change the results of every run.
+STREAMS = ("rand_augment", "random_erasing", "noise", "mixing", "cutout")
 
 # The erased fraction of the image's area, and its ratio of width to height (section 5.1
 # of the paper). The ratio's logarithm is drawn uniformly, as in torchvision, so that
@@ -59,7 +56,7 @@ class Augmentation:
         """Applies RandAugment to a batch, with the seed of its step as in `distort`."""
         if given := self._parts.get("rand_augment"):
             count = 2 * given["operations"]
-            drawn = draw(count, _stream(seed, _RAND_AUGMENT), batch_slice)
+            drawn = draw(count, _stream(seed, "rand_augment"), batch_slice)
             images = rand_augment.apply(images, drawn, **given)
         return images
 
@@ -73,23 +70,24 @@ class Augmentation:
         """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
         if given := self._parts.get("random_erasing"):
             with tf.device("/cpu:0"):
-                seeds = tf.unstack(tf.reshape(_stream(seed, _ERASING_NOISE), [-1, 2]))
+                seeds = tf.unstack(tf.reshape(_stream(seed, "noise"), [-1, 2]))
                 noise = tf.stack([uniform(images.shape[1:], one) for one in seeds])
             if len(seeds) > 1:
                 noise = tf.repeat(noise, batch_slice.batch_size, axis=0)
-            drawn = draw(ERASING_NUMBERS, _stream(seed, _ERASING), batch_slice)
+            drawn = draw(ERASING_NUMBERS, _stream(seed, "random_erasing"), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
-            drawn = draw(2, _stream(seed, _CUTOUT), batch_slice)
+            drawn = draw(2, _stream(seed, "cutout"), batch_slice)
             images = cut_out(images, *drawn, **given)
         if any(self._mixing.values()):
-            drawn = draw(MIXING_NUMBERS, _stream(seed, _MIXING), batch_slice)
+            drawn = draw(MIXING_NUMBERS, _stream(seed, "mixing"), batch_slice)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 
 
-def _stream(seed: tf.Tensor, number: int) -> tf.Tensor:
-    """Returns a step's seed for one stream of random numbers."""
+def _stream(seed: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns a step's seed for one of `STREAMS`."""
+    number = 2**32 * (1 + STREAMS.index(name))
     with tf.device("/cpu:0"):
         return seed + tf.constant([number, 0], tf.int64)
 

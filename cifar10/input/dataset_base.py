@@ -50,6 +50,19 @@ class Dataset:
         left_out: Maps the name of each left-out picture to the reason.
         notes: Notes for the user.
         division: The division into splits by hashes (`regrouping.py`), if any.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> dataset = Dataset(
+        ...     name="black",
+        ...     directory=None,
+        ...     image_shape=(32, 32, 3),
+        ...     class_names=("cat", "dog"),
+        ...     description="64 black pictures",
+        ...     read=lambda split: (x, y.astype(np.int32)),
+        ... )
+        >>> dataset.classes, dataset.validation_split
+        (2, 'test')
     """
 
     name: str

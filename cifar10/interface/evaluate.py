@@ -44,6 +44,14 @@ def evaluate(
 
     Raises:
         UsageError: There is no such checkpoint, or the data does not fit the run.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> record = train(Config(data=(x, y), max_steps=4, batch_size=8))
+        Towers: ...
+        >>> metrics = evaluate(record, data=(x[:16], y[:16]))
+        >>> metrics["step"], 0 <= metrics["precision @ 1"] <= 1
+        (4, True)
     """
     if split not in SPLITS:
         raise UsageError(f"evaluate: split={split!r}: give {' or '.join(SPLITS)}.")

@@ -41,6 +41,16 @@ class Record:
         scores: Maps steps to the recorded score that `best_by` names, on the val split
             if there is one, else on the test split.
         config: The configuration of the run.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> config = Config(data=(x, y), max_steps=4, batch_size=8, log_frequency=2)
+        >>> record = train(config)
+        Towers: ...
+        >>> record.step, record.ended, sorted(record.history)
+        (4, 'max_steps', [2, 4])
+        >>> record.metrics["cross_entropy"] > 0
+        True
     """
 
     train_dir: Path
@@ -83,6 +93,13 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         StoppedError: A signal has ended the training.
         UsageError: A setting, a file or the machine prevents training; the message says
             how to continue.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> record = train(Config(data=(x, y), max_steps=4, batch_size=8))
+        Towers: ...
+        >>> record.step
+        4
     """
     if not isinstance(config, Config):
         raise UsageError(f"train: {type(config).__name__} is not a cifar10.Config.")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import keras
 
 _MUON = "muon"
+# Classes of `optimizer_classes.py` in lower case.
+OWN_NAMES = (_MUON,)
 # Classes of `keras.optimizers` in lower case, besides SGD. Ftrl is missing because it
 # recomputes every variable from the current rate: as the rate falls, all variables
 # vanish. ScheduleFreeAdamW is missing because it evaluates other values than it trains,
@@ -32,7 +34,7 @@ KERAS_NAMES = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
     *("lamb", "lion", "nadam", "rmsprop"),
 )
-NAMES = ("sgd", _MUON, *KERAS_NAMES)
+NAMES = ("sgd", *OWN_NAMES, *KERAS_NAMES)
 # Optimizers with an argument `momentum`, which --momentum sets.
 WITH_MOMENTUM = ("sgd", _MUON, "rmsprop")
 # Arguments of Keras's optimizers that may only be set by flags.
@@ -108,11 +110,10 @@ def build_optimizer(
     given |= arguments or {}
     excluded = given.pop(EXCLUDED, None)
     if name == _MUON:
-        kind: type[keras.optimizers.Optimizer] = optimizer_classes.Muon
         given["trained_parts"] = trained_parts
-    else:
-        of_keras = {key.lower(): kind for key, kind in vars(keras.optimizers).items()}
-        kind = name if isinstance(name, type) else of_keras[name]
+    classes = {**vars(keras.optimizers), **vars(optimizer_classes)}
+    of_names = {key.lower(): kind for key, kind in classes.items()}
+    kind = name if isinstance(name, type) else of_names[name]
     if scale_updates:
         kind = type(kind.__name__, (optimizer_classes.ScaledUpdates, kind), {})
     try:

@@ -17,7 +17,19 @@ from cifar10.towers.update import TrainState
 
 
 class Run(NamedTuple):
-    """The started or resumed run, as passed to `Hook.on_start`."""
+    """The started or resumed run, as passed to `Hook.on_start`.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> class Start:
+        ...     def on_start(self, run):
+        ...         self.run = run
+        >>> start = Start()
+        >>> record = train(Config(data=(x, y), max_steps=2, batch_size=8), [start])
+        Towers: ...
+        >>> start.run.step, start.run.settings["seed"]
+        (0, 0)
+    """
 
     step: int  # The number of steps done so far; 0 in a new run.
     train_dir: Path
@@ -44,6 +56,20 @@ class Hook:
     A hook need not inherit from this class. Its methods run between two steps, in the
     thread that trains; with several workers, only on the chief. An exception in a
     method ends the run; a note added to the exception says how to resume.
+
+    Example:
+        >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2
+        >>> class Losses:
+        ...     def on_start(self, run):
+        ...         self.by_step = {}
+        ...     def on_log(self, step, metrics):
+        ...         self.by_step[step] = metrics["total_loss"]
+        >>> losses = Losses()
+        >>> config = Config(data=(x, y), max_steps=4, batch_size=8, log_frequency=2)
+        >>> record = train(config, hooks=[losses])
+        Towers: ...
+        >>> sorted(losses.by_step)
+        [2, 4]
     """
 
     def on_start(self, run: Run) -> None:

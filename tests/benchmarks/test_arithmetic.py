@@ -4,7 +4,7 @@ from benchmarks import arithmetic
 from cifar10 import hardware
 
 
-def test_fast_takes_what_the_results_say_on_any_processor(monkeypatch):
+def test_fast_takes_the_documented_arithmetic_on_any_processor(monkeypatch):
     """Those with AVX2 alone compute some gradients by other operations."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
     monkeypatch.setattr(hardware, "processor_features", lambda: ["avx2"])

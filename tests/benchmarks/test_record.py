@@ -83,7 +83,7 @@ def test_a_record_is_entered_below_the_boards_header(board, capsys):
         (measured(0.95, 0.951, problem="Stopped after 3 of 250 steps"), "3 of 250"),
     ],
 )
-def test_what_is_no_record_is_not_entered(result, problem, board, capsys):
+def test_a_result_against_the_rules_is_not_entered(result, problem, board, capsys):
     before = board.read_text()
     with pytest.raises(UsageError, match=problem):
         record.enter(result, 94.0, ABOUT)
@@ -99,7 +99,7 @@ def test_a_level_that_is_no_percentage_is_refused(level, monkeypatch):
         record.main()
 
 
-def test_a_row_is_no_part_of_the_one_before(board):
+def test_a_new_row_is_separate_from_the_row_before(board):
     board.write_text(board.read_text().removesuffix("\n"))
     before = board.read_text()
     record.enter(measured(0.9407, 0.9406, 0.9405), 94.0, ABOUT)

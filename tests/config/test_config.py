@@ -102,9 +102,7 @@ def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
         ("staircase", True, {"batch_size"}),
     ],
 )
-def test_what_else_a_run_is_decides_whether_some_fields_may_change(
-    schedule, is_stateful, more
-):
+def test_some_fields_may_change_depending_on_the_run(schedule, is_stateful, more):
     always = set(fields.result_determining(Config()))
     assert always >= {"model", "data", "seed", "learning_rate", "global_batch_size"}
     assert not always & {"max_steps", "train_dir", "data_dir", "fresh"}
@@ -113,7 +111,7 @@ def test_what_else_a_run_is_decides_whether_some_fields_may_change(
     assert {*found} == always | more
 
 
-def test_what_config_json_cannot_hold_is_refused_at_the_start():
+def test_unrecordable_objects_are_refused_at_the_start():
     with pytest.raises(UsageError, match="JSON"):
         Config(optimizer_arguments={"name": {1, 2}})
 
@@ -136,7 +134,7 @@ def write(path, leave_out=(), **changes):
     return values
 
 
-def test_read_returns_what_was_written(path):
+def test_read_returns_the_written_records(path):
     written = write(path, seed=5, data_dir="/data")
     run_config.mark_as_own(path.read_bytes())
     run = RecordedRun.read(path.parent)
@@ -194,7 +192,7 @@ def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
     assert (config.run.train_dir, config.run.fresh) == (str(recorded), False)
 
 
-def test_resume_refuses_what_would_change_the_run(refusal, recorded, tmp_path):
+def test_resume_refuses_another_directory_or_recipe(refusal, recorded, tmp_path):
     for words in (
         ["--fresh"],
         ["--recipe", "fast"],

@@ -75,12 +75,12 @@ RESULT = """
 """
 
 
-def test_what_a_resumed_run_must_not_change_is_what_was_decided_on():
+def test_the_fields_fixed_for_a_run_are_the_decided_ones():
     """A field that loses its scope lets a run go on as another one."""
     assert {*fields.result_determining(Config())} == {*RESULT.split()}
 
 
-def test_flags_are_those_that_were_decided_on():
+def test_flags_are_the_decided_ones():
     for command, flags in FLAGS.items():
         done = runs.call(*command.split())
         assert done.returncode == 0

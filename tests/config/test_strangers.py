@@ -120,7 +120,7 @@ def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch
     assert not RecordedRun.read(path.parent).is_own
 
 
-def test_training_without_a_place_for_notes_goes_on(tmp_path):
+def test_training_continues_without_a_place_for_notes(tmp_path):
     (tmp_path / "state").touch()
     path = tmp_path / "run" / "config.json"
     assert "--trust_model" in begin(path.parent, SETTINGS)
@@ -153,7 +153,7 @@ def test_a_model_that_only_the_run_names_is_not_imported(marker, run_dir, comman
     assert marker.exists()
 
 
-def test_follower_imports_only_what_the_user_trusts_or_trained(marker, run_dir):
+def test_follower_imports_only_trusted_or_trained_models(marker, run_dir):
     describe(run_dir, model="small")
     follower = Follower(run_dir, trust_model="my_models:small")
     assert follower.look()

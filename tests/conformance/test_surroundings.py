@@ -9,7 +9,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
 @pytest.mark.parametrize("row", params(surrounding_rows.rows()))
-def test_what_surrounds_a_model_is_equal_or_refused(row, four_cpus, record_property):
+def test_optimizers_losses_and_metrics_are_equal_or_refused(
+    row, four_cpus, record_property
+):
     check(row, four_cpus, record_property)
 
 

@@ -63,7 +63,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert UNIT.name in done.stdout + done.stderr, "it looks at the unit"
 
 
-def test_the_unit_restarts_what_a_restart_may_mend():
+def test_the_unit_restarts_only_after_failures_that_a_restart_may_fix():
     """As the table of exit codes has it."""
     lines = [line for line in UNIT.read_text().splitlines() if "=" in line]
     settings = dict(line.split("=", 1) for line in lines if not line.startswith("#"))

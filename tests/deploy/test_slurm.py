@@ -115,7 +115,7 @@ def test_a_job_resumes_when_a_node_is_dead(slurm, submit, undisturbed, place):
     assert victim not in slurm.nodes(job)
 
 
-def test_a_job_goes_on_after_its_time(slurm, submit):
+def test_a_job_continues_after_its_time_limit(slurm, submit):
     """SLURM counts in minutes; with larger batches a piece has too little time."""
     job = submit("--signal=USR1@120", "--time=5", flags=LONG)
     slurm.reach(job, "The time is up.")
@@ -134,7 +134,7 @@ def test_a_time_that_is_shorter_than_the_start_ends_the_job(slurm, submit):
     assert "too short for the start" in slurm.log(job)
 
 
-def test_a_cancelled_job_ends_and_a_signalled_one_goes_on(slurm, submit, undisturbed):
+def test_a_cancelled_job_ends_and_a_signalled_job_continues(slurm, submit, undisturbed):
     job = submit()
     slurm.reach(job, "step 70,")
     slurm.cancel("--signal=USR1", job)

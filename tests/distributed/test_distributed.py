@@ -114,7 +114,7 @@ def assert_all_hold(states, expected):
             assert value.tobytes() == right.tobytes()
 
 
-def test_mirrored_variables_compute_what_shared_ones_do(towers):
+def test_mirrored_variables_compute_the_same_as_shared_ones(towers):
     shared, mirrored, states = towers
     for seed in range(2):
         expected, result = shared.step(batches(seed)), mirrored.step(batches(seed))

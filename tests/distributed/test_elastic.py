@@ -58,7 +58,7 @@ def stop_at(step, requested):
         (STATEFUL, {"accumulate": 2, "sections": "batch_normalization,dropout"}),
     ],
 )
-def test_run_goes_on_with_other_towers_and_workers(
+def test_a_run_continues_with_other_towers_and_workers(
     tmp_path, stand_in_dir, model, batches
 ):
     """Four towers; two workers of one; two towers with variables of their own."""

@@ -66,7 +66,7 @@ def train(train_dir, data_dir, hooks=(), **options):
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_replicas_compute_what_one_tower_does_in_calls_and_beyond_a_resume(
+def test_replicas_equal_one_tower_in_calls_and_beyond_a_resume(
     tmp_path, stand_in_dir, count
 ):
     one = train(tmp_path / "one", stand_in_dir)
@@ -91,7 +91,7 @@ def test_later_trainings_of_a_process_sum_apart(four_cpus):
         assert [int(state.global_step) for state in states] == [1] * count
 
 
-def test_what_is_frozen_may_change_from_step_to_step(four_cpus):
+def test_frozen_variables_may_change_from_step_to_step(four_cpus):
     """As in stages; then the vector has other numbers of elements."""
     builder, states = builder_of(four_cpus, 2)
     builder.share([], variables=True)

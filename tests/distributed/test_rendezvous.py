@@ -169,7 +169,7 @@ def test_a_chief_that_stops_halfway_is_missing(addresses, monkeypatch):
             assert "in vain for worker 0" in str(waiting.end())
 
 
-def test_what_else_answers_at_the_chiefs_port_is_not_the_chief(addresses):
+def test_another_program_at_the_chiefs_port_is_not_the_chief(addresses):
     host, _, port = addresses[0].partition(":")
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(socket.create_server((host, int(port))))

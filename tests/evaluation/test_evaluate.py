@@ -88,7 +88,7 @@ def test_every_image_counts_once(four_cpus, batch_size):
         assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
 
 
-def test_given_values_are_scored_and_each_image_is_told_in_order(four_cpus):
+def test_given_values_are_scored_and_each_image_is_reported_in_order(four_cpus):
     model, averaged = make_model(), make_model()
     own = [variable.numpy() for variable in model.variables]
     random = np.random.default_rng(4)

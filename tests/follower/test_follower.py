@@ -45,7 +45,7 @@ def follower(run_dir):
 
 
 @pytest.mark.parametrize("use_averages", [True, False])
-def test_it_answers_bit_for_bit_what_an_evaluation_scores(run_dir, use_averages):
+def test_its_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
     save(run_dir, 10)
     follower = Follower(run_dir, use_averages=use_averages)
     assert follower.look()
@@ -289,7 +289,7 @@ def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir, follower):
     assert follower.refusals == []
 
 
-def test_a_new_run_whose_model_cannot_be_built_leaves_the_old_one(run_dir, follower):
+def test_a_new_run_with_an_unknown_model_leaves_the_old_copy(run_dir, follower):
     run_dir.rename(run_dir.with_name("run.1"))
     describe(run_dir, model="nothing", parameters=1)
     save(run_dir, 5)

@@ -69,7 +69,7 @@ def follow(run_dir, monkeypatch):
     class Dataset:
         classes, name, is_real, description = 10, "none", False, "no data"
         class_names = tuple("abcdefghij")
-        parts = ("train", "test")
+        splits = ("train", "test")
 
         def read(self, split):
             label = {"test": 3, "train": 7}[split]
@@ -227,7 +227,7 @@ def test_one_step_or_the_best_that_is_left_is_scored_once(run_dir, follow, capsy
     assert follow(step="best") == [25]
 
 
-def test_a_step_that_cannot_be_scored_is_refused_with_what_there_is(run_dir, follow):
+def test_an_unusable_step_is_refused_with_the_usable_ones(run_dir, follow):
     save(run_dir, 10)
     (save(run_dir, 20) / "manifest.json").write_text("{}")
     for step, named in (

@@ -117,7 +117,9 @@ def test_a_held_out_val_part_leaves_the_pictures_their_numbers(tmp_path):
         corrected(dataset, listed(tmp_path, f"train picture {held_out},"))
 
 
-def test_fingerprint_is_of_what_is_corrected_and_not_of_the_file(tmp_path, photos):
+def test_the_fingerprint_depends_on_the_corrections_and_not_on_the_file(
+    tmp_path, photos
+):
     plain = find(photos, tmp_path / "cache")
 
     def fingerprint(*rows, **how):
@@ -178,7 +180,7 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path, photos):
         corrected(find(photos, tmp_path / "cache"), file)
 
 
-def test_what_is_no_such_file_is_refused(tmp_path, photos):
+def test_other_files_are_refused_as_corrections(tmp_path, photos):
     plain = find(photos, tmp_path / "cache")
     for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:

@@ -64,7 +64,7 @@ def test_unusable_data_is_refused(given, named):
 OWN = {"data": "folder", "class_names": ["a", "b"], "classes": 2}
 
 
-def test_a_run_says_what_its_images_and_classes_are():
+def test_a_run_describes_its_images_and_classes():
     described = datasets.describe(recorded(**OWN, image_shape=[64, 48, 1]))
     assert described == ((64, 48, 1), ("a", "b"))
     shape, names = datasets.describe(recorded(data="cifar100"))
@@ -84,7 +84,7 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
             find(recorded(**settings))
 
 
-def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
+def test_a_run_is_scored_on_the_present_pictures_after_a_change(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

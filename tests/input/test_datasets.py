@@ -233,7 +233,7 @@ def test_folders_of_pictures_are_not_taken_for_cifar100(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_ends_where_a_download_was_cut_and_goes_on_later(cache):
+def test_auto_ends_at_a_cut_download_and_continues_it_later(cache):
     with sites.serving(content=PACKED["cifar10"], cut=500, takes_ranges=False) as site:
         with pytest.raises(UnavailableError) as caught:
             datasets.find("auto", None, site.url)

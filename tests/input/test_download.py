@@ -86,7 +86,7 @@ def test_connection_that_ends_again_and_again_costs_nothing(tmp_path, capsys):
     assert "MD5" not in capsys.readouterr().err
 
 
-def test_connection_that_ends_for_good_is_told_from_a_wrong_archive(tmp_path):
+def test_a_lost_connection_and_a_wrong_archive_have_different_messages(tmp_path):
     with serving(cut=150_000, takes_ranges=False) as site:
         error = fails(tmp_path, site.url, kept=150_000)
     assert isinstance(error, UnavailableError)
@@ -135,7 +135,7 @@ def test_whole_part_is_unpacked_without_a_server(tmp_path):
     assert_good(tmp_path)
 
 
-def test_stalled_server_ends_and_what_arrived_is_kept(tmp_path, monkeypatch):
+def test_a_stalled_download_ends_and_keeps_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TIMEOUT", 0.3)
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
     with serving(raw=head + CONTENT[:10_000], delay=2.0) as site:
@@ -210,7 +210,7 @@ def test_wrong_content_is_refused_and_not_kept(tmp_path, attributes, word):
     assert_good(tmp_path)
 
 
-def test_page_does_not_spoil_what_has_arrived(tmp_path):
+def test_a_page_does_not_spoil_the_downloaded_part(tmp_path):
     (tmp_path / PART).write_bytes(CONTENT[:150_000])
     with serving(content=b"<html>Log in!</html>", kind="text/html") as site:
         site.takes_ranges = False
@@ -313,7 +313,7 @@ def slow(monkeypatch):
     return {"piece": 4_000, "delay": 0.05}
 
 
-def test_source_that_lies_costs_nothing_of_what_was_kept(tmp_path):
+def test_a_lying_source_costs_no_kept_bytes(tmp_path):
     lie = CONTENT[:1000] + bytes(len(CONTENT) - 1000)
     for takes_ranges in (True, False):
         folder = tmp_path / str(takes_ranges)
@@ -340,7 +340,7 @@ def test_next_source_is_asked_where_one_is_away_or_wrong(tmp_path):
     assert (down.asked, wrong.asked, good.asked) == (1, 1, 1)
 
 
-def test_all_failures_are_told_and_one_that_may_pass_decides_the_exit_code(tmp_path):
+def test_all_failures_are_reported_and_a_temporary_one_decides_the_exit_code(tmp_path):
     with serving(status=503) as down, serving(status=404) as missing:
         error = fails(tmp_path, archive=with_urls(down.url, missing.url))
         assert error.exit_code == 75
@@ -349,7 +349,7 @@ def test_all_failures_are_told_and_one_that_may_pass_decides_the_exit_code(tmp_p
         assert fails(tmp_path, archive=with_urls(missing.url)).exit_code == 2
 
 
-def test_faster_source_goes_on_where_a_slow_one_began(tmp_path, slow):
+def test_a_faster_source_continues_the_download_of_a_slow_one(tmp_path, slow):
     with serving(**slow) as first, serving() as second:
         fetch(tmp_path, archive=with_urls(first.url, second.url))
     assert_good(tmp_path)

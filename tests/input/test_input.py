@@ -133,7 +133,7 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     assert 0.3 < epochs[0].mean() < 0.7
 
 
-def test_what_is_mirrored_is_drawn_apart_from_all_steps(monkeypatch):
+def test_mirroring_is_drawn_independently_of_all_steps(monkeypatch):
     seeds = []
 
     def noting(shape, seed):
@@ -277,7 +277,7 @@ def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():
 # ---- batches made on the devices
 
 
-def test_batches_made_on_devices_are_those_of_the_queues(four_cpus):
+def test_batches_made_on_devices_equal_the_batches_of_the_queues(four_cpus):
     options = {"batch_size": 8, "start_step": 11}
     expected = training_batches("flip_translate", towers=3, **options)
     source = IMAGES, NUMBERS, maker("flip_translate")
@@ -296,7 +296,7 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(EVERYTHING, 1000)])
 @pytest.mark.parametrize("distortion", DISTORTIONS)
-def test_batches_of_a_call_made_at_once_are_those_of_its_steps(
+def test_batches_of_a_call_made_at_once_equal_the_batches_of_its_steps(
     four_cpus, distortion, augmentation
 ):
     """Bit for bit, on two towers of the second of two workers."""

@@ -63,9 +63,7 @@ def goes_on(copy, tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("program", ["cp", "rsync"])
-def test_a_run_is_copied_to_a_folder_and_goes_on_from_there(
-    copier, tmp_path, undisturbed, program
-):
+def test_a_run_copied_to_a_folder_resumes_there(copier, tmp_path, undisturbed, program):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     words = {"cp": ["cp", "-r", "{run}/."], "rsync": ["rsync", "-a", "{run}/"]}
@@ -75,7 +73,7 @@ def test_a_run_is_copied_to_a_folder_and_goes_on_from_there(
     goes_on(copy, tmp_path, undisturbed)
 
 
-def test_a_run_is_copied_to_a_store_of_objects_and_goes_on_from_there(
+def test_a_run_copied_to_an_object_store_resumes_from_there(
     copier, tmp_path, undisturbed
 ):
     objects = {}
@@ -112,7 +110,7 @@ def test_a_run_is_copied_to_a_store_of_objects_and_goes_on_from_there(
         (["sleep", "600"], "timed out"),
     ],
 )
-def test_a_copy_that_fails_or_hangs_is_told_and_harms_nothing(
+def test_a_failing_or_hanging_copy_is_reported_and_harms_nothing(
     copier, tmp_path, undisturbed, capfd, command, told
 ):
     record = trained(tmp_path / "run", copier(command, timeout=0.5))

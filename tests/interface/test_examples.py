@@ -70,7 +70,7 @@ def test_data_of_ones_own(example):
 
 
 @needs("mlflow")
-def test_a_resumed_run_goes_on_with_its_record_in_mlflow(example, tmp_path):
+def test_a_resumed_run_continues_its_record_in_mlflow(example, tmp_path):
     database = tmp_path / "mlflow.db"  # What a server keeps.
     for steps in (10, 20):
         example("03_mlflow.py", steps, MLFLOW_TRACKING_URI=f"sqlite:///{database}")
@@ -108,7 +108,7 @@ def wandb_history(log):
 
 
 @needs("wandb")
-def test_a_resumed_run_goes_on_with_its_record_in_wandb(example, tmp_path):
+def test_a_resumed_run_continues_its_record_in_wandb(example, tmp_path):
     for steps in (10, 20):
         example("09_trackers.py", steps, "wandb", WANDB_MODE="offline")
     train_dir = tmp_path / "runs" / "tracked"
@@ -126,7 +126,7 @@ def test_a_resumed_run_goes_on_with_its_record_in_wandb(example, tmp_path):
 
 
 @needs("optuna")
-def test_a_search_goes_on_and_ends_in_a_recipe(example, tmp_path):
+def test_a_search_continues_and_ends_in_a_recipe(example, tmp_path):
     first = example("04_optuna.py", 1, 4)
     assert "runs/search/best.toml" in first
     example("04_optuna.py", 1, 4)

@@ -127,7 +127,7 @@ def test_a_run_on_data_that_only_older_versions_look_up_is_scored_on_given_data(
         Config(resume=copy, model=local())
 
 
-def test_evaluate_finds_what_the_training_found(trained):
+def test_evaluate_equals_the_evaluation_of_the_training(trained):
     record = trained[1]
     for step in (4, 6):
         found = evaluate(record, step=step)
@@ -299,7 +299,7 @@ def test_scoring_needs_data_that_fits(trained, tmp_path):
         evaluate(trained[0], num_examples=0)
 
 
-def test_functions_are_named_by_what_imports_them(monkeypatch):
+def test_functions_have_the_name_that_imports_them(monkeypatch):
     assert name_of_function(small_runs.small) == "small_runs:small"
     assert name_of_function(local()) == "python:linear"
     main = types.ModuleType("__main__")

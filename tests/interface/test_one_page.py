@@ -114,7 +114,7 @@ def test_steps_end_where_those_of_the_package_end(
 
 
 @pytest.mark.slow
-def test_it_trains_goes_on_and_scores(tmp_path, stand_in_dir):
+def test_it_trains_resumes_and_scores(tmp_path, stand_in_dir):
     words = [PAGE, "--train_dir", tmp_path, "--data_dir", stand_in_dir]
 
     def run(*more):

@@ -141,7 +141,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_towers_compute_what_one_does(tmp_path, case):
+def test_two_towers_compute_the_same_as_one(tmp_path, case):
     given = CASES[case]()
     one, of_one = trained(tmp_path / "1", **given)
     two, of_two = trained(tmp_path / "2", num_gpus=2, **given)
@@ -381,7 +381,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_what_towers_cannot_share_is_refused(tmp_path, why):
+def test_objects_that_towers_cannot_share_are_refused(tmp_path, why):
     with pytest.raises(UsageError, match=why):
         train(config(tmp_path / "run", **BAD[why]()))
     assert not (tmp_path / "run").exists()
@@ -511,7 +511,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("why", NONSENSE)
 @pytest.mark.parametrize("kind", ["loss", "metrics"])
-def test_what_an_own_function_has_to_return_is_said(tmp_path, why, kind):
+def test_a_wrong_result_of_an_own_function_is_refused(tmp_path, why, kind):
     function = NONSENSE[why]
     given = {"m": function} if kind == "metrics" else function
     name = "metrics/m" if kind == "metrics" else "total_loss"

@@ -93,7 +93,7 @@ def test_published_weights_that_are_absent_or_damaged_are_refused(
     "application",
     ["MobileNetV2", "EfficientNetB0", "VGG16"],  # -1 to 1; a layer more; blue first.
 )
-def test_it_computes_from_our_images_what_keras_computes_from_pixels(
+def test_it_computes_the_same_from_our_images_as_keras_from_pixels(
     application, tmp_path, monkeypatch
 ):
     """With weights that are as far from their initial values as published ones."""

@@ -203,7 +203,7 @@ def test_a_tower_trains_it_as_keras_does(monkeypatch, kind):
         np.testing.assert_allclose(value, of_keras, rtol=1e-5, atol=1e-6)
 
 
-def test_towers_agree_on_what_a_layer_assigns(monkeypatch, four_cpus):
+def test_towers_agree_on_the_assignments_of_a_layer(monkeypatch, four_cpus):
     ends = []
     for count in (1, 2, 4):
         model = built(monkeypatch, MODELS["assigned-kernel"])
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_towers_would_compute_otherwise_is_refused(monkeypatch, kind):
+def test_models_that_towers_would_compute_differently_are_refused(monkeypatch, kind):
     function, why = REFUSED[kind]
     model = built(monkeypatch, function)  # An evaluation takes it.
     with pytest.raises(UsageError, match=why):
@@ -254,7 +254,7 @@ def test_numbers_that_no_checkpoint_holds_are_random_or_refused(monkeypatch):
         custom.check_training("own", model, SHAPE, CLASSES, deterministic=True)
 
 
-def test_a_layer_that_cannot_compute_in_bfloat16_is_told_of_float32(monkeypatch):
+def test_a_failure_in_bfloat16_suggests_float32(monkeypatch):
     class Constant(layers.Layer):
         def call(self, inputs):
             return inputs * tf.constant(2.0)

@@ -164,14 +164,14 @@ def test_loss_by_hand(given, computed):
     penalties = [tf.constant(0.25, computed), tf.constant(1.5, computed)]
     parts = loss(logits, labels, penalties)
     assert {value.dtype.name for value in parts.values()} == {computed}
-    assert {name: float(value) for name, value in parts.items()} == pytest.approx(
-        {
-            "total_loss": CROSS_ENTROPY + 1.75,
-            "cross_entropy": CROSS_ENTROPY,
-            "penalties": 1.75,
-            "precision @ 1": 2 / 3,
-        },
-        rel=1e-2 if given == "bfloat16" else 1e-6,
+    expected = {
+        "total_loss": CROSS_ENTROPY + 1.75,
+        "cross_entropy": CROSS_ENTROPY,
+        "penalties": 1.75,
+        "precision @ 1": 2 / 3,
+    }
+    assert {name: float(parts[name]) for name in expected} == pytest.approx(
+        expected, rel=1e-2 if given == "bfloat16" else 1e-6
     )
     assert float(loss(logits, labels, [])["penalties"]) == 0.0
 
@@ -203,7 +203,7 @@ def test_penalties_of_different_types_add_up():
     assert float(computed["penalties"]) == 0.75
 
 
-def test_a_mixed_image_weighs_what_its_parts_do():
+def test_a_mixed_image_weighs_as_much_as_its_parts():
     logits, labels = logits_and_labels()
     weights = np.array([0.5, 3.0])
 

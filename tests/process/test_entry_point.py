@@ -94,7 +94,7 @@ def importing(folder, words="cli.import_tensorflow()", end="", **environment):
     return runs.run_anew("-c", code, env=environment)
 
 
-def test_import_hides_what_tensorflow_writes_unless_the_user_asks(tmp_path):
+def test_import_hides_tensorflows_output_unless_the_user_asks(tmp_path):
     after = "cli.import_tensorflow(); os.write(2, b'descriptor\\n')"
     assert importing(tmp_path, after).stderr == f"{STARTING}descriptor\n"
     done = importing(tmp_path, TF_CPP_MIN_LOG_LEVEL="0")
@@ -117,7 +117,7 @@ def test_onednn_computes_unless_rounding_matters_or_the_user_has_chosen(
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{expected}\n", STARTING)
 
 
-def test_batch_norm_on_gpus_is_told_to_leave_the_order_of_dimensions(monkeypatch):
+def test_batch_norm_on_gpus_keeps_the_order_of_dimensions(monkeypatch):
     name = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # It has started already.
     for before, deterministic, after in (
@@ -199,7 +199,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch):
+def test_shown_texts_do_not_control_the_terminal(monkeypatch):
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
@@ -212,7 +212,7 @@ def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch):
     assert str(UsageError(ESCAPE)).isprintable()
 
 
-def test_what_programs_read_is_as_it_is_and_messages_beside_it_are_not(monkeypatch):
+def test_output_for_programs_is_unchanged_and_messages_are_escaped(monkeypatch):
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
@@ -245,7 +245,7 @@ def test_a_closed_stream_ends_no_training(tmp_path, stand_in_dir, closed):
 
 
 @pytest.mark.slow
-def test_what_keras_is_set_to_elsewhere_changes_nothing(tmp_path, stand_in_dir):
+def test_global_settings_of_keras_change_nothing(tmp_path, stand_in_dir):
     settings = {"backend": "jax", "image_data_format": "channels_first"}
     (tmp_path / "keras.json").write_text(json.dumps(settings | {"floatx": "float16"}))
     found = []

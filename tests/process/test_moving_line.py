@@ -103,7 +103,7 @@ def on_terminal(middle="pass", columns=60, keys=b"", term="xterm"):
     return process.wait(timeout=60), [row.rstrip() for row in screen.rows], text
 
 
-def test_line_vanishes_before_what_lasts_and_at_the_end():
+def test_the_line_vanishes_before_other_output_and_at_the_end():
     code, rows, written = on_terminal()
     assert code == 0
     assert rows == ["a score", "a warning", "Done.", ""]

@@ -46,7 +46,7 @@ def test_the_private_names_are_these_and_exist():
     assert {*existing["_option_string_actions"]} == {"-h", "--help"}
 
 
-def test_the_private_modules_are_these_and_have_what_is_used():
+def test_the_private_modules_exist_with_the_used_names():
     imported = {
         node.module
         for tree in TREES

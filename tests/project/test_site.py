@@ -1,7 +1,6 @@
 """The documentation site: it builds, its links lead somewhere, its code runs."""
 
 import html.parser
-import inspect
 import os
 import re
 import shlex
@@ -119,8 +118,6 @@ def test_python_on_the_site_runs(tmp_path, monkeypatch):
                 continue
             short = re.sub(r"max_steps=\d+", "max_steps=2, batch_size=8", code)
             exec(compile(short, str(path), "exec"), known)  # noqa: S102
-    for code in docstring_blocks():
-        exec(compile(code, "a docstring", "exec"), {**known, **vars(cifar10)})  # noqa: S102
     assert known["record"].step == 2
     assert known["logits"].shape == (64, 10)
 
@@ -147,13 +144,6 @@ def test_the_hook_that_profiles_marks_each_step(tmp_path, stand_in_dir):
                 assert found["_r"].int64_value == 1
                 marked.append(found["step_num"].int64_value)
     assert marked == [3, 4, 5, 6, 7]
-
-
-def docstring_blocks():
-    """Returns the code in the docstrings of the public names."""
-    texts = [inspect.getdoc(getattr(cifar10, name)) for name in cifar10.__all__]
-    indented = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)(?=\n)")
-    return [textwrap.dedent(one) for text in texts for one in indented.findall(text)]
 
 
 # Appended to a pasted command, so that it takes seconds.

@@ -212,7 +212,7 @@ def test_damaged_checkpoint_is_passed_over_and_strays_stay(
     assert in_event_files(train_dir) == {*STEPS}
 
 
-def test_workers_go_on_from_what_the_chief_has_counted(tmp_path):
+def test_workers_continue_from_the_counts_of_the_chief(tmp_path):
     """Else they would end after other steps, and wait for each other for ever."""
     worker = progress(tmp_path, 2)
     of_chief = [7, 3, 2, 1, 4]

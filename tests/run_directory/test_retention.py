@@ -55,7 +55,7 @@ def test_the_newest_stays_where_its_name_sorts_before_the_older_one(run_dir):
     assert keep(run_dir) == [100_000_000]
 
 
-def test_strays_and_those_of_another_run_are_neither_counted_nor_deleted(run_dir):
+def test_stray_and_foreign_checkpoints_are_neither_counted_nor_deleted(run_dir):
     save(run_dir, 1, 2, 3, 9)  # The run has not reached step 9.
     folder = run_dir / "checkpoints"
     (folder / "step-00000010").write_text("a file")
@@ -101,7 +101,7 @@ def test_scores_that_cannot_be_read_delete_nothing(run_dir):
 # What a user has marked.
 
 
-def test_what_a_user_has_marked_stays_and_is_intact(run_dir):
+def test_a_marked_checkpoint_stays_intact(run_dir):
     save(run_dir, 1, 2, 3)
     (folder_of(run_dir, 2) / checkpoints.KEEP).touch()
     assert keep(run_dir) == [2, 3]

@@ -93,7 +93,7 @@ def test_same_settings_resume_and_others_that_do_not_matter_are_taken_over(run):
     assert (run / "checkpoints" / "weights").read_bytes() == b"precious"
 
 
-def test_what_was_simulated_says_so_until_a_new_run_begins(tmp_path):
+def test_a_simulated_run_says_so_until_a_new_run_begins(tmp_path):
     run = tmp_path / "run"
     for simulated, fresh, is_told in (
         (False, False, False),

@@ -16,7 +16,7 @@ from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
 
-def test_a_plan_counts_what_the_gradients_need():
+def test_a_plan_counts_the_tensors_of_the_gradients():
     """The images and the outputs of ReLU, but neither its inputs nor other shapes."""
     side, channels = 8, 4
     layers = []
@@ -71,7 +71,7 @@ def test_the_limit_of_a_cpu_is_a_part_of_its_free_memory_unless_it_is_given(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sections", [1, 3])
-def test_plans_are_close_to_what_is_measured(sections, real_data_dir, monkeypatch):
+def test_plans_are_close_to_measurements(sections, real_data_dir, monkeypatch):
     """Three models, three sizes of batch, each in a process of its own."""
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)  # As a user's.
     options = {"precision": "float32", "warm": False}

@@ -455,7 +455,7 @@ def test_a_plan_counts_the_batches_that_accumulation_keeps():
     assert four.tower_bytes - once.tower_bytes == 3 * batch + gradients
 
 
-def test_a_boundary_takes_what_the_batch_has_there():
+def test_a_boundary_takes_the_bytes_of_the_whole_batch():
     """A cut at wide tensors would cost what it was to save."""
     of_image = (6 * 6 * 4, 144)  # After the convolution, and flattened.
     expected = {place: BATCH * 4 * size for place, size in enumerate(of_image, 1)}

@@ -164,7 +164,7 @@ def test_machine_without_a_gpu_or_driver_gets_a_note(text, say, find, capsys):
     assert doctor.explain_missing_gpus() == note
 
 
-def test_hidden_gpus_are_told(say, find, monkeypatch, capsys):
+def test_hidden_gpus_are_reported(say, find, monkeypatch, capsys):
     say(TWO)
     find(1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -189,7 +189,7 @@ def test_healthy_machine_gets_no_advice(say, find, monkeypatch, capsys):
     assert doctor.explain_missing_gpus() == ""
 
 
-def test_gpus_that_only_compute_alone_are_told(say, find, monkeypatch, capsys):
+def test_gpus_without_working_copies_are_reported(say, find, monkeypatch, capsys):
     say(TWO)
     find(2)
     monkeypatch.setattr(doctor.gpu_links, "_CHILD", "import sys; sys.exit(3)")

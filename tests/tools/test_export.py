@@ -83,9 +83,7 @@ def onnx_outputs(path, images):
     return session.run(None, {"images": images})[0]
 
 
-def test_savedmodel_computes_what_the_averages_do_in_float32(
-    run_dir, tmp_path, stand_in_dir
-):
+def test_savedmodel_computes_the_averages_in_float32(run_dir, tmp_path, stand_in_dir):
     output = tmp_path / "model"
     words = runs.flags(train_dir=run_dir, output=output)
     done = runs.call("cifar10/__main__.py", "export", *words)

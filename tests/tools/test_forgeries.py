@@ -327,7 +327,7 @@ def test_starts_are_in_the_chain_and_shown(run, capsys):
     assert audited(run, capsys)["breaks"]
 
 
-def test_a_run_of_before_is_audited_and_what_it_lacks_is_unchecked(run, capsys):
+def test_an_older_run_is_audited_and_missing_entries_are_unchecked(run, capsys):
     """Its links held no devices, its manifests no averages, its lines no penalties."""
     (run / "starts.jsonl").unlink()
     for step in checkpoints.steps(run / "checkpoints"):

@@ -44,7 +44,7 @@ def steps(said):
     return [line for line in said.splitlines() if line.startswith("step")]
 
 
-def test_files_get_what_an_evaluation_computes(small_run, folder, capsys):
+def test_files_get_the_answers_of_an_evaluation(small_run, folder, capsys):
     assert predict(small_run, folder, json=True, top_k=10) == 0
     written = capsys.readouterr()
     assert not written.err
@@ -58,9 +58,7 @@ def test_files_get_what_an_evaluation_computes(small_run, folder, capsys):
         np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
 
 
-def test_a_folder_is_predicted_whole_without_what_systems_add(
-    small_run, tmp_path, capsys
-):
+def test_predict_takes_a_whole_folder_without_system_files(small_run, tmp_path, capsys):
     for name in ("a/1.png", "a/b/2.png", "@eaDir/1.png/3.png", "__MACOSX/._1.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(packed(IMAGES[0]))
@@ -76,9 +74,7 @@ def test_a_folder_is_predicted_whole_without_what_systems_add(
         command.predict_files(options)
 
 
-def test_what_a_folder_holds_besides_pictures_is_counted_and_named(
-    small_run, tmp_path, capsys
-):
+def test_other_files_of_a_folder_are_counted_and_named(small_run, tmp_path, capsys):
     for name in (f"{'é' * 100}.png", "photo", "a.jpg_large", "b.jpg.1"):
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(packed(IMAGES[0]))

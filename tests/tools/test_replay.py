@@ -586,7 +586,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
-def test_what_was_tampered_with_is_found(copied, capsys, kind):
+def test_tampering_is_found(copied, capsys, kind):
     tamper, segments = TAMPERED[kind]
     tamper(copied)
     found = audited(copied, capsys)
@@ -619,9 +619,7 @@ def test_an_edited_configuration_is_found_by_the_chain(copied, capsys):
     assert "checkpoint of step 5: seed was 0, but is 1 in config.json" in breaks
 
 
-def test_stolen_weights_that_a_run_goes_on_with_are_found(
-    stand_in_dir, tmp_path, capsys
-):
+def test_exchanged_weights_of_a_resumed_run_are_found(stand_in_dir, tmp_path, capsys):
     values = {"batch_size": 4, "checkpoint_steps": 5, "data": "synthetic"}
     values["data_dir"] = str(stand_in_dir)
     stolen = trained(tmp_path / "stolen", max_steps=10, seed=1, **values)

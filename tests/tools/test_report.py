@@ -202,7 +202,7 @@ def test_confidence_is_at_the_temperature_and_open_steps_are_no_number(copy, tmp
     assert "max epochs" not in rows
 
 
-def test_report_says_what_a_run_lacks(copy, tmp_path, capsys):
+def test_the_report_names_missing_parts_of_a_run(copy, tmp_path, capsys):
     poor = copy.rename(tmp_path / HOSTILE.replace("/", "|"))
     for name in ("eval", "train"):
         shutil.rmtree(poor / name)

@@ -131,7 +131,7 @@ def test_a_run_within_another_counts_once(folder):
     assert found["stopped/within"]["bytes"] == found["lost"]["bytes"]
 
 
-def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
+def test_only_named_runs_are_removed_and_only_after_confirmation(folder, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "picture.png").touch()
@@ -156,9 +156,7 @@ def test_only_what_is_named_is_removed_once_that_is_confirmed(folder, tmp_path):
 @pytest.mark.parametrize(
     "name", ["training", "link", "other", "trials", "../outside", "outer"]
 )
-def test_what_is_in_use_or_no_run_is_not_removed_nor_what_is_named_with_it(
-    folder, tmp_path, name
-):
+def test_prune_removes_nothing_if_one_name_is_in_use_or_no_run(folder, tmp_path, name):
     shutil.copytree(folder / "stopped", tmp_path / "outside")
     (folder / "link").symlink_to(tmp_path / "outside")
     shutil.copytree(folder / "stopped", folder / "outer")
@@ -180,7 +178,7 @@ def test_a_training_that_begins_meanwhile_keeps_its_run(folder, monkeypatch):
     assert (folder / "stopped/config.json").exists()
 
 
-def test_a_directory_without_runs_and_none_are_told_apart(tmp_path):
+def test_a_missing_directory_and_one_without_runs_have_different_messages(tmp_path):
     assert listed(tmp_path) == {}
     assert call(tmp_path / "none").returncode == 2
 

@@ -133,7 +133,7 @@ class Busy:
 # What it answers.
 
 
-def test_answer_is_what_an_evaluation_computes(client, small_run):
+def test_an_answer_equals_that_of_an_evaluation(client, small_run):
     logits = evaluated(small_run, 20).astype(np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     for image, expected in zip(IMAGES, probabilities, strict=True):
@@ -306,7 +306,7 @@ def stalled(client, bodies):
     return connected(client, *heads, *[UNFINISHED_BODY] * bodies)
 
 
-def test_clients_that_stall_block_nobody_and_are_told_so(follower, client):
+def test_stalled_clients_block_nobody_and_get_an_answer(follower, client):
     with served(follower, timeout=120.0) as other, stalled(other, 50):
         assert still_answers(other)
     with stalled(client, 5) as sockets:

@@ -63,7 +63,7 @@ def test_a_manifest_with_more_entries_is_intact(run):
     assert checkpoints.read_manifest(run / "checkpoints", 5)["hours"] == 2
 
 
-def test_a_record_with_what_version_1_0_wrote_ends_no_list(run):
+def test_a_run_of_version_1_0_ends_no_list(run):
     record = {**ENDED, "images": 0, "correct": 1}
     manifest = forging.manifest_of(run, 5) | {"validation": record}
     forging.write_manifest(run, 5, manifest)

@@ -172,7 +172,7 @@ def test_towers_that_do_not_divide_or_fit_are_refused(
     assert growing() == []
 
 
-def test_unlike_gpus_are_told_and_share_variables(pretend_gpus):
+def test_unlike_gpus_are_reported_and_share_variables(pretend_gpus):
     """Copies of the variables would be rounded differently, and drift apart."""
     pretend_gpus(2, kinds=("NVIDIA H200", "NVIDIA T400"))
     placement = devices.place_towers(2)

@@ -61,7 +61,7 @@ def in_registry(monkeypatch):
     # 0.1 * 30 is more than 3 in floating point; step 18 of 50 begins before 0.375.
     [(0.375, 200, 75), (0.1, 30, 3), (0.375, 50, 19)],
 )
-def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
+def test_a_step_belongs_to_the_stage_of_its_beginning(until, max_steps, end):
     declared = [{"until": until, "image_size": 24}, {"frozen": ["a"]}]
     config = Config(stages=declared, schedule="linear", max_steps=max_steps)
     first, second = Stage(end, 24, ()), Stage(max_steps, None, ("a",))
@@ -71,7 +71,7 @@ def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
     assert Config(max_steps=max_steps).stage(end) == Stage(max_steps, None, ())
 
 
-def test_what_freeze_names_is_frozen_in_every_stage():
+def test_the_layers_of_freeze_are_frozen_in_every_stage():
     declared = [{"until": 0.5, "frozen": ["conv1"]}, {}]
     stages = resolve_stages(declared, 10, "conv2")
     assert [{*stage.frozen} for stage in stages] == [{"conv1", "conv2"}, {"conv2"}]

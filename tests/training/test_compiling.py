@@ -69,7 +69,7 @@ STEPS, UPDATE, NOTHING = (True, False), (False, True), (False, False)
         (1, None, 0.9, NOTHING),
     ],
 )
-def test_a_trial_writes_nothing_and_takes_what_is_clearly_faster(
+def test_a_trial_writes_nothing_and_chooses_the_clearly_faster_way(
     four_cpus, lasting, capsys, steps, program, update, chosen
 ):
     dropout = keras.layers.Dropout(0.5, seed=1)
@@ -107,7 +107,7 @@ def test_a_model_that_xla_refuses_trains_without_it(four_cpus, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_its_trial_has_found(
+def test_a_run_keeps_the_result_of_its_trial(
     tmp_path, stand_in_dir, monkeypatch, lasting
 ):
     """A resumed run tries nothing: XLA rounds otherwise."""

@@ -107,7 +107,7 @@ def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, term
         (("/cpu:0", "/cpu:1"), {}, False),
     ],
 )
-def test_several_gpus_are_told_what_is_predicted_to_be_faster(
+def test_several_gpus_get_a_note_on_the_faster_way(
     monkeypatch, devices, given, is_advised
 ):
     monkeypatch.setattr(console, "_parts", lambda *_: "")

@@ -73,7 +73,7 @@ def weights(run, step):
     return runs.files(runs.checkpoint(run, step))
 
 
-def test_epochs_are_steps_wherever_the_run_goes_on(train, capsys):
+def test_epochs_are_converted_to_steps_on_every_resume(train, capsys):
     linear = {"schedule": "linear"}
     step, whole = train("whole", max_steps=9, **linear)
     rates = [line["learning_rate"] for line in runs.logged(whole)]
@@ -102,7 +102,7 @@ def test_epochs_are_steps_wherever_the_run_goes_on(train, capsys):
     assert f"--initial_weights {run}" in done.stdout, "its rate has fallen to zero"
 
 
-def test_a_run_goes_on_for_more_epochs(train):
+def test_a_run_continues_for_more_epochs(train):
     step, run = train("run", max_epochs=1)
     assert step == 6
     done = runs.call("train.py", f"--resume={run}", "--max_epochs=2")
@@ -167,7 +167,7 @@ def test_a_training_of_no_time_takes_a_step(train, tmp_path):
     assert f"--resume {run} --max_steps 2" in done.stdout
 
 
-def test_a_record_says_what_ended_it(tmp_path):
+def test_a_record_says_why_training_ended(tmp_path):
     config = Config(
         **{**OPTIONS, "data": DATA, "max_epochs": 0.5, "train_dir": str(tmp_path / "a")}
     )

@@ -239,7 +239,7 @@ def drawn(model, seed):
 
 @pytest.mark.parametrize("build", [of_blocks, of_held, nested])
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_a_file_gives_what_keras_loads_from_it(tmp_path, build, suffix):
+def test_a_file_gives_the_same_weights_as_in_keras(tmp_path, build, suffix):
     path, model, by_keras = tmp_path / f"there{suffix}", build(), build()
     source = drawn(build(), 1)
     source.save(path) if suffix == ".keras" else source.save_weights(path)
@@ -620,7 +620,7 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
 
 
 @pytest.mark.slow
-def test_a_run_resumes_without_what_it_began_with(tmp_path, stand_in_dir):
+def test_a_run_resumes_without_its_initial_weights(tmp_path, stand_in_dir):
     """And does exactly what it would have done without a stop, its slow rates too."""
     earlier = small_run(tmp_path, stand_in_dir)
     fine_tuned = options(

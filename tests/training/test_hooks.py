@@ -61,7 +61,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
     return train
 
 
-def test_every_event_is_told_in_its_order(train, tmp_path):
+def test_every_event_arrives_in_order(train, tmp_path):
     recorder, sizes = Recorder(), []
     events = tmp_path / "run" / layout.TRAIN_EVENTS
 
@@ -107,7 +107,7 @@ def test_every_event_is_told_in_its_order(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_hooks_change_no_bit_and_a_resumed_run_tells_where_it_goes_on(train, tmp_path):
+def test_hooks_change_no_bit_and_a_resumed_run_reports_its_first_step(train, tmp_path):
     train()
     whole = runs.variables(runs.checkpoint(tmp_path / "run", 6))
     recorder = Recorder()
@@ -150,7 +150,7 @@ def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path)
         assert len([*folder.glob("*")]) == len(kept)
 
 
-def test_all_hooks_are_told_of_the_end_even_if_one_fails_there():
+def test_all_hooks_get_the_end_even_if_one_fails_there():
     ended = []
 
     def fail(*_):

@@ -189,7 +189,7 @@ def test_stop_keeps_the_state_before_and_names_the_variables(
 
 
 @pytest.mark.slow
-def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, reference):
+def test_after_a_stop_the_same_command_continues_with_skip(tmp_path, train, reference):
     """Also where the state before the step cannot be kept."""
     debug = tmp_path / "run" / "debug"
     for _ in range(2):
@@ -254,7 +254,7 @@ AFTER_ROLLBACK = ((4, 0), (10, 2))
         pytest.param("mirrored", marks=pytest.mark.slow),
     ],
 )
-def test_rollback_goes_on_with_later_images_beyond_a_resume(
+def test_rollback_continues_with_later_images_beyond_a_resume(
     tmp_path, train, reference, capsys, call
 ):
     for max_steps in (7, 10):

@@ -99,7 +99,7 @@ def test_a_loss_scale_below_one_is_no_training():
     assert caught.value.step == 6
 
 
-def test_a_divergence_is_told_and_a_healthy_run_is_not_accused():
+def test_a_diverged_run_gets_a_note_and_a_healthy_run_none():
     config = Config(learning_rate=5.0)
     names = ("first loss", "highest loss", "total_loss", "cross_entropy")
     for losses, is_told in (

@@ -160,7 +160,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
 
 
 @pytest.mark.slow
-def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
+def test_resume_continues_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     """With other towers and another script, and with none of its flags."""
     run = tmp_path / "run"
     flags = runs.training_flags(run, stand_in_dir, max_steps=3, learning_rate=0.05)
@@ -176,7 +176,7 @@ def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
 
 
-def test_other_towers_with_batch_norm_are_refused_with_what_works(
+def test_other_towers_with_batch_norm_are_refused_with_a_way_that_works(
     tmp_path, stand_in_dir
 ):
     run = tmp_path / "run"

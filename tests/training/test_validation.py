@@ -295,7 +295,7 @@ def test_a_best_step_that_is_the_newest_is_scored_once(
     assert "at step 6 on val on test: precision @ 1 = 0.250" in said
 
 
-def test_eval_scores_the_part_that_it_is_told(tmp_path, stand_in_dir):
+def test_eval_scores_the_named_split(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     options = {"max_steps": 4, "eval_steps": 4, "model": runs.SMALL, "num_gpus": 1}
     train(run, stand_in_dir, **options, val_fraction=0.2)

@@ -146,7 +146,7 @@ def test_mirrored_variables_are_refused(tmp_path, stand_in_dir):
         )
 
 
-def test_a_verified_step_freezes_what_its_stage_does(four_cpus):
+def test_a_verified_step_freezes_the_variables_of_its_stage(four_cpus):
     """Also after a verified step of another stage, of images of the same size."""
     builder = make_towers(small_model(), four_cpus[:2])
     batches = split(*random_batch(), 2)

@@ -233,7 +233,7 @@ def test_the_fingerprint_is_of_pixels_labels_and_classes(tmp_path, cache):
 # ---- bad input
 
 
-def test_what_is_no_picture_is_told(pictures, cache):
+def test_files_other_than_pictures_are_reported(pictures, cache):
     (pictures / "empty").mkdir()
     (pictures / "broken").symlink_to("nowhere")
     for name in ("1.png", ".hidden", "cat/README", "cat/a.pdf", "cat/b.txt"):
@@ -244,7 +244,7 @@ def test_what_is_no_picture_is_told(pictures, cache):
         assert count in note
 
 
-def test_an_empty_folder_of_a_part_is_told(tmp_path, cache):
+def test_an_empty_folder_of_a_split_is_reported(tmp_path, cache):
     names = numbered(5, "train/a", "train/b", "test/a", "test/b")
     directory = write(tmp_path / "set", *names)
     (directory / "train/c").mkdir()

@@ -23,7 +23,7 @@ def test_a_png_file_shows_its_values_on_white(content, expected):
 
 
 @pytest.mark.parametrize("content", as_cases(other_files()))
-def test_a_file_shows_what_pillow_shows_upright_and_on_white(content):
+def test_a_decoded_file_equals_pillows_picture_upright_and_on_white(content):
     expected = as_pillow_shows(content).astype(int)
     found = shown(content, *expected.shape[:2])
     assert np.abs(found - expected).max() <= 1

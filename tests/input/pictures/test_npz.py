@@ -93,7 +93,7 @@ def test_unusable_arrays_are_refused(tmp_path, others, named):
     ("labels", "lacking"),
     [([1, 2, 3], "label 0, of 4"), ([0, 2, 5], "1, 3, 4, of 6")],
 )
-def test_labels_without_images_are_told(tmp_path, labels, lacking):
+def test_labels_without_images_are_reported(tmp_path, labels, lacking):
     path, _ = saved(
         tmp_path / "set.npz", y_train=np.array(labels * 2), y_test=np.array(labels[:2])
     )

@@ -118,7 +118,7 @@ def words(train_dir, photos, **values):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, photos, one):
+def test_a_killed_run_continues_bit_for_bit(tmp_path, photos, one):
     command = words(tmp_path / "run", photos)
     with runs.started(*command) as process:
         runs.read_until(process.stdout, "step 10,")
@@ -129,7 +129,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, photos, one):
     runs.assert_equal(runs.variables(runs.checkpoint(tmp_path / "run", 40)), one)
 
 
-def test_a_run_goes_on_with_the_same_pictures_alone(tmp_path, photos):
+def test_a_run_continues_with_the_same_pictures_only(tmp_path, photos):
     copy, run = tmp_path / "copy", tmp_path / "run"
     shutil.copytree(photos, copy)
     trained(run, copy, max_steps=1)
@@ -171,7 +171,7 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
         trained(run, photos, max_steps=3)
 
 
-def test_a_run_goes_on_with_more_pictures_in_a_new_run(tmp_path):
+def test_more_pictures_continue_in_a_new_run(tmp_path):
     """All its layers begin there, and what it held out is not trained on."""
     photos = write(tmp_path / "photos", *numbered(30, "cat", "dog"), size=32)
     first = ("--train_dir", tmp_path / "run", "--val_fraction", "0.2", "--data", photos)
