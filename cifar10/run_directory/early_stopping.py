@@ -19,7 +19,7 @@ from cifar10.config.fields import PRECISION, Groups
 from cifar10.config.run_options import BEST
 from cifar10.errors import DiskError
 from cifar10.process import invocation
-from cifar10.run_directory import checkpoints, logs, restoring, scores
+from cifar10.run_directory import checkpoints, scores
 
 _ENTRY = "validation"  # The key of this record in a manifest.
 
@@ -104,23 +104,16 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     lines.append(f"Best:   {score} at step {best} on {split}")
     if split == "test" and len(found) > 1:
         lines[-1] += ", which chose this step: a little too good"
-    folder = run / layout.CHECKPOINTS
-    if best not in checkpoints.steps(folder):
+    if best not in (kept := checkpoints.steps(run / layout.CHECKPOINTS)):
         lines[-1] += "; its checkpoint was not kept (--keep_best)"
     else:
-        if split == "val" and (on_test := _on_test(run, best, record.best_by)):
-            lines.append(f"  on test:       {on_test}")
+        with contextlib.suppress(DiskError):
+            _, by, images, on_test = scores.deciding(run, "test")
+            if split == "val" and best in on_test:
+                shown = scores.shown(by, on_test[best], images)
+                lines.append(f"  on test:       {shown}")
         # They differ if a score could not be logged.
-        which = BEST if restoring.candidates(folder, BEST) == [best] else best
+        which = BEST if scores.best(run, kept) == [best] else best
         export = f"{invocation.command('export')} --output best_model --step {which}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
     return "\n".join(lines)
-
-
-def _on_test(run: Path, step: int, by: str) -> str:
-    """Formats a step's logged score on test; empty if there is none."""
-    with contextlib.suppress(DiskError):
-        entries = scores.comparable(logs.read_lines(run / scores.log_of("test")))
-        if isinstance(score := entries.get(step, {}).get(by), float):
-            return scores.shown(by, score, entries[step]["num_examples"])
-    return ""

@@ -106,38 +106,5 @@ def assign_unless(
         )
 
 
-def nan_unless(
-    condition: tf.Tensor,
-    compute: Callable[[Sequence[tf.Tensor]], tf.Tensor],
-    inputs: Sequence[tf.Tensor],
-    *,
-    xla: bool = False,
-) -> tf.Tensor:
-    """Computes a scalar if a condition holds, else NaN, in one operation.
-
-    In a function that XLA compiles (`xla`), it is always computed: at a branch, the
-    host would wait for the condition.
-    """
-    if xla:
-        return compute(inputs)
-    then = tf.function(compute, autograph=False).get_concrete_function([*inputs])
-    dtype = then.outputs[0].dtype
-
-    @tf.function(autograph=False)
-    def unknown(inputs: list[tf.Tensor]) -> tf.Tensor:
-        del inputs
-        return tf.constant(float("nan"), dtype)
-
-    (result,) = tf.raw_ops.If(
-        cond=condition,
-        input=[*inputs],
-        Tout=[dtype],
-        output_shapes=[[]],
-        then_branch=then,
-        else_branch=unknown.get_concrete_function([*inputs]),
-    )
-    return result
-
-
 def _order(metrics: Mapping[str, tf.Tensor]) -> list[str]:
     return sorted(metrics, key=lambda name: (metrics[name].dtype.name, name))

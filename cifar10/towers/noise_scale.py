@@ -17,10 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
-
-from cifar10.towers.graphs import nan_unless
 
 if TYPE_CHECKING:
     from cifar10.towers.update import TrainState
@@ -28,8 +25,8 @@ if TYPE_CHECKING:
 SQUARE = "tower_gradient_square"  # The metric of a step, NaN if not computed.
 NAME = "gradient_noise_scale"
 
-# Steps between two computations of SQUARE: each took 2 % of a step of 4 simulated
-# towers with 32 images each. The norm of the mean is known in every step.
+# Steps between two computations of SQUARE; in each step it would cost up to 2 %. The
+# norm of the mean is known in every step.
 _PERIOD = 10
 _LEAST_STEPS, _MEMORY = 100, 1000
 
@@ -37,24 +34,20 @@ _LEAST_STEPS, _MEMORY = 100, 1000
 def with_squares(
     state: "TrainState", devices: Sequence[str], results: Sequence[Any], *, xla: bool
 ) -> list[Any]:
-    """Adds SQUARE to the metrics of towers, in some of the steps.
+    """Adds SQUARE to the towers' metrics; if XLA compiles the step, in every step.
 
     No gradient is added to others before its norm is known. Otherwise TensorFlow could
     not reuse its memory for the sum, and would add, and so round, in another order.
     """
     is_due = (state.global_step.read_value() + 1) % _PERIOD == 0
-    is_scaled = isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer)
-    scale = state.optimizer.scale_loss(1.0) if is_scaled else 1.0
+    scale = state.optimizer.scale_loss(1.0)
     measured = []
     for device, one in zip(devices, results, strict=True):
+        present = [each for each in one.gradients if each is not None]
         with tf.device(device):
-            present = [each for each in one.gradients if each is not None]
-            square = nan_unless(is_due, _square, present, xla=xla)
+            square = _square(present) if xla else _square_if(is_due, present)
             with tf.control_dependencies([square]):
-                gradients = [
-                    None if each is None else tf.identity(each)
-                    for each in one.gradients
-                ]
+                gradients = [g if g is None else tf.identity(g) for g in one.gradients]
             metrics = one.metrics | {SQUARE: square / tf.cast(scale, square.dtype) ** 2}
         measured.append(one._replace(gradients=gradients, metrics=metrics))
     return measured
@@ -65,58 +58,73 @@ def _square(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     return 2 * tf.add_n([tf.nn.l2_loss(tf.cast(one, widest)) for one in gradients])
 
 
+def _square_if(condition: tf.Tensor, gradients: list[tf.Tensor]) -> tf.Tensor:
+    """Computes `_square` or returns NaN, in one operation, as in `assign_unless`."""
+    then = tf.function(_square, autograph=False).get_concrete_function(gradients)
+    dtype = then.outputs[0].dtype
+    other = tf.function(lambda _: tf.constant(math.nan, dtype), autograph=False)
+    (square,) = tf.raw_ops.If(
+        cond=condition,
+        input=gradients,
+        Tout=[dtype],
+        output_shapes=[[]],
+        then_branch=then,
+        else_branch=other.get_concrete_function(gradients),
+    )
+    return square
+
+
 def observe(
-    averages: dict[str, float], square: float, norm: float, images: int, towers: int
+    averages: dict[str, float], square: float | None, norm: float, towers: int
 ) -> None:
-    """Updates the moving averages of S and of the mean gradient's square with a step's.
+    """Updates the moving averages of the mean gradient's square and of S / (N B).
 
-    `square` is SQUARE, `norm` that of the mean gradient (0 after an overflow in
-    float16), and `images` the number of images of all towers.
+    `square` is SQUARE, None with one tower, and `norm` that of the mean gradient.
     """
-    if not norm:
+    if square is None:
+        averages.clear()
+    if square is None or not norm:  # The norm is 0 after an overflow in float16.
         return
-    _average(averages, "mean", norm**2, _MEMORY)
-    if math.isfinite(square):
-        noise = (square - norm**2) * images / (towers - 1)
-        _average(averages, "noise", noise, _MEMORY // _PERIOD)
+    mean = norm * norm
+    for name, new in (("mean", mean), ("noise", (square - mean) / (towers - 1))):
+        if not math.isfinite(new * new):
+            continue
+        count = averages[f"{name}: count"] = averages.get(f"{name}: count", 0.0) + 1.0
+        steps = averages.get("mean: count", count)
+        # Later values weigh more; both averages are of the same steps.
+        weight = max(4.0 / (count + 3.0), steps / count / _MEMORY)
+        for key, value in ((name, new), (f"{name}: square", new * new)):
+            old = averages.get(key, 0.0)
+            averages[key] = old + min(1.0, weight) * (value - old)
+        variance = max(0.0, averages[f"{name}: square"] - averages[name] ** 2)
+        # The squares of all weights add up to 4/7 of the newest, while that falls.
+        averages[f"{name}: error"] = math.sqrt(variance * weight * 4 / 7)
 
 
-def _average(averages: dict[str, float], name: str, value: float, memory: int) -> None:
-    """Updates an average in which later values weigh more, and the mean square."""
-    count = averages[f"{name}: count"] = averages.get(f"{name}: count", 0.0) + 1.0
-    weight = max(4.0 / (count + 3.0), 1.0 / memory)
-    for key, new in ((name, value), (f"{name}: square", value**2)):
-        old = averages.get(key, 0.0)
-        averages[key] = old + weight * (new - old)
-    # The variance of such an average of independent values; of equal values 0.
-    variance = averages[f"{name}: square"] - averages[name] ** 2
-    averages[f"{name}: error"] = math.sqrt(max(0.0, variance) * weight * 4 / 7)
+def estimate(averages: dict[str, float]) -> tuple[float, bool]:
+    """Returns the noise scale in global batches, and whether it is a lower bound.
 
-
-def estimate(averages: dict[str, float], images: int) -> tuple[float, bool]:
-    """Returns the noise scale, and whether that is only a lower bound of it.
-
-    Returns NaN if neither can be told yet. `images` are those of all towers.
+    Returns NaN if neither can be told yet.
     """
     noise = averages.get("noise", 0.0)
     if averages.get("mean: count", 0.0) < _LEAST_STEPS or noise <= 0:
         return math.nan, False
-    signal = averages["mean"] - noise / images
-    error = math.hypot(averages["mean: error"], averages["noise: error"] / images)
+    signal = averages["mean"] - noise
+    error = math.hypot(averages["mean: error"], averages["noise: error"])
     if is_bound := signal < 3 * error:
         signal += 2 * error
     return (noise / signal if signal > 0 else math.nan), is_bound
 
 
 def in_words(averages: dict[str, float], images: int) -> str:
-    """Says whether more GPUs would save steps; empty if that cannot be told."""
-    scale, is_bound = estimate(averages, images)
+    """Says whether global batches above `images` save steps; empty if unknown."""
+    scale, is_bound = estimate(averages)
     if not math.isfinite(scale):
         return ""
-    about, saved = "at least" if is_bound else "about", 50 * scale / (scale + images)
+    about, saved = "at least" if is_bound else "about", 50 * scale / (scale + 1)
     return (
-        f"Gradient noise scale: {about} {float(f'{scale:.2g}'):,.0f} images. Twice the "
-        f"global batch of {images:,}, as of twice the GPUs, would save {about} "
-        f"{saved:.0f} % of the steps, with a learning rate that suits it; 50 % is the "
-        "most. A batch far above the noise scale saves few."
+        f"Gradient noise scale: {about} {float(f'{scale * images:.2g}'):,.0f} images. "
+        f"Twice the global batch of {images:,}, as of twice the GPUs, would save "
+        f"{about} {saved:.0f} % of the steps, with a learning rate that suits it; 50 % "
+        "is the most. A batch far above the noise scale saves few."
     )

@@ -13,6 +13,7 @@ from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import starting
+from cifar10.towers import noise_scale
 from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
@@ -44,10 +45,7 @@ class Loop:
         )
         skips = config.checkpoints.on_nan == "skip"
         # Those of steps that have not been read from the devices yet.
-        images = config.global_batch_size
-        self.results = Results(
-            self.progress, towers.tower_names, images=images, skips=skips
-        )
+        self.results = Results(self.progress, towers.tower_names, skips=skips)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
         self._in_calls = config.steps_per_call > 1
@@ -106,13 +104,17 @@ class Loop:
         Leaves out the results of the newest calls, as many as `but` says.
         """
         period, rate = self.training.config.output.log_frequency, None
+        images = self.training.config.global_batch_size
         with self.timer.during("training"):
             for step, metrics in self.results.read(but=but):
                 if step % period:
                     continue
                 if rate is None:
-                    rate = self.timer.rate() * self.training.config.global_batch_size
+                    rate = self.timer.rate() * images
                 metrics["examples_per_sec"] = rate
+                scale, is_bound = noise_scale.estimate(self.progress.noise_averages)
+                if scale > 0 and not is_bound:
+                    metrics[noise_scale.NAME] = scale * images
                 if self.training.config.checkpoints.on_nan == "skip":
                     metrics["skipped_steps"] = self.progress.skipped_steps
                 with self.timer.during("summaries"):

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import tensorflow as tf
-
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError, format_duration
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
-from cifar10.run_directory import checkpoints, early_stopping
+from cifar10.run_directory import early_stopping
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.towers.verification import check_replicas
 from cifar10.training.assembly import Training
@@ -109,27 +107,24 @@ class Validation:
         of_val = self._scored and self._scored.split == "val"
         if why == "finished" and of_val and "test" in splits:
             with self._loop.apart("evaluation"):
-                on_test = scored_set(self._loop.training, "test")
-                self._score_best(on_test, step)
-                self._score(on_test, step)
+                self._score_on_test(step)
 
-    def _score_best(self, scored: ScoredSet, newest: int) -> None:
-        """Evaluates the best step, if its checkpoint is kept and is not the newest."""
-        progress, run = self._loop.progress, self._directory
-        best = [*early_stopping.ranked_scores(run, progress.early_stopping)][0]
-        if best == newest or best not in checkpoints.steps(run / layout.CHECKPOINTS):
-            return
-        try:
-            with progress.averages_of(best) as averages:
-                self._score(scored, best, averages)
-        except UsageError as error:  # The training itself has succeeded.
-            self._loop.say(f"The best step, {best}, has no score on test: {error}")
+    def _score_on_test(self, newest: int) -> None:
+        loop, progress = self._loop, self._loop.progress
+        scored = scored_set(loop.training, "test")
+        found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
+        if (best := next(iter(found), newest)) != newest:
+            loaded, refused = progress.load(best, tolerate=UsageError)
+            if loaded:
+                self._score(scored, best)
+            for error in refused.values():  # The training itself has succeeded.
+                loop.say(f"Step {best}, the best, has no score on test: {error}")
+            progress.load(newest, tolerate=())
+        self._score(scored, newest)
 
-    def _score(
-        self, scored: ScoredSet, step: int, averages: Sequence[tf.Variable] = ()
-    ) -> Mapping[str, Any]:
+    def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
-        result = scored.score(averages or towers.state.averages, towers.devices[0])
+        result = scored.score(towers.state.averages, towers.devices[0])
         events = self._events(scored)
         self._logs.attempt(lambda: scored.record(events, step, result))
         if scored is self._scored:

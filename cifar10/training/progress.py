@@ -3,11 +3,9 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import tensorflow as tf
 
 from cifar10 import files
 from cifar10.config import layout
@@ -86,11 +84,7 @@ class Progress:
         self._state.halted.assign(False)
         messages = []
         checkpoints.delete_incomplete(self._directory)  # Those of killed runs.
-        newest, refused = restoring.restore_newest(
-            self._directory,
-            lambda found: checkpoints.restore(found, self._state.trackables()),
-            self._config.identity,
-        )
+        newest, refused = self.load()
         if newest is None and refused:
             raise UsageError(restoring.why_none(self._directory, refused=refused))
         for step, error in refused.items():
@@ -112,33 +106,17 @@ class Progress:
             self.is_time_up = why_ended(self._config, manifest) == "max_hours"
         return messages
 
-    @contextlib.contextmanager
-    def averages_of(self, step: int) -> Iterator[list[tf.Variable]]:
-        """Yields the averages that a checkpoint holds, to be scored with its statistics.
-
-        In the block, the model's non-trainable variables have the checkpoint's values.
-        Raises a `UsageError` if the checkpoint cannot be used.
-        """
-        others = [v.value for v in self._state.model.non_trainable_variables]
-        before = [variable.read_value() for variable in others]
-        with tf.device(self._state.device):
-            averages = [
-                tf.Variable(value, trainable=False) for value in self._state.averages
-            ]
-        parts = {"averages": averages, "non_trainable": others}
-        try:
-            found, refused = restoring.restore_newest(
-                self._directory,
-                lambda found: checkpoints.restore(found, parts, partly=True),
-                self._config.identity,
-                wanted=step,
-            )
-            if found is None:
-                raise UsageError(restoring.why_none(self._directory, step, refused))
-            yield averages
-        finally:
-            for variable, value in zip(others, before, strict=True):
-                variable.assign(value)
+    def load(
+        self, wanted: int | None = None, **options: Any
+    ) -> tuple[checkpoints.Checkpoint | None, dict[int, Exception]]:
+        """Loads variables from a step's checkpoint, or the newest: `restore_newest`."""
+        return restoring.restore_newest(
+            self._directory,
+            lambda found: checkpoints.restore(found, self._state.trackables()),
+            self._config.identity,
+            wanted=wanted,
+            **options,
+        )
 
     def first_line(self) -> str:
         """Returns a message that the run is new, or that it resumes from a step."""

@@ -65,19 +65,13 @@ class Results:
 
     `progress` keeps the moving averages of metrics, and the number of skipped steps. If
     a loss or gradient is not finite, an error is raised or, with `skips`, the step is
-    counted as skipped. `images` are those of a step, in all towers.
+    counted as skipped.
     """
 
     def __init__(
-        self,
-        progress: Progress,
-        tower_names: Sequence[str],
-        *,
-        images: int = 0,
-        skips: bool = False,
+        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
     ) -> None:
         self._progress = progress
-        self._images = images
         self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
@@ -137,12 +131,8 @@ class Results:
             raise NeverFiniteError(step, why)
         self._skipped_in_a_row = 0
         average(self._progress.metric_averages, newest)
-        if square is not None:
-            averages, norm = self._progress.noise_averages, newest["gradient_norm"]
-            noise_scale.observe(averages, square, norm, self._images, len(losses))
-            scale, is_bound = noise_scale.estimate(averages, self._images)
-            if math.isfinite(scale) and not is_bound:
-                newest[noise_scale.NAME] = scale
+        averages, norm = self._progress.noise_averages, newest["gradient_norm"]
+        noise_scale.observe(averages, square, norm, len(losses))
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""

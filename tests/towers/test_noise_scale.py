@@ -93,17 +93,17 @@ def test_it_is_what_the_gradients_of_single_images_give(four_cpus, monkeypatch, 
         square, norm = (
             float(metrics[name]) for name in (noise_scale.SQUARE, "gradient_norm")
         )
-        noise_scale.observe(averages, square, norm, images, towers)
+        noise_scale.observe(averages, square, norm, towers)
     frozen = FROZEN if kind == "frozen" else "none"
     signal, noise = by_single_images(builder.state.model, frozen)
-    found = averages["mean"] - averages["noise"] / images
-    error = math.hypot(averages["mean: error"], averages["noise: error"] / images)
+    noise /= images
+    found = averages["mean"] - averages["noise"]
+    error = math.hypot(averages["mean: error"], averages["noise: error"])
     assert 3 * error < signal / 3, "the test can fail"
     assert averages["noise: error"] < noise / 20
     assert found == pytest.approx(signal, abs=3 * error)
     assert averages["noise"] == pytest.approx(noise, abs=3 * averages["noise: error"])
-    scale, is_bound = noise_scale.estimate(averages, images)
-    assert (scale, is_bound) == (averages["noise"] / found, False)
+    assert noise_scale.estimate(averages) == (averages["noise"] / found, False)
 
 
 def test_the_norms_of_towers_are_computed_in_some_steps(four_cpus):
@@ -126,14 +126,14 @@ def averages_of(signal, noise, *, images=128, steps=400, spread=0.5):
         square = mean + noise * (4 - 1) / images
         if step % 10:
             square = math.nan
-        noise_scale.observe(averages, square, math.sqrt(max(mean, 0)), images, 4)
+        noise_scale.observe(averages, square, math.sqrt(max(mean, 0)), 4)
     return averages
 
 
 def test_words_say_what_twice_the_batch_would_save():
     """By steps ~ 1 + scale / batch: 1,280 images at 128 save 10/22, at 2,560 1/6."""
     averages = averages_of(1.0, 1280.0, spread=0.0)
-    assert noise_scale.estimate(averages, 128)[0] == pytest.approx(1280)
+    assert noise_scale.estimate(averages)[0] == pytest.approx(10)
     said = noise_scale.in_words(averages, 128)
     assert "about 1,300 images" in said
     assert "about 45 %" in said
@@ -147,14 +147,20 @@ def test_what_cannot_be_told_is_not_said():
     assert not noise_scale.in_words(averages_of(1.0, -5.0, spread=0.0), 128)
     # A gradient that drowns in noise bounds the scale from below alone.
     averages = averages_of(0.001, 1280.0)
-    scale, is_bound = noise_scale.estimate(averages, 128)
+    scale, is_bound = noise_scale.estimate(averages)
     assert is_bound
-    assert 128 < scale < 1280 / 0.001
+    assert 1 < scale < 10 / 0.001
     assert "at least" in noise_scale.in_words(averages, 128)
 
 
 def test_an_overflow_in_float16_does_not_count():
     averages = averages_of(1.0, 1280.0)
     before = dict(averages)
-    noise_scale.observe(averages, math.inf, 0.0, 128, 4)
+    noise_scale.observe(averages, math.inf, 0.0, 4)
     assert averages == before
+
+
+def test_steps_of_a_single_batch_end_what_was_known():
+    averages = averages_of(1.0, 1280.0)
+    noise_scale.observe(averages, None, 1.0, 1)
+    assert not noise_scale.in_words(averages, 128)
