@@ -62,14 +62,19 @@ def _square_if(condition: tf.Tensor, gradients: list[tf.Tensor]) -> tf.Tensor:
     """Computes `_square` or returns NaN, in one operation, as in `assign_unless`."""
     then = tf.function(_square, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
-    other = tf.function(lambda _: tf.constant(math.nan, dtype), autograph=False)
+
+    @tf.function(autograph=False)
+    def unknown(gradients: list[tf.Tensor]) -> tf.Tensor:
+        del gradients
+        return tf.constant(math.nan, dtype)
+
     (square,) = tf.raw_ops.If(
         cond=condition,
         input=gradients,
         Tout=[dtype],
         output_shapes=[[]],
         then_branch=then,
-        else_branch=other.get_concrete_function(gradients),
+        else_branch=unknown.get_concrete_function(gradients),
     )
     return square
 

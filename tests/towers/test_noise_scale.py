@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import runs
 from cifar10 import model as models
+from cifar10.config.config import Config
 from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.run_directory import checkpoints
 from cifar10.towers import noise_scale
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
+from cifar10.training import train as training
 
 IMAGES, FEATURES, CLASSES, BATCH = 48, 6, 3, 4
 RANDOM = np.random.default_rng(5)
@@ -164,3 +168,56 @@ def test_steps_of_a_single_batch_end_what_was_known():
     averages = averages_of(1.0, 1280.0)
     noise_scale.observe(averages, None, 1.0, 1)
     assert not noise_scale.in_words(averages, 128)
+
+
+# ---- Trainings
+
+
+def train(train_dir, data_dir, **options):
+    """Trains a small model; returns the moving averages of its last checkpoint."""
+    keras.backend.clear_session(free_memory=False)
+    given = {
+        "batch_size": 8,
+        "accumulate": 2,
+        "log_frequency": 5,
+        "learning_rate": 1e-5,
+        "precision": "float32",
+    }
+    places = {"data": "synthetic", "data_dir": str(data_dir)}
+    config = Config(
+        train_dir=str(train_dir),
+        model=runs.SMALL,
+        deterministic=True,
+        **(given | places | options),
+    )
+    step = training.train(config)
+    return checkpoints.read_manifest(train_dir / "checkpoints", step)["gradient_noise"]
+
+
+def logged(train_dir):
+    return {one["step"]: one.get(noise_scale.NAME) for one in runs.logged(train_dir)}
+
+
+def test_a_training_logs_it_and_one_that_is_resumed_goes_on_with_it(
+    tmp_path, stand_in_dir, capsys
+):
+    whole = train(tmp_path / "whole", stand_in_dir, max_steps=140)
+    assert "Gradient noise scale:" in capsys.readouterr().out
+    train(tmp_path / "run", stand_in_dir, max_steps=104)
+    assert train(tmp_path / "run", stand_in_dir, max_steps=140) == whole
+    assert logged(tmp_path / "run") == logged(tmp_path / "whole")
+    found = logged(tmp_path / "whole")
+    assert not any(found[step] for step in range(5, 100, 5)), "too few steps"
+    assert found[140] == pytest.approx(16 * noise_scale.estimate(whole)[0])
+    # A single batch a step tells nothing.
+    capsys.readouterr()
+    one = {"accumulate": 1, "batch_size": 16}
+    assert train(tmp_path / "run", stand_in_dir, max_steps=145, **one) == {}
+    assert logged(tmp_path / "run")[145] is None
+    assert "Gradient noise scale" not in capsys.readouterr().out
+
+
+def test_a_stage_that_trains_other_layers_begins_anew(tmp_path, stand_in_dir):
+    stages = [{"until": 0.5, "frozen": ["conv1"]}, {}]
+    given = {"max_steps": 24, "schedule": "linear", "stages": stages}
+    assert train(tmp_path, stand_in_dir, **given)["mean: count"] == 12

@@ -34,9 +34,7 @@ def newest(results):
 
 
 def progress():
-    return types.SimpleNamespace(
-        metric_averages={}, noise_averages={}, skipped_steps=0
-    )
+    return types.SimpleNamespace(metric_averages={}, noise_averages={}, skipped_steps=0)
 
 
 def several(*steps):
