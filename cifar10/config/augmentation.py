@@ -1,7 +1,6 @@
 """A recipe's `[augmentation]` table: changes to images in addition to `--distortions`.
 
     [augmentation]
-    rand_augment = {operations = 2, magnitude = 9}
     random_erasing = {probability = 0.25}
     cutout = {side = 12}
     mixup = {alpha = 0.2, probability = 0.5}
@@ -29,11 +28,6 @@ _PROBABILITY = _number(1.0, 0.0, 1.0)
 _ALPHAS = (0.01, 100.0)
 
 PARTS = {
-    # The defaults of torchvision's RandAugment, whose magnitudes are 0 to 30.
-    "rand_augment": {
-        "operations": _number(2, 1, 14),
-        "magnitude": _number(9.0, 0.0, 30.0),
-    },
     # The paper's value for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
     "random_erasing": {"probability": _number(0.5, 0.0, 1.0)},
     # In pixels of a 32 x 32 image, as in airbench96. The paper has 16, and squares that

@@ -1,9 +1,9 @@
 """Augments training images as a recipe's `augmentation` table declares.
 
-RandAugment (`rand_augment.py`) changes images before they are distorted. Erasing,
-cutout, mixup and cutmix change distorted images; mixup and cutmix also change labels.
-As in `distortions.py`, random values for the global batch depend on seed and step. Each
-augmentation has its own random stream, so adding one does not change the distortions.
+Erasing, cutout, mixup and cutmix change distorted images; mixup and cutmix also change
+labels. As in `distortions.py`, random values for the global batch depend on seed and
+step. Each augmentation has its own random stream, so adding one does not change the
+distortions.
 
 Keras's own layers are not used. `RandomErasing` draws height and width independently,
 and clips noise to the range of pixel values. `MixUp` and `CutMix` shuffle each batch,
@@ -20,12 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
-from cifar10.input import distortions, rand_augment
+from cifar10.input import distortions
 from cifar10.input.distortions import BatchSlice, draw, uniform
 
 # Streams of random numbers, numbered above the 31 bits of a run's seed. Append that of
-# a new augmentation: another order would change the results of every run.
-STREAMS = ("rand_augment", "random_erasing", "noise", "mixing", "cutout")
+# a new augmentation: another order would change the results of every run. The first was
+# RandAugment's.
+STREAMS = ("unused", "random_erasing", "noise", "mixing", "cutout")
 
 # The erased fraction of the image's area, and its ratio of width to height (section 5.1
 # of the paper). The ratio's logarithm is drawn uniformly, as in torchvision, so that
@@ -43,24 +44,14 @@ _QUANTILES = 4096
 
 
 class Augmentation:
-    """Augments training images before and after distortion, as a recipe declares."""
+    """Augments distorted training images, as a recipe declares."""
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
         self._parts = resolve(declared)
         self._mixing = {name: self._parts.get(name) for name in MIXING}
         self._classes = classes
 
-    def before_distortion(
-        self, images: tf.Tensor, seed: tf.Tensor, batch_slice: BatchSlice
-    ) -> tf.Tensor:
-        """Applies RandAugment to a batch, with the seed of its step as in `distort`."""
-        if given := self._parts.get("rand_augment"):
-            count = 2 * given["operations"]
-            drawn = draw(count, _stream(seed, "rand_augment"), batch_slice)
-            images = rand_augment.apply(images, drawn, **given)
-        return images
-
-    def after_distortion(
+    def __call__(
         self,
         images: tf.Tensor,
         labels: tf.Tensor,

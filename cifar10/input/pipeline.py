@@ -92,15 +92,13 @@ class BatchMaker:
             Images, float32 [count, ...], and labels: float32 [count, classes] if the
             augmentation mixes images, else int64 [count].
         """
-        if self.augmentation:
-            images = self.augmentation.before_distortion(images, plan.seed, batch_slice)
         images = distort(images, self.distortion, plan.seed, batch_slice, plan.flip)
         # Bilinear, without antialiasing, as in fulcrum's E1.
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:
             batch = images, labels
-            return self.augmentation.after_distortion(*batch, plan.seed, batch_slice)
+            return self.augmentation(*batch, plan.seed, batch_slice)
         return images, labels
 
 

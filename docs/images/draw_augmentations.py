@@ -22,7 +22,6 @@ OUTPUT = Path(__file__).with_name("augmentations.png")
 # Rows, and what a recipe says to get them. Everything is changed, to show it.
 ROWS = {
     "flip_translate alone": {},
-    "rand_augment": {"rand_augment": {}},
     "random_erasing": {"random_erasing": {"probability": 1.0}},
     "cutout": {"cutout": {}},
     "mixup": {"mixup": {"alpha": 1.0}},

@@ -93,7 +93,7 @@ def test_a_result_against_the_rules_is_not_entered(result, problem, board, capsy
 
 
 @pytest.mark.parametrize("level", ["0.94", "nan", "100"])
-def test_a_level_that_is_no_percentage_is_refused(level, monkeypatch):
+def test_a_level_outside_of_percentages_is_refused(level, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["record", "--level", level])
     with pytest.raises(UsageError, match="--level"):
         record.main()
@@ -106,7 +106,7 @@ def test_a_new_row_is_separate_from_the_row_before(board):
     assert board.read_text().startswith(f"{before}\n| 94 %")
 
 
-def test_a_training_that_was_stopped_has_no_score(stand_in_dir, monkeypatch):
+def test_a_stopped_training_has_no_score(stand_in_dir, monkeypatch):
     from cifar10.training import train
 
     def stopped(_, hooks):

@@ -89,7 +89,7 @@ def test_rows_take_turns_on_the_same_threads_and_wrong_ones_are_not_timed(
     assert "network" in changed.problem
 
 
-def test_frameworks_that_do_not_exist_are_refused(monkeypatch):
+def test_unknown_frameworks_are_refused(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rosetta", "--only", "caffe"])
     with pytest.raises(UsageError, match="caffe"):
         program.main()

@@ -123,7 +123,7 @@ def test_values_in_pytorchs_layout_and_back_are_the_same(network):
         np.testing.assert_array_equal(back[name], value)
 
 
-def test_value_that_is_not_a_number_is_complained_of():
+def test_a_value_other_than_a_number_is_refused():
     sound = {"a": np.ones(2)}
     broken = {"a": np.array([1.0, np.nan])}
     task = TASKS["cnn"]

@@ -40,14 +40,14 @@ def test_without_a_command_all_are_listed():
     assert all(f"\n    {name} " in done.stdout for name in command._COMMANDS)
 
 
-def test_version_is_that_of_the_installed_package():
+def test_the_version_is_the_installed_packages():
     installed = metadata.version("cifar10-multi-gpu")
     done = runs.call(PROGRAM, "--version")
     assert done.returncode == 0
     assert done.stdout.startswith(f"cifar10-multi-gpu {installed} (sources ")
 
 
-def test_a_command_that_does_not_exist_is_refused():
+def test_an_unknown_command_is_refused():
     done = runs.call(PROGRAM, "tarin")
     assert done.returncode == 2
     assert "'tarin'" in done.stderr

@@ -80,7 +80,7 @@ def test_bad_recipes_are_refused(parse, tmp_path, text):
     assert caught.value.code == 2
 
 
-def test_recipes_that_cannot_be_read_are_refused(tmp_path):
+def test_unreadable_recipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")  # Not waited for.
     for path in (tmp_path / "slow", tmp_path, tmp_path / "pipe.toml"):
         with pytest.raises(UsageError, match=str(path)):

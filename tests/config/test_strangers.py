@@ -140,7 +140,7 @@ def test_training_continues_without_a_place_for_notes(tmp_path):
     ],
     ids=lambda command: command[1],
 )
-def test_a_model_that_only_the_run_names_is_not_imported(marker, run_dir, command):
+def test_a_model_named_only_by_the_run_is_not_imported(marker, run_dir, command):
     resumes = command[1] == "--resume"
     words = [*command, run_dir] if resumes else [*command, "--train_dir", run_dir]
     said = runs.call(*words)

@@ -319,7 +319,7 @@ def test_settings_are_compared_as_json(together):
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_worker_that_does_not_begin_is_named(together, late):
+def test_a_worker_missing_at_the_start_is_named(together, late):
     release = threading.Event()
 
     def wait(worker):

@@ -136,7 +136,7 @@ def test_numbers_of_every_type_pass_through_one_vector(four_cpus):
 
 
 @pytest.mark.parametrize("halts", [True, False])
-def test_a_step_that_is_not_finite_is_left_out_by_all_replicas(four_cpus, halts):
+def test_all_replicas_leave_out_a_nonfinite_step(four_cpus, halts):
     builder, states = builder_of(four_cpus, 3)
     builder.update = None
     for replica in builder._replicas:

@@ -90,7 +90,7 @@ def test_absent_worker_is_named_by_the_chief(addresses, capsys, monkeypatch):
     assert f"is waiting for worker 2 at {addresses[2]}." in capsys.readouterr().err
 
 
-def test_worker_that_died_while_it_waited_is_missing_again(addresses):
+def test_a_worker_that_died_waiting_is_missing_again(addresses):
     chief = Caller(addresses, 0, timeout=1.5)
     with report(addresses, b"1"):
         time.sleep(0.2)
@@ -98,7 +98,7 @@ def test_worker_that_died_while_it_waited_is_missing_again(addresses):
         assert "in vain for worker 1" in str(chief.end())
 
 
-def test_worker_that_starts_again_is_there(addresses):
+def test_a_restarted_worker_is_present(addresses):
     chief = Caller(addresses, 0)
     with report(addresses, b"1"):
         time.sleep(0.2)

@@ -123,7 +123,7 @@ def test_few_classes_and_no_penalties(four_cpus):
     assert (sums.ranks[:5].sum(), weight_decay) == (COUNT, 0.0)
 
 
-def test_ranks_are_those_of_in_top_k(four_cpus):
+def test_ranks_equal_in_top_k(four_cpus):
     """With ties at every limit, and logits that are not finite."""
     random = np.random.default_rng(3)
     logits = random.integers(0, 4, (200, 6)).astype(np.float32)
@@ -168,7 +168,7 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
     assert_scored(sums, (both(images) + moved) / 2, LABELS, tolerance=1e-5)
 
 
-def test_options_that_make_no_sense_are_named():
+def test_meaningless_options_are_named():
     for field, value in (("num_examples", 0), ("step", "15.5")):
         with pytest.raises(UsageError, match=f"--{field} {value}"):
             eval_command.Options(**{field: value})

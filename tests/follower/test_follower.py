@@ -62,7 +62,7 @@ def test_its_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
             follower.predict(images)
 
 
-def test_the_age_is_that_of_the_weights_in_a_copy_of_the_run_too(
+def test_the_age_is_the_weights_age_in_a_copy_of_the_run_too(
     run_dir, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
@@ -201,7 +201,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_once_each(run_dir, follower
     assert (follower.weights_step, len(follower.refusals)) == (30, len(bad) + 1)
 
 
-def test_weights_that_were_read_by_half_never_answer(run_dir, follower, monkeypatch):
+def test_partly_read_weights_never_answer(run_dir, follower, monkeypatch):
     expected = follower.predict(IMAGES).logits
     save(run_dir, 20)
     restore = checkpoints.restore
@@ -219,9 +219,7 @@ def test_weights_that_were_read_by_half_never_answer(run_dir, follower, monkeypa
 # Faults that pass.
 
 
-def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
-    run_dir, follower, monkeypatch
-):
+def test_an_unreadable_checkpoint_is_read_again(run_dir, follower, monkeypatch):
     works, left = checkpoints.files.sha256, [OSError(errno.EMFILE, "Too many files")]
 
     def fail_once(*arguments, **options):

@@ -157,7 +157,7 @@ def test_damaged_and_foreign_checkpoints_are_named_once_and_passed_over(
     assert said.count("step 15 is refused") == said.count("step 20 is refused") == 1
 
 
-def test_a_checkpoint_that_goes_while_it_is_scored_keeps_its_score(run_dir, follow):
+def test_a_checkpoint_deleted_during_scoring_keeps_its_score(run_dir, follow):
     save(run_dir, 10)
 
     def train_on():
@@ -252,7 +252,7 @@ def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path
         follow(run_once=True, eval_dir=str(run_dir / "config.json" / "deeper"))
 
 
-def test_directory_that_cannot_be_followed_is_refused(follow, run_dir):
+def test_an_unusable_directory_is_refused(follow, run_dir):
     with pytest.raises(UsageError, match="no checkpoint"):
         follow(run_once=True)
     save(run_dir, 10)

@@ -144,7 +144,7 @@ def test_names_are_found_in_both_forms_of_an_accent(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_a_file_that_a_spreadsheet_saved_is_read(tmp_path, photos, mark):
+def test_a_file_saved_by_a_spreadsheet_is_read(tmp_path, photos, mark):
     plain = find(photos, tmp_path / "cache")
     rows = [row.replace(",", mark) for row in (",,,", *ROWS, ",,,", ",,")]
     file = listed(tmp_path, *rows, head=f"\ufeffpicture{mark}class{mark}label")
@@ -174,7 +174,7 @@ def test_mistakes_are_refused(tmp_path, photos, rows, named):
         corrected(plain, listed(tmp_path, *rows, head="picture,class,label"))
 
 
-def test_a_column_that_occurs_twice_is_refused(tmp_path, photos):
+def test_a_duplicate_column_is_refused(tmp_path, photos):
     file = listed(tmp_path, "train/cat/0.png,dog,cat", head="picture,class,class")
     with pytest.raises(UsageError, match="one column"):
         corrected(find(photos, tmp_path / "cache"), file)

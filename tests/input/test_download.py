@@ -153,7 +153,7 @@ def test_trickle_that_would_take_days_counts_as_stalled(tmp_path, monkeypatch):
         fetch(tmp_path, site.url)
 
 
-def test_download_and_unpacking_that_were_killed_go_on(tmp_path):
+def test_a_killed_download_and_unpacking_continue(tmp_path):
     part = tmp_path / PART
     with serving(delay=0.05) as site:
         with start(tmp_path, site.url) as process:
@@ -258,7 +258,7 @@ def test_redirection_leads_to_no_file(tmp_path):
         assert fails(tmp_path / "new", site.url).exit_code == 2
 
 
-def test_urls_that_lead_nowhere_are_refused(tmp_path):
+def test_unreachable_urls_are_refused(tmp_path):
     for url, code in (
         (refused_url(), 75),
         ("http://[", 2),

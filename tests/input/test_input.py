@@ -289,7 +289,7 @@ def test_batches_made_on_devices_equal_the_batches_of_the_queues(four_cpus):
 
 
 EVERYTHING = {
-    **{part: {} for part in ("rand_augment", "random_erasing", "cutout")},
+    **{part: {} for part in ("random_erasing", "cutout")},
     **{part: {"probability": 0.4} for part in ("mixup", "cutmix")},
 }
 

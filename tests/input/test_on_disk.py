@@ -66,7 +66,7 @@ def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeyp
     np.testing.assert_array_equal(labels, same_labels)
 
 
-def test_a_file_that_has_lost_its_end_is_named(paths):
+def test_a_truncated_file_is_named(paths):
     os.truncate(paths[-1], 200)
     on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
     assert on_disk[np.array([0, 21])].any()

@@ -81,7 +81,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("kind", HARMFUL)
-def test_anything_that_is_no_batch_is_refused_and_not_executed(tmp_path, kind):
+def test_pickles_other_than_batches_are_refused_and_not_executed(tmp_path, kind):
     mark = tmp_path / "mark"
     with pytest.raises(UsageError, match="train"):
         read(tmp_path, HARMFUL[kind](mark))

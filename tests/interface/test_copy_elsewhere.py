@@ -125,7 +125,7 @@ def test_the_end_does_not_wait_for_a_copy_that_hangs(copier, tmp_path, capfd):
     assert "has not ended" in capfd.readouterr().err
 
 
-def test_a_copy_that_was_cut_off_resumes_from_the_checkpoint_before(
+def test_an_incomplete_copy_resumes_from_the_checkpoint_before(
     copier, tmp_path, undisturbed
 ):
     copy = tmp_path / "copy"

@@ -286,7 +286,7 @@ def test_bad_arguments_are_refused(tmp_path):
         evaluate(tmp_path, split="x", data=(X, Y))
 
 
-def test_scoring_needs_data_that_fits(trained, tmp_path):
+def test_scoring_needs_fitting_data(trained, tmp_path):
     with pytest.raises(UsageError, match=r"\(12, 12, 3\)"):
         evaluate(trained[0], data=(X[:, :6], Y))
     alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))

@@ -166,7 +166,7 @@ def everything(tmp_path_factory):
     return train(config(train_dir, **given)), given
 
 
-def test_a_step_is_that_of_a_loop_of_keras(everything):
+def test_a_step_equals_a_step_of_a_loop_in_keras(everything):
     record, given = everything
     with_rate = given["optimizer"]
     optimizer = type(with_rate).from_config(with_rate.get_config())
@@ -231,7 +231,7 @@ def test_own_metrics_are_shown(tmp_path, capsys):
     )
 
 
-def test_the_best_is_that_by_an_own_metric(tmp_path):
+def test_an_own_metric_decides_the_best(tmp_path):
     """Commands have no functions, but the scores that the training has written."""
     run, data = tmp_path / "run", tmp_path / "set.npz"
     np.savez(data, x_train=X, y_train=Y, x_test=X[:12], y_test=Y[:12])
@@ -494,7 +494,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
-def test_a_stream_that_fails_while_it_is_read_says_how(tmp_path, why):
+def test_a_failing_stream_is_refused_with_its_error(tmp_path, why):
     with pytest.raises(UsageError, match=why):
         train(config(tmp_path / "run", data=UNREADABLE[why]()))
     assert not (tmp_path / "run").exists()

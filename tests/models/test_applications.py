@@ -68,9 +68,7 @@ def test_images_that_a_network_does_not_take_are_refused(shape, named):
         build_model("applications:MobileNetV2", shape, 10)
 
 
-def test_published_weights_that_are_absent_or_damaged_are_refused(
-    tmp_path, monkeypatch
-):
+def test_absent_or_damaged_published_weights_are_refused(tmp_path, monkeypatch):
     def fail(_, origin, **__):
         raise Exception(f"URL fetch failure on {origin}: None -- unreachable")  # noqa: TRY002
 

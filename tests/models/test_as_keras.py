@@ -376,7 +376,7 @@ def test_the_head_is_the_layer_called_last(tmp_path):
     assert kept.moved() == [True, True, False, False]
 
 
-def test_names_to_freeze_are_those_of_the_model(tmp_path):
+def test_freeze_takes_the_names_of_the_model(tmp_path):
     """Keras numbers layers throughout a process, and a notebook trains many models."""
 
     def model(image_shape, classes):
@@ -395,7 +395,7 @@ def test_names_to_freeze_are_those_of_the_model(tmp_path):
         run(tmp_path / "none", model, freeze="dense_7")
 
 
-def test_a_metric_that_is_no_scalar_is_named(monkeypatch):
+def test_a_metric_other_than_a_scalar_is_named(monkeypatch):
     def noted(outputs, labels, penalties):
         found = loss(outputs, labels, penalties)
         return {**found, "by class": tf.reduce_mean(outputs, axis=0)}

@@ -118,7 +118,7 @@ def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_models
         ("own_models:build", "image_shape="),
     ],
 )
-def test_a_name_that_leads_nowhere_is_named(own_models, tmp_path, name, named):
+def test_a_name_without_a_target_is_named(own_models, tmp_path, name, named):
     own_models("CONSTANT = 3\ndef build(): pass\n")
     (tmp_path / "own_package").mkdir()
     with pytest.raises(UsageError, match=named):
@@ -178,7 +178,7 @@ def refused(own_models, built="Own()", called="logits"):
         ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
     ],
 )
-def test_a_function_that_does_not_fit_is_refused(own_models, built, named):
+def test_an_unsuitable_function_is_refused(own_models, built, named):
     assert named in refused(own_models, built)
 
 

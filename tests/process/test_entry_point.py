@@ -48,7 +48,7 @@ def test_errors_end_a_script_with_a_line_and_an_exit_code(capsys):
         entry_point.run_program(failing_with(ValueError("a bug")))
 
 
-def test_a_gpu_that_others_fill_ends_a_script_with_advice(capsys):
+def test_a_full_gpu_ends_a_script_with_advice(capsys):
     """The message is TensorFlow's on an H100 whose memory another process held."""
     full = "cudaSetDevice() on GPU:0 failed. Status: out of memory"
     with pytest.raises(SystemExit) as ended:
@@ -165,7 +165,7 @@ def printing(
     )
 
 
-def test_log_that_cannot_be_written_is_lost_and_reported_once(tmp_path):
+def test_an_unwritable_log_is_lost_and_reported_once(tmp_path):
     for redirection, stream, reported in (
         (">/dev/full", "sys.stdout", 1),
         ("<&- >&- 2>&-", "sys.stderr", 0),
@@ -264,7 +264,7 @@ def test_global_settings_of_keras_change_nothing(tmp_path, stand_in_dir):
     runs.assert_equal(found[2], found[0])
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+def test_a_missing_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

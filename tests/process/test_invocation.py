@@ -68,9 +68,7 @@ def test_commands_are_those_of_the_installed_program_or_of_the_module(started):
     assert invocation.command("train") == "cifar10 train"
 
 
-def test_a_module_that_is_not_installed_is_named_with_its_place(
-    started, tmp_path, monkeypatch
-):
+def test_a_missing_module_is_named_with_its_place(started, tmp_path, monkeypatch):
     """A script's own folder is not where the next command looks."""
     started(ROOT / "train.py")
     monkeypatch.setattr(invocation.metadata, "distributions", lambda **_: iter(()))
@@ -86,7 +84,7 @@ def test_a_module_that_is_not_installed_is_named_with_its_place(
     assert b"finds out" in done.stdout.lower()
 
 
-def test_packages_that_are_missing_are_named_with_their_extra():
+def test_missing_packages_are_named_with_their_extra():
     with pytest.raises(UsageError, match="no_such_package") as refused:
         invocation.require_packages("serve", "sys", "no_such_package")
     assert "pip install 'cifar10-multi-gpu[serve]'" in str(refused.value)

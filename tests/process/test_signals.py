@@ -28,7 +28,7 @@ def wait_for_request(stop):
     return stop.requested
 
 
-def test_a_signal_that_a_library_has_claimed_is_taken_back():
+def test_a_signal_claimed_by_a_library_is_taken_back():
     """TensorFlow claims SIGTERM when it connects several machines."""
     with deferring() as stop:
         claimed = []
@@ -39,7 +39,7 @@ def test_a_signal_that_a_library_has_claimed_is_taken_back():
         assert not claimed
 
 
-def test_signal_that_comes_twice_at_once_counts_once():
+def test_a_signal_sent_twice_at_once_counts_once():
     """A scheduler may signal the training and what passes signals on to it."""
     with deferring() as stop:
         for _ in range(3):

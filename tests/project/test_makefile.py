@@ -66,7 +66,7 @@ def test_installed_libraries_fit_the_gpus(tmp_path):
         (None, False),
     ],
 )
-def test_a_python_that_does_not_fit_is_refused_before_anything_is_made(
+def test_an_unsuitable_python_is_refused_before_anything_is_made(
     tmp_path, version, fits
 ):
     python, text = tmp_path / "python", ".".join(map(str, version or ()))

@@ -149,7 +149,7 @@ def progress(train_dir, step, **options):
     return found
 
 
-def test_a_log_that_cannot_be_read_costs_no_checkpoint(tmp_path):
+def test_an_unreadable_log_costs_no_checkpoint(tmp_path):
     training = progress(tmp_path, 2)
     (tmp_path / "metrics.jsonl").mkdir()
     training.save()

@@ -87,7 +87,7 @@ def test_of_equal_ones_the_earlier_stays(run_dir):
     assert keep(run_dir, newest=1, best=1) == [1, 4]
 
 
-def test_scores_that_cannot_be_read_delete_nothing(run_dir):
+def test_unreadable_scores_delete_nothing(run_dir):
     """Else the best would go."""
     save(run_dir, 1, 2)
     (run_dir / "eval" / "metrics.jsonl").mkdir()
@@ -111,9 +111,7 @@ def test_a_marked_checkpoint_stays_intact(run_dir):
 # What somebody is reading.
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
-    run_dir, monkeypatch
-):
+def test_a_checkpoint_deleted_during_reading_is_skipped(run_dir, monkeypatch):
     save(run_dir, 1, 2)
     sha256 = checkpoints.files.sha256
 

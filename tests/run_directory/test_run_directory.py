@@ -132,7 +132,7 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
     prepare(run)
 
 
-def test_entry_that_has_no_default_is_a_difference(run):
+def test_an_entry_without_a_default_is_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
         preflight.check_run(recorded(run), {"model": "cnn", "towers": 2}, fresh=False)
 

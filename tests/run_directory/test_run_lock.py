@@ -89,9 +89,7 @@ def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path
         assert names == {".lock", "config.json"}
 
 
-def test_a_directory_that_another_training_took_meanwhile_is_left_to_it(
-    tmp_path, monkeypatch
-):
+def test_a_directory_taken_by_another_training_is_left_to_it(tmp_path, monkeypatch):
     train_dir = tmp_path / "run"
     rename = Path.rename
     with contextlib.ExitStack() as other:

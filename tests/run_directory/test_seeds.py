@@ -52,12 +52,12 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
     assert found[("s2",)].interval is None, "one seed has no interval"
 
 
-def test_a_seed_that_was_trained_twice_counts_once():
+def test_a_seed_trained_twice_counts_once():
     (found,) = grouped([scored("s0", 0.5), scored("t0", 0.5), scored("s1", 0.6)])
     assert found.seeds == 2
 
 
-def test_seeds_that_contradict_other_flags_are_refused(monkeypatch):
+def test_seeds_with_contradicting_flags_are_refused(monkeypatch):
     for words in (["2:2"], ["0:2", "--seed", "7"], ["0:2", "--seed=7"]):
         done = runs.call("train.py", "--seeds", *words)
         assert done.returncode == 2, words

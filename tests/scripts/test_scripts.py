@@ -204,7 +204,7 @@ def test_damaged_checkpoints_are_refused_and_kept(tmp_path, finished):
     assert len(list((train_dir / "checkpoints").glob("step-*"))) == 3
 
 
-def test_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
+def test_a_nonfinite_loss_stops_the_run(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     values = {"learning_rate": 1e30, "checkpoint_steps": 1, "num_gpus": 2}
     flags = runs.training_flags(train_dir, stand_in_dir, **values)

@@ -380,7 +380,7 @@ def random():
 
 # Keras's nightly builds say so of a GRU, which does.
 @pytest.mark.filterwarnings("ignore:.*does not support masking")
-def test_cuts_that_are_not_possible_are_refused_with_the_name():
+def test_impossible_cuts_are_refused_by_name():
     words = tf.TensorSpec([6, 7], tf.int32)
     with pytest.raises(UsageError, match="begin with layer first2"):
         chosen(small(), "first2")

@@ -49,7 +49,7 @@ def children():
     return set(multiprocessing.active_children())
 
 
-def test_images_are_those_that_are_decoded_here(decoder):
+def test_images_equal_the_images_decoded_here(decoder):
     before = children()
     np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)
     expected = decoding.decode(packed(HALVES), "it", 32, 32)

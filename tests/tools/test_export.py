@@ -200,9 +200,7 @@ def one_off(part):
     return change
 
 
-def test_export_that_computes_otherwise_is_refused_and_removed(
-    run_dir, tmp_path, written, capsys
-):
+def test_a_wrong_export_is_refused_and_removed(run_dir, tmp_path, written, capsys):
     for change in (one_off(1.5e-5), one_off(np.nan), lambda logits: logits[:, :9]):
         written(change)
         assert export(run_dir, tmp_path / "out") == 1
@@ -224,7 +222,7 @@ def test_a_run_on_arrays_of_a_program_needs_them_in_a_file(run_dir, tmp_path):
         export(copy, tmp_path / "out")
 
 
-def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
+def test_a_file_created_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
     def late(logits):
         (tmp_path / "out").write_text("another's")
         return logits

@@ -105,7 +105,7 @@ def test_model_that_keras_alone_cannot_open_is_refused(tmp_path):
     assert not names(tmp_path)
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
+def test_contradictory_options_are_refused(tmp_path, monkeypatch):
     for options, match in (
         ({"output": "out.onnx"}, ".tflite"),
         ({"output": "it.tflite", "with_preprocessing": True}, "--with_preprocessing"),
@@ -142,7 +142,7 @@ def test_int8_may_lose_one_point():
         assert not exported.compare(wrong, expected, labels, "int8")[0]
 
 
-def test_model_that_fails_or_crashes_elsewhere_is_refused(tmp_path):
+def test_a_model_failing_or_crashing_elsewhere_is_refused(tmp_path):
     (tmp_path / "damaged").write_bytes(b"no model")
     for file_format in ("onnx", "litert"):
         with pytest.raises(UsageError, match=file_format):

@@ -87,7 +87,7 @@ def test_other_files_of_a_folder_are_counted_and_named(small_run, tmp_path, caps
         assert said in written.err
 
 
-def test_checkpoint_that_was_asked_for_predicts(small_run, folder, capsys):
+def test_the_requested_checkpoint_predicts(small_run, folder, capsys):
     for step in ("10", "best"):
         assert predict(small_run, folder / "0.png", step=step) == 0
         said = capsys.readouterr().out

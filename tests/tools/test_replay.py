@@ -117,7 +117,7 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     assert contents(run_dir) == before
 
 
-def test_the_first_step_that_differs_is_named(copied, capsys):
+def test_the_first_differing_step_is_named(copied, capsys):
     log = copied / "metrics.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
@@ -202,7 +202,7 @@ def test_scores_are_compared_on_the_images_that_were_scored(
 
 
 @pytest.mark.parametrize("steps", ["5:21", "9:8", "0:3", "5", "a:b"])
-def test_steps_that_the_run_has_not_are_refused(run_dir, capsys, steps):
+def test_missing_steps_are_refused(run_dir, capsys, steps):
     with pytest.raises(UsageError, match="steps 1 to 20"):
         called(replay, capsys, run_dir, "--steps", steps)
 
@@ -317,7 +317,7 @@ def test_the_step_before_a_loss_rises_for_good_is_found(run_dir, monkeypatch):
     assert replayed.find(10, 15)[0] == 10
 
 
-def test_a_gradient_that_is_not_finite_is_the_largest(tmp_path, capsys):
+def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, capsys):
     with pytest.raises(UsageError):
         trained(tmp_path / "run", learning_rate=1e30, max_steps=6)
     words = [tmp_path / "run", "--steps", "1:6", "--find"]

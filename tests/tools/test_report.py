@@ -125,7 +125,7 @@ def proportional(points, values):
     assert abs(scale) > 0
 
 
-def test_numbers_and_curves_are_those_of_the_files(both, runs):
+def test_numbers_and_curves_come_from_the_files(both, runs):
     assert both.headlines() == [found[PRECISION] for found in runs.values()]
     values = [entry.get("value") for entry in both.all("data")]
     counts = both.texts("td[@style]")
@@ -144,7 +144,7 @@ def test_numbers_and_curves_are_those_of_the_files(both, runs):
         proportional(points[:, 1], losses)
 
 
-def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
+def test_the_hardest_images_have_the_largest_losses(both, runs, stand_in_dir):
     images, labels = datasets.find("synthetic", str(stand_in_dir)).read("test")
     prepared = images[:, 4:28, 4:28].astype(np.float64)
     prepared -= prepared.mean(axis=(1, 2, 3), keepdims=True)
@@ -224,7 +224,7 @@ def test_the_report_names_missing_parts_of_a_run(copy, tmp_path, capsys):
     assert not shown.all("script")
 
 
-def test_run_that_cannot_be_scored_is_still_reported(copy, tmp_path):
+def test_an_unscorable_run_is_still_reported(copy, tmp_path):
     change(copy, model="no:where")
     shown = report(tmp_path / "page.html", copy)
     assert "no:where" in shown.texts("ul[@class='notes']")[0]

@@ -133,7 +133,7 @@ class Busy:
 # What it answers.
 
 
-def test_an_answer_equals_that_of_an_evaluation(client, small_run):
+def test_answers_equal_an_evaluation(client, small_run):
     logits = evaluated(small_run, 20).astype(np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     for image, expected in zip(IMAGES, probabilities, strict=True):
@@ -315,7 +315,7 @@ def test_stalled_clients_block_nobody_and_get_an_answer(follower, client):
         assert still_answers(client)
 
 
-def test_head_that_does_not_arrive_ends_its_connection(client):
+def test_a_missing_head_ends_its_connection(client):
     whole = UNFINISHED_HEAD + b"alhost\r\n\r\n"
     heads = (b"", UNFINISHED_HEAD, whole + UNFINISHED_HEAD)
     with connected(client, *heads) as sockets:
@@ -473,7 +473,7 @@ def test_sigterm_ends_it_whatever_is_being_decoded(small_copy):
 
 
 @pytest.mark.slow
-def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
+def test_stalled_clients_stop_neither_the_service_nor_its_end(small_copy):
     """Nor do they keep a request from its answer that is under way at the signal."""
     with started(small_copy) as (process, client):
         for sent in (UNFINISHED_HEAD, UNFINISHED_BODY):
@@ -490,7 +490,7 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(small_copy):
     assert "Traceback" not in said
 
 
-def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
+def test_the_requested_step_is_served(small_run, monkeypatch):
     steps = []
 
     def note(model, *_):
@@ -504,7 +504,7 @@ def test_the_step_that_was_asked_for_is_served(small_run, monkeypatch):
     assert steps == [10, 20]
 
 
-def test_the_values_that_were_asked_for_are_served(small_run, monkeypatch):
+def test_the_requested_values_are_served(small_run, monkeypatch):
     """The averages, or the last ones, which answer otherwise."""
     answers = []
 

@@ -137,7 +137,7 @@ def test_a_damaged_graph_of_objects_is_damage(run, content):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_lock_that_is_no_file_is_named(run, tmp_path, kind):
+def test_a_lock_of_another_kind_than_a_file_is_named(run, tmp_path, kind):
     path = run / ".lock"
     path.unlink(missing_ok=True)
     if kind == "link":
@@ -164,7 +164,7 @@ def test_a_hidden_run_within_a_run_is_not_removed(run, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["2_0", "0", "nan", "1e300", "x", "\udcff"])
-def test_a_text_that_is_no_temperature_is_refused(tmp_path, text):
+def test_a_temperature_other_than_a_number_is_refused(tmp_path, text):
     path = tmp_path / "temperature.txt"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError):

@@ -84,7 +84,7 @@ def test_simulated_towers_divide_the_cores(
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, 3), (2, 2)])
-def test_each_gpu_that_is_used_has_a_tower(pretend_gpus, asked, used):
+def test_each_used_gpu_has_a_tower(pretend_gpus, asked, used):
     pretend_gpus(3)
     placement = devices.place_towers(asked)
     assert placement.devices == tuple(f"/gpu:{n}" for n in range(used))
@@ -222,7 +222,7 @@ def unusable_gpu(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("unusable_gpu")
-def test_a_gpu_that_tensorflow_cannot_use_is_neither_simulated_nor_called_absent():
+def test_an_unusable_gpu_is_neither_simulated_nor_called_absent():
     for count in (1, 2):
         with pytest.raises(MissingGpuError, match="doctor"):
             devices.place_towers(count)
@@ -234,7 +234,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_neither_simulated_nor_called_absent
 
 @pytest.mark.usefixtures("unusable_gpu")
 @pytest.mark.parametrize("hidden", ["-1", ""])
-def test_a_gpu_that_was_hidden_on_purpose_is_not_missed(monkeypatch, hidden):
+def test_a_gpu_hidden_on_purpose_is_not_reported(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert devices.place_towers(2).simulated
 
@@ -255,7 +255,7 @@ def test_an_evaluation_takes_its_device_and_no_other(
     assert visible() == seen
 
 
-def test_an_evaluation_on_a_gpu_that_is_missing_is_refused(pretend_gpus):
+def test_an_evaluation_on_a_missing_gpu_is_refused(pretend_gpus):
     pretend_gpus(0)
     assert devices.place_evaluation("auto") == "/cpu:0"
     with pytest.raises(MissingGpuError, match="--device gpu"):

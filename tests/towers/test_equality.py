@@ -108,7 +108,6 @@ WAYS = [
     {"towers": 2, "sections": "2"},
 ]
 AUGMENTATION = {
-    "rand_augment": {},
     "random_erasing": {},
     "cutout": {},
     "mixup": {"probability": 0.5},

@@ -69,7 +69,7 @@ def moved(builder):
         for name in optimizers.KERAS_NAMES
     ],
 )
-def test_an_update_that_is_not_finite_changes_nothing(name):
+def test_a_nonfinite_update_changes_nothing(name):
     builder = build(name)
     assert np.abs(moved(builder)[0]).max() > 1e-6
     *before, _ = values(builder)
@@ -116,7 +116,7 @@ def test_weight_decay_takes_a_part_off_filters_and_matrices_alone():
         ({"clipnorm": 1.0, "clipvalue": 1.0}, "AdamW"),
     ],
 )
-def test_arguments_that_keras_does_not_take_are_refused(arguments, named):
+def test_arguments_unknown_to_keras_are_refused(arguments, named):
     with pytest.raises(UsageError, match=named):
         build_optimizer("adamw", RATE, 0.0, arguments)
 
@@ -135,6 +135,6 @@ def test_muon_takes_no_other_arguments():
         ({"optimizer_arguments": {"rho": float("nan")}}, "rho"),
     ],
 )
-def test_options_that_contradict_are_refused_before_tensorflow_starts(values, named):
+def test_contradictions_are_refused_before_tensorflow_starts(values, named):
     with pytest.raises(UsageError, match=named):
         Config(**values)

@@ -83,7 +83,7 @@ def test_a_linear_fall_stays_at_zero():
     assert found == [0.5, 0.25, 0.0, 0.0]
 
 
-def test_a_cosine_is_that_of_keras():
+def test_the_cosine_equals_kerass():
     """Keras counts in steps and in float32; one step is an image here."""
     seen = [0, 1, 10, 333, 500, 750, 999, 1000, 1200]
     of_keras = keras.optimizers.schedules.CosineDecay(0.3, decay_steps=1000)

@@ -111,7 +111,7 @@ def pooled(image_shape, classes):
 
 
 @pytest.mark.slow
-def test_layers_that_xla_cannot_compile_are_named(tmp_path, stand_in_dir):
+def test_layers_unsuitable_for_xla_are_named(tmp_path, stand_in_dir):
     with pytest.raises(UsageError, match="MaxPool"):
         train(
             tmp_path / "run",

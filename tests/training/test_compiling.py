@@ -97,7 +97,7 @@ class OnTheHost(keras.layers.Layer):
         )
 
 
-def test_a_model_that_xla_refuses_trains_without_it(four_cpus, capsys):
+def test_a_model_refused_by_xla_trains_without_it(four_cpus, capsys):
     builder = make_towers(small_model(OnTheHost()), four_cpus[:1])
     batch = split(*random_batch(), 1)
     assert not compiling.try_programs(builder, batch, 4)["xla"]

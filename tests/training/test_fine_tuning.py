@@ -381,7 +381,7 @@ def test_an_array_that_declares_too_much_is_not_read(tmp_path):
     assert "larger than the file" in refused(path)
 
 
-def test_a_part_that_is_larger_than_its_array_is_not_unpacked(tmp_path):
+def test_a_chunk_larger_than_its_array_is_not_unpacked(tmp_path):
     """Two megabytes of such parts take two gigabytes."""
     path = tmp_path / "bomb.weights.h5"
     with hand_made(path) as group:

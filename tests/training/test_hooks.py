@@ -117,7 +117,7 @@ def test_hooks_change_no_bit_and_a_resumed_run_reports_its_first_step(train, tmp
     runs.assert_equal(runs.variables(runs.checkpoint(tmp_path / "again", 6)), whole)
 
 
-def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path):
+def test_a_failing_hook_ends_the_run_and_harms_no_checkpoint(train, tmp_path):
     """On a run that goes on each time from where the last hook has left it."""
 
     class Faulty:
@@ -164,7 +164,7 @@ def test_all_hooks_get_the_end_even_if_one_fails_there():
     assert ended == [(7, "stopped")] * 2
 
 
-def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path):
+def test_a_hook_with_an_unknown_method_is_refused(train, tmp_path):
     def ignore(*_):
         pass
 

@@ -53,7 +53,7 @@ def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)
 
 
-def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
+def test_a_vanished_directory_stops_the_run_and_is_not_recreated(
     tmp_path, train, monkeypatch, capsys
 ):
     train_dir = tmp_path / "run"

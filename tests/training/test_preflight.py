@@ -27,7 +27,7 @@ def refused(*words):
     return done.stderr
 
 
-def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
+def test_a_missing_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise AssertionError('it is not imported')")
     where = ("--train_dir", tmp_path / "run")

@@ -54,7 +54,7 @@ def test_cheap_summaries_are_all_written_whatever_the_first_cost(monkeypatch):
 
 
 @pytest.mark.parametrize("cost", [0.1, 20.0])
-def test_summaries_that_are_dear_take_a_twentieth_of_the_time(monkeypatch, cost):
+def test_slow_summaries_take_a_twentieth_of_the_time(monkeypatch, cost):
     written = Written(monkeypatch, 5000, cost=cost)
     counted = (len(written.steps) - 1) * cost  # The first is of the start.
     most = 0.05 * (written.now - 1000.0)
@@ -103,7 +103,7 @@ class Saved:
 RECIPE = "checkpoint_steps = 5\n"
 
 
-def test_checkpoints_that_are_dear_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
+def test_slow_checkpoints_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
     recipe = tmp_path / "own.toml"
     recipe.write_text(RECIPE)
     given = {"recipe": str(recipe)}

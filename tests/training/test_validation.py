@@ -231,7 +231,7 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     assert "its checkpoint was not kept" in " ".join(capsys.readouterr().out.split())
 
 
-def test_val_decides_and_the_last_score_is_that_on_test(
+def test_val_decides_and_the_last_score_is_on_test(
     tmp_path, stand_in_dir, correct, capsys
 ):
     correct.update(RISING_AND_FALLING)
@@ -316,7 +316,7 @@ def test_eval_scores_the_named_split(tmp_path, stand_in_dir):
     assert "val" in done.stderr
 
 
-def test_the_best_is_that_by_the_score_that_was_named(tmp_path, stand_in_dir, capsys):
+def test_the_named_score_decides_the_best(tmp_path, stand_in_dir, capsys):
     run = tmp_path / "run"
     options = {"max_steps": 4, "checkpoint_steps": 2, "eval_steps": 2, "num_gpus": 1}
     options |= {"model": runs.SMALL, "keep_best": 1, "best_by": "macro F1"}
@@ -388,7 +388,7 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
 # ---- Flags
 
 
-def test_flags_that_make_no_sense_are_refused():
+def test_meaningless_flags_are_refused():
     for options, flag in (
         ({"eval_steps": 11, "max_steps": 10}, "--eval_steps 11"),
         ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5 .* --eval_steps"),

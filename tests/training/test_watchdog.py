@@ -196,7 +196,7 @@ def ending(**options):
     return dog, codes, released
 
 
-def test_an_input_that_blocks_is_named(capfd):
+def test_a_blocked_input_is_named(capfd):
     dog, codes, released = ending(part="input")
 
     def blocked():

@@ -165,7 +165,7 @@ def test_very_many_pixels_are_refused_before_they_are_decoded(monkeypatch):
     ],
     ids=["scans", "chunks", "segments", "comments", "runs"],
 )
-def test_a_picture_that_takes_too_long_is_given_up(content, monkeypatch):
+def test_a_picture_is_given_up_after_too_long(content, monkeypatch):
     """They take a fraction of a second; larger ones of each kind take minutes."""
     monkeypatch.setattr(decoding, "MAX_SECONDS", 0.01)
     with pytest.raises(decoding.PictureError, match=r"0\.01 s"):

@@ -72,7 +72,7 @@ def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
     assert dataset.notes == ["left out: 1 folder: more/"]
 
 
-def test_a_folder_that_cannot_be_read_is_refused(pictures, cache, monkeypatch):
+def test_an_unreadable_folder_is_refused(pictures, cache, monkeypatch):
     scan = os.scandir
 
     def refusing(path):
@@ -440,7 +440,7 @@ def test_unreadable_pictures_are_refused_until_they_can_be_read(pictures, cache)
     assert everything(find(pictures, cache))[0].keys() == {*NAMES, "cat/gone.png"}
 
 
-def test_a_file_that_the_disk_did_not_give_is_tried_again(pictures, cache, monkeypatch):
+def test_a_file_is_read_again_after_an_error_of_the_disk(pictures, cache, monkeypatch):
     opened = files.opened
 
     def failing(path, *arguments, **options):

@@ -254,7 +254,7 @@ def test_only_a_file_is_taken_for_the_lock(pictures, cache):
         prepared(pictures, cache)
 
 
-def test_a_cache_that_others_own_or_may_write_to_is_not_used(
+def test_a_cache_of_another_owner_or_open_to_others_is_not_used(
     pictures, cache, monkeypatch
 ):
     prepared(pictures, cache)
