@@ -15,12 +15,11 @@ is S / |G|^2, in images. A single batch per step cannot tell the two apart.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from cifar10.towers.update import TrainState
+from cifar10.towers.update import TrainState
 
 SQUARE = "tower_gradient_square"  # The metric of a step, NaN if not computed.
 NAME = "gradient_noise_scale"
@@ -32,7 +31,7 @@ _LEAST_STEPS, _MEMORY = 100, 1000
 
 
 def with_squares(
-    state: "TrainState", devices: Sequence[str], results: Sequence[Any], *, xla: bool
+    state: TrainState, devices: Sequence[str], results: Sequence[Any], *, xla: bool
 ) -> list[Any]:
     """Adds SQUARE to the towers' metrics; if XLA compiles the step, in every step.
 
@@ -59,7 +58,7 @@ def _square(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _square_if(condition: tf.Tensor, gradients: list[tf.Tensor]) -> tf.Tensor:
-    """Computes `_square` or returns NaN, in one operation, as in `assign_unless`."""
+    """Computes `_square` or returns NaN, once all gradients are there, unlike `cond`."""
     then = tf.function(_square, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
 

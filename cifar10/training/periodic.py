@@ -103,24 +103,25 @@ class Validation:
 
     def on_end(self, step: int, why: str) -> None:
         """If `val` has decided, evaluates the best and the last step on `test`."""
-        splits = self._loop.training.dataset.splits
-        of_val = self._scored and self._scored.split == "val"
-        if why == "finished" and of_val and "test" in splits:
-            with self._loop.apart("evaluation"):
-                self._score_on_test(step)
-
-    def _score_on_test(self, newest: int) -> None:
         loop, progress = self._loop, self._loop.progress
+        of_val = self._scored and self._scored.split == "val"
+        if (
+            why != "finished"
+            or not of_val
+            or "test" not in loop.training.dataset.splits
+        ):
+            return
         scored = scored_set(loop.training, "test")
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
-        if (best := next(iter(found), newest)) != newest:
-            loaded, refused = progress.load(best, tolerate=UsageError)
-            if loaded:
-                self._score(scored, best)
-            for error in refused.values():  # The training itself has succeeded.
-                loop.say(f"Step {best}, the best, has no score on test: {error}")
-            progress.load(newest, tolerate=())
-        self._score(scored, newest)
+        with loop.apart("evaluation"):
+            if (best := next(iter(found), step)) != step:
+                loaded, refused = progress.load(best, tolerate=UsageError)
+                if loaded:
+                    self._score(scored, best)
+                for error in refused.values():  # The training itself has succeeded.
+                    loop.say(f"Step {best}, the best, has no score on test: {error}")
+                progress.load(step, tolerate=())
+            self._score(scored, step)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
