@@ -58,7 +58,7 @@ def _square(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _square_if(condition: tf.Tensor, gradients: list[tf.Tensor]) -> tf.Tensor:
-    """Computes `_square` or returns NaN, once all gradients are there, unlike `cond`."""
+    """Returns `_square` or NaN, but once all gradients are there, unlike `tf.cond`."""
     then = tf.function(_square, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
 
