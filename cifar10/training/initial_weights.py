@@ -134,7 +134,7 @@ def find_weights(
 ) -> tuple[str, Layers]:
     """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
-    of_other_classes = False
+    of_other_classes, wanted = False, "its --model"
     if name == IMAGENET:
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
     else:
@@ -144,6 +144,7 @@ def find_weights(
             step, trained = _restored(path, wanted_step, config.network.model)
             there = _of_model(name, trained.model, model)
             source += f" at step {step:,}"
+            wanted = f"--model {trained.run.config.network.model}"
             # A subclass has no `input_shape`.
             was, now = (getattr(m, "input_shape", None) for m in (trained.model, model))
             if was and now and was != now:
@@ -162,7 +163,7 @@ def find_weights(
     if not found:
         raise UsageError(
             f"--initial_weights {name} fits no layer of {config.network.model}, which "
-            f"has {first_few([*variables], _SHOWN_NAMES)}. Give its --model."
+            f"has {first_few([*variables], _SHOWN_NAMES)}. Give {wanted}."
         )
     return source, found
 
