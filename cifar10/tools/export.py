@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from cifar10 import files
 from cifar10.config import flags, layout, run_options
@@ -20,19 +19,16 @@ DESCRIPTION = """Exports the model of a run for other programs.
 
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 export --output /tmp/cifar10_model.onnx
-    python -m cifar10 export --output it.tflite --quantize int8
+    python -m cifar10 export --output /tmp/cifar10_model.tflite
 
 Writes a SavedModel's folder, or a file that ends in .onnx, .keras or .tflite
 (LiteRT). The export takes images as evaluation prepares them and returns
 logits, both in float32. With --with_preprocessing it takes uint8 images of the
 data set's size and returns probabilities. It is loaded in a separate process,
 and removed if it computes something else than the run's model on 256 test
-images. With --quantize int8, weights and activations are integers, whose ranges
-are estimated from 500 training images; the export may misclassify 1 % more of
-up to 10,000 test images than the run's model. cifar10.json, in the folder, the
-metadata of ONNX or the file (unzip finds it), describes the model and how to
-prepare images. Exit code 0: written and checked; 1: the export computes
-something else; 2: a mistake that you can fix.
+images. cifar10.json, in the folder, the metadata of ONNX or the file (unzip
+finds it), describes the model and how to prepare images. Exit code 0: written
+and checked; 1: the export computes something else; 2: a mistake that you can fix.
 """
 
 # Packages that a format needs besides TensorFlow.
@@ -47,24 +43,14 @@ class Options(run_options.RunOptions):
     Attributes:
         output: file that ends in .onnx, .keras or .tflite, else a SavedModel's folder
         with_preprocessing: let the model take uint8 images and return probabilities
-        quantize: type of integers to compute in, for a .tflite file
         use_averages: use the variables' moving averages, not their last values
         data_dir: directory of the data set (default: the run's)
     """
 
     output: str
     with_preprocessing: bool = False
-    quantize: Literal["none", "int8"] = "none"
     use_averages: bool = True
     data_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_float = self.file_format != "litert" or self.with_preprocessing
-        if self.quantize != "none" and is_float:
-            raise UsageError(
-                "--quantize needs a .tflite --output, without --with_preprocessing."
-            )
 
     @property
     def file_format(self) -> str:
@@ -99,25 +85,22 @@ def export_run(options: Options) -> int:
     )
     step = trained.restore(options.step)
     description = export_formats.describe(
-        trained, step, options.quantize, with_preprocessing=options.with_preprocessing
+        trained, step, with_preprocessing=options.with_preprocessing
     )
     dataset = datasets.find_again(trained.run, options.data_dir)
-    samples = export_formats.calibration_images(dataset, description)
     model = export_formats.in_float32(trained)
-    images, expected, labels = export_formats.examples(model, dataset, description)
+    images, expected = export_formats.examples(model, dataset, description)
     prefix = f".incomplete-{output.name}-"
     try:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as beside:
             path = Path(beside) / f"model{output.suffix}"
             LINE.show(f"Exporting, 1 of 2: converting to {file_format}")
-            export_formats.write_model(model, path, file_format, description, samples)
+            export_formats.write_model(model, path, file_format, description)
             for part in (path, *path.rglob("*")):
                 files.sync(part)
             LINE.show(f"Exporting, 2 of 2: scoring {len(images):,} test images with it")
             computed = exported.compute_in_another_process(path, file_format, images)
-            passed, finding = exported.compare(
-                computed, expected, labels, description["precision"]
-            )
+            passed, finding = exported.compare(computed, expected)
             compared = f"On {len(images):,} test images, the export {finding}."
             if not passed:
                 say(f"REFUSED: {compared} Nothing was written.")

@@ -4,7 +4,7 @@ The exported model computes logits like an evaluation. On request, it also prepa
 images and returns probabilities. A `.keras` file names the Python classes of its
 layers, but programs that load the file may not have this package. So this package's
 layers are replaced by Keras's, which compute the same in float32 up to rounding, but
-train more slowly. LiteRT can also compute Keras's layers in integers.
+train more slowly. LiteRT has integer kernels for Keras's layers, too.
 """
 
 import json
@@ -21,7 +21,6 @@ import tensorflow as tf
 from cifar10 import layers as ours
 from cifar10.input import datasets
 from cifar10.input.distortions import prepare
-from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import exporting
@@ -32,10 +31,6 @@ _DESCRIPTION = "cifar10.json"
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
 # Images on which an export is compared with the run's model.
 _IMAGES = 256
-# With --quantize: the most test images to classify, and the training images from which
-# the ranges of activations are estimated. TensorFlow's guide recommends 100 to 500.
-_CLASSIFIED = 10_000
-_SAMPLES = 500
 # Layers of this package, and the layers of Keras that compute the same more slowly.
 _FASTER = {
     ours.FusedBatchNormalization: keras.layers.BatchNormalization,
@@ -47,7 +42,7 @@ _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
 def describe(
-    trained: TrainedModel, step: int, quantize: str, *, with_preprocessing: bool
+    trained: TrainedModel, step: int, *, with_preprocessing: bool
 ) -> dict[str, Any]:
     """Describes an export, its run, and how to prepare images, as JSON values."""
     config = trained.run.config
@@ -58,7 +53,7 @@ def describe(
         "step": step,
         "use_averages": trained.use_averages,
         "temperature": trained.temperature,
-        "precision": "float32" if quantize == "none" else quantize,
+        "precision": "float32",
         "data": config.dataset.data,
         "data_is_real": trained.run.facts.data_is_real,
         "class_names": list(trained.class_names),
@@ -87,28 +82,20 @@ def write_model(
     path: Path,
     file_format: str,
     description: Mapping[str, Any],
-    samples: np.ndarray | None = None,
 ) -> None:
     """Exports a float32 model, with its description.
 
     The description is `cifar10.json`: a file in a SavedModel's folder, an entry of an
     ONNX file's metadata, or a file in the ZIP archive inside a Keras or LiteRT file.
 
-    A file's `path` ends as its format (`export.Options.file_format`) requires. From
-    `samples`, prepared images, LiteRT estimates the ranges of int8 values; None for
-    float32.
+    A file's `path` ends as its format (`export.Options.file_format`) requires.
     """
-    conversion: dict[str, Any] = {}
-    if samples is not None:
-        batches = [{"images": image[None]} for image in samples]
-        conversion["optimizations"] = [tf.lite.Optimize.DEFAULT]
-        conversion["representative_dataset"] = lambda: batches
     with exporting(file_format), warnings.catch_warnings(action="ignore"):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
             wrapped.save(path)
         else:
-            how = {"verbose": False, "input_signature": wrapped.inputs, **conversion}
+            how = {"verbose": False, "input_signature": wrapped.inputs}
             wrapped.export(path, _KERAS_FORMATS[file_format], **how)
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
@@ -198,35 +185,16 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 }
 
 
-def calibration_images(
-    dataset: datasets.Dataset, description: Mapping[str, Any]
-) -> np.ndarray | None:
-    """Returns prepared training images for the ranges of int8; None for float32."""
-    if description["precision"] == "float32":
-        return None
-    images, _ = _sample(dataset, "train", _SAMPLES)
-    return prepare(tf.constant(images), description["distortions"]).numpy()
-
-
 def examples(
     model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns inputs for an export, outputs of the float32 `model`, and labels."""
-    most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
-    images, labels = _sample(dataset, "test", most)
-    prepared = prepare(tf.constant(images), description["distortions"]).numpy()
-    batches = np.split(prepared, range(_IMAGES, len(prepared), _IMAGES))
-    logits = tf.concat([model(batch, training=False) for batch in batches], axis=0)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns test images as an export takes them, and outputs of the float32 model."""
+    images, _ = dataset.read("test")
+    chosen = np.linspace(0, len(images) - 1, min(_IMAGES, len(images)), dtype=int)
+    pixels = np.asarray(images[chosen])
+    prepared = prepare(tf.constant(pixels), description["distortions"]).numpy()
+    logits = model(prepared, training=False)
     if description["with_preprocessing"]:
         probabilities = tf.nn.softmax(logits / description["temperature"])
-        return images, probabilities.numpy(), labels
-    return prepared, logits.numpy(), labels
-
-
-def _sample(
-    dataset: datasets.Dataset, split: Split, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `most` images and labels, evenly spread over a split."""
-    images, labels = dataset.read(split)
-    chosen = np.linspace(0, len(images) - 1, min(most, len(images)), dtype=int)
-    return np.asarray(images[chosen]), np.asarray(labels[chosen])
+        return pixels, probabilities.numpy()
+    return prepared, logits.numpy()

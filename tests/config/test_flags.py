@@ -42,7 +42,7 @@ FLAGS = {
     """,
     "cifar10/__main__.py doctor --help": "",
     "cifar10/__main__.py export --help": """
-        data_dir output quantize step train_dir trust_model use_averages
+        data_dir output step train_dir trust_model use_averages
         with_preprocessing
     """,
     "cifar10/__main__.py plan --help": """
