@@ -19,6 +19,7 @@ MANIFEST: Mapping[str, tuple] = {
     "left_out": (int, 0, 2**62),
     "skipped_steps": _COUNT,
     "loss_averages": (dict[str, float], -sys.float_info.max, sys.float_info.max),
+    "gradient_noise": (dict[str, float], -sys.float_info.max, sys.float_info.max),
     "hours": (float, 0.0, 1e6),
     "time": _TIME,
     "validation": (dict,),

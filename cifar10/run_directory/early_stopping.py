@@ -10,11 +10,13 @@ import contextlib
 import dataclasses
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.config.fields import PRECISION, Groups
+from cifar10.config.run_options import BEST
 from cifar10.errors import DiskError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
@@ -78,31 +80,40 @@ def why_ended(config: Groups, manifest: Mapping[str, Any]) -> str | None:
     return "no_gain" if record.should_stop(keep.stop_after_no_gain) else None
 
 
-def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Describes a run's best score, and how to export it; empty without scores."""
-    run = layout.absolute_path(config.run.train_dir)
+def ranked_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
+    """Maps steps to the scores that decide, logged or in the record; the best first."""
     found = record.scores
     with contextlib.suppress(DiskError):
         found = {**found, **scores.deciding(run).values}
+    return {step: found[step] for step in scores.ranked(found, record.best_by)}
+
+
+def outcome(config: Config, step: int, record: EarlyStopping) -> str:
+    """Describes a run's best score, and how to export it; empty without scores."""
+    run = layout.absolute_path(config.run.train_dir)
+    found = ranked_scores(run, record)
     if not found:
         return ""
     lines = []
     patience = config.checkpoints.stop_after_no_gain
     if step < config.run.max_steps and record.should_stop(patience):
         lines.append(f"Ended at step {step} by --stop_after_no_gain {patience}.")
-    best = scores.ranked(found, record.best_by)[0]
+    best = next(iter(found))
     score = scores.shown(record.best_by, found[best], record.images)
     split = scores.decided_by(run)[0]
     lines.append(f"Best:   {score} at step {best} on {split}")
     if split == "test" and len(found) > 1:
         lines[-1] += ", which chose this step: a little too good"
-    if best not in checkpoints.steps(run / layout.CHECKPOINTS):
+    if best not in (kept := checkpoints.steps(run / layout.CHECKPOINTS)):
         lines[-1] += "; its checkpoint was not kept (--keep_best)"
     else:
-        export = f"{invocation.command('export')} --output best_model --step {best}"
+        with contextlib.suppress(DiskError):
+            _, by, images, on_test = scores.deciding(run, "test")
+            if split == "val" and best in on_test:
+                shown = scores.shown(by, on_test[best], images)
+                lines.append(f"  on test:       {shown}")
+        # They differ if a score could not be logged.
+        which = BEST if scores.best(run, kept) == [best] else best
+        export = f"{invocation.command('export')} --output best_model --step {which}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
-        if split == "val" and best != step:  # Other commands take the newest.
-            named = config.network.model, config.dataset.data
-            on_test = invocation.to_score(run, *named, best)
-            lines.append(f"  score it:      {on_test}")
     return "\n".join(lines)

@@ -45,9 +45,13 @@ def decided_by(run: Path) -> tuple[str, str]:
     return "test", PRECISION
 
 
-def deciding(run: Path) -> Deciding:
-    """Returns the scores that determine the best checkpoint of a run."""
+def deciding(run: Path, on: str | None = None) -> Deciding:
+    """Returns the scores that determine the best checkpoint of a run.
+
+    With `on`, returns the same scores on that split, which may decide nothing.
+    """
     split, by = decided_by(run)
+    split = on or split
     scored = comparable(logs.read_lines(run / log_of(split))).items()
     # Whole numbers of any size are none that `eval` writes.
     values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}

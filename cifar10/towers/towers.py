@@ -35,6 +35,7 @@ from cifar10.towers.copies import (
     sum_on_devices,
 )
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
+from cifar10.towers.noise_scale import with_squares
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -333,6 +334,10 @@ class TowerBuilder(Agreement):
     ) -> Averages:
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
+            self._warn_of_missing(results[0].gradients)
+            if self.num_towers > 1:
+                xla = self._compiles
+                results = with_squares(state, devices, results, xla=xla)
             if self._is_flat(state, devices):
                 found = flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
@@ -346,7 +351,6 @@ class TowerBuilder(Agreement):
                     for name in of_towers[0]
                 }
                 losses = tf.stack([one["total_loss"] for one in of_towers])
-            self._warn_of_missing(means)
             images = batches[0][0].shape[0] * self.num_towers
             return Averages(means, statistics, metrics, losses, images)
 

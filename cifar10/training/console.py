@@ -14,6 +14,7 @@ from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
 from cifar10.run_directory.averages import divergence
+from cifar10.towers import noise_scale
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 
@@ -157,11 +158,13 @@ def last_lines(loop: Loop) -> list[str]:
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     named = config.network.model, training.dataset.name
+    noise = noise_scale.in_words(loop.progress.noise_averages, config.global_batch_size)
     by_hours = f"Ended at step {loop.step} by --max_hours {config.run.max_hours}."
     return [
         loop.timer.bottleneck(),
         by_hours if loop.progress.is_time_up else "",
         early_stopping.outcome(config, loop.step, record),
+        wrap(noise),
         wrap(divergence(config, loop.progress.metric_averages)),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {invocation.to_score(training.train_dir, *named)}",

@@ -12,6 +12,7 @@ from signal import Signals
 from cifar10.errors import STOP_SIGNALS, NotFiniteError, StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
+from cifar10.towers import noise_scale
 from cifar10.towers.rounding import ROUNDING
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
@@ -94,13 +95,17 @@ class Loop:
         Leaves out the results of the newest calls, as many as `but` says.
         """
         period, rate = self.training.config.output.log_frequency, None
+        images = self.training.config.global_batch_size
         with self.timer.during("training"):
             for step, metrics in self.results.read(but=but):
                 if step % period:
                     continue
                 if rate is None:
-                    rate = self.timer.rate() * self.training.config.global_batch_size
+                    rate = self.timer.rate() * images
                 metrics["examples_per_sec"] = rate
+                scale, is_bound = noise_scale.estimate(self.progress.noise_averages)
+                if scale > 0 and not is_bound:
+                    metrics[noise_scale.NAME] = scale * images
                 if self.training.config.checkpoints.on_nan == "skip":
                     metrics["skipped_steps"] = self.progress.skipped_steps
                 with self.timer.during("summaries"):
@@ -123,6 +128,9 @@ class Loop:
         """When a new stage begins, freezes its layers and has the step traced again."""
         training = self.training
         stage = training.config.stage(self.step)
+        if self.step and training.config.stage(self.step - 1).frozen != stage.frozen:
+            self.read_results()  # Those of the stage before.
+            self.progress.noise_averages = {}
         if self._stage != stage:
             self._stage = stage
             self._traced.clear()

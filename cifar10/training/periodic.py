@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
-from cifar10.errors import format_duration
+from cifar10.errors import UsageError, format_duration
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.run_directory import early_stopping
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.towers.verification import check_replicas
 from cifar10.training.assembly import Training
@@ -101,12 +102,26 @@ class Validation:
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:
-        """Evaluates the last step on `test` if earlier evaluations were on `val`."""
-        splits = self._loop.training.dataset.splits
+        """If `val` has decided, evaluates the best and the last step on `test`."""
+        loop, progress = self._loop, self._loop.progress
         of_val = self._scored and self._scored.split == "val"
-        if why == "finished" and of_val and "test" in splits:
-            with self._loop.apart("evaluation"):
-                self._score(scored_set(self._loop.training, "test"), step)
+        if (
+            why != "finished"
+            or not of_val
+            or "test" not in loop.training.dataset.splits
+        ):
+            return
+        scored = scored_set(loop.training, "test")
+        found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
+        with loop.apart("evaluation"):
+            if (best := next(iter(found), step)) != step:
+                loaded, refused = progress.load(best, tolerate=UsageError)
+                if loaded:
+                    self._score(scored, best)
+                for error in refused.values():  # The training itself has succeeded.
+                    loop.say(f"Step {best}, the best, has no score on test: {error}")
+                progress.load(step, tolerate=())
+            self._score(scored, step)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress

@@ -34,6 +34,7 @@ class Progress:
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
+        self.noise_averages: dict[str, float] = {}  # Of `noise_scale`.
         self.is_time_up = False  # Whether the run ends here because of `max_hours`.
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = training.train_dir / layout.CHECKPOINTS
@@ -75,11 +76,7 @@ class Progress:
         self._state.halted.assign(False)
         messages = []
         checkpoints.delete_incomplete(self._directory)  # Those of killed runs.
-        newest, refused = restoring.restore_newest(
-            self._directory,
-            lambda found: checkpoints.restore(found, self._state.trackables()),
-            self._config.identity,
-        )
+        newest, refused = self.load()
         if newest is None and refused:
             raise UsageError(restoring.why_none(self._directory, refused=refused))
         for step, error in refused.items():
@@ -95,10 +92,23 @@ class Progress:
             self.left_out = manifest.get("left_out", 0)
             self.skipped_steps = manifest.get("skipped_steps", 0)
             self.metric_averages = manifest.get("loss_averages", {})
+            self.noise_averages = manifest.get("gradient_noise", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
             self.is_time_up = why_ended(self._config, manifest) == "max_hours"
         return messages
+
+    def load(
+        self, wanted: int | None = None, **options: Any
+    ) -> tuple[checkpoints.Checkpoint | None, dict[int, Exception]]:
+        """Loads variables from a step's checkpoint, or the newest: `restore_newest`."""
+        return restoring.restore_newest(
+            self._directory,
+            lambda found: checkpoints.restore(found, self._state.trackables()),
+            self._config.identity,
+            wanted=wanted,
+            **options,
+        )
 
     def first_line(self) -> str:
         """Returns a message that the run is new, or that it resumes from a step."""
@@ -201,6 +211,7 @@ class Progress:
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.metric_averages,
+            "gradient_noise": self.noise_averages,
             **self.early_stopping.to_manifest(),
             **({"hours": self.hours} if self._config.run.max_hours else {}),
         }

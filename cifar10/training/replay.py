@@ -24,7 +24,7 @@ from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
 from cifar10.run_directory.averages import AVERAGED, LOST, average
-from cifar10.towers import schedule
+from cifar10.towers import noise_scale, schedule
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
@@ -158,6 +158,7 @@ class Replay:
         )
         self.step += 1
         (found,), losses = split_numbers(result.numbers.numpy(), result.metrics)
+        found.pop(noise_scale.SQUARE, None)
         if np.isfinite([*losses.flat, found["gradient_norm"]]).all():
             average(self._averages, found, self._training.dataset.classes)
         else:

@@ -24,6 +24,7 @@ from cifar10.errors import (
 )
 from cifar10.process import invocation
 from cifar10.run_directory.averages import AVERAGED, average, divergence, how_to_prevent
+from cifar10.towers import noise_scale
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -93,6 +94,7 @@ class Results:
         self._pending = later
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
+        square = newest.pop(noise_scale.SQUARE, None)
         if problem := self._not_finite(losses, newest["gradient_norm"]):
             if self._training.config.checkpoints.on_nan != "skip":
                 raise NotFiniteError(step, problem)
@@ -113,6 +115,8 @@ class Results:
         average(averages, newest, self._training.dataset.classes)
         if not before and (found := divergence(config, averages)):
             self._progress.log_event(step, "divergence", found)
+        norm, losses_of = newest["gradient_norm"], len(losses)
+        noise_scale.observe(self._progress.noise_averages, square, norm, losses_of)
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Describes a non-finite loss or gradient norm; empty if all are finite."""

@@ -38,6 +38,7 @@ def progress():
     events = []
     return types.SimpleNamespace(
         metric_averages={},
+        noise_averages={},
         skipped_steps=0,
         events=events,
         log_event=lambda *event: events.append(event),

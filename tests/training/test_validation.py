@@ -14,6 +14,7 @@ import runs
 import scored_runs
 from cifar10.config.config import Config, Config as PythonConfig
 from cifar10.errors import UsageError
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.interface.train import read_record
 from cifar10.run_directory import checkpoints, early_stopping, restoring, scores
 from cifar10.run_directory.early_stopping import EarlyStopping
@@ -239,10 +240,10 @@ def test_val_decides_and_the_last_score_is_on_test(
     assert train(run, stand_in_dir, **options) == 24
     lines = {part: scored(run, part) for part in ("eval_val", "eval")}
     assert [line["step"] for line in lines["eval_val"]] == list(range(3, 25, 3))
-    assert [line["step"] for line in lines["eval"]] == [24]
+    assert [line["step"] for line in lines["eval"]] == [15, 24]
     parts = {name: {line["part"] for line in of} for name, of in lines.items()}
     assert parts == {"eval_val": {"val"}, "eval": {"test"}}
-    assert tags(run / "eval")["precision @ 1"] == [24]
+    assert tags(run / "eval")["precision @ 1"] == [15, 24]
     # Scores on test decide nothing, however good.
     scores.append(run / "eval", 20, {"precision @ 1": 1.0}, IMAGES)
     assert 15 in saved(run)
@@ -251,7 +252,47 @@ def test_val_decides_and_the_last_score_is_on_test(
     said = capsys.readouterr().out
     assert "too good" not in said
     assert "] at step 15 on val" in " ".join(said.split())
-    assert "eval --step 15" in said, "other commands take the newest"
+    assert "export --output best_model --step best" in said
+
+
+def test_the_last_lines_show_the_score_of_the_best_on_test(
+    tmp_path, stand_in_dir, monkeypatch, capsys
+):
+    """It is what `eval` finds, and the training leaves its own weights as they are."""
+    score, of_val = ScoredSet.score, iter((0.2, 0.9, 0.3))
+
+    def scored_on(self, *values):
+        result = score(self, *values)
+        if self.split == "val":
+            result.scalars["precision @ 1"] = next(of_val)
+        return result
+
+    monkeypatch.setattr(ScoredSet, "score", scored_on)
+    run, options = tmp_path / "run", {"max_steps": 12, "eval_steps": 4}
+    train(run, stand_in_dir, **options, val_fraction=0.1)
+    best, last = scored(run)
+    assert (best["step"], last["step"]) == (8, 12)
+    said = " ".join(capsys.readouterr().out.split())
+    shown = scores.shown("precision @ 1", best["precision @ 1"], IMAGES)
+    assert f"at step 8 on val on test: {shown} export it:" in said
+    assert best["cross_entropy"] != last["cross_entropy"]
+    for step, expected in (("best", best), ("12", last)):
+        flags = runs.flags(train_dir=run, batch_size=8, eval_dir=tmp_path / step)
+        done = runs.call("eval.py", "--step", step, *flags)
+        assert done.returncode == 0, done.stderr
+        assert f"step {expected['step']} on test" in done.stdout
+        assert scored(tmp_path, step) == [expected]
+
+
+def test_a_best_step_that_is_the_newest_is_scored_once(
+    tmp_path, stand_in_dir, correct, capsys
+):
+    correct.update({3: 20, 6: 50})
+    run = tmp_path / "run"
+    train(run, stand_in_dir, **{**SIMPLE, "max_steps": 6, "val_fraction": 0.1})
+    assert steps_scored(run) == [6]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "at step 6 on val on test: precision @ 1 = 0.250" in said
 
 
 def test_eval_scores_the_named_split(tmp_path, stand_in_dir):
@@ -340,7 +381,7 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
     assert "export" not in said
     scores.append(tmp_path / "eval", 300, {"precision @ 1": 0.98}, 10)
     said = early_stopping.outcome(settings, 300, EarlyStopping())
-    assert "--step 300" in said
+    assert "--step best" in said
     assert "on test, which chose this step" in said
 
 

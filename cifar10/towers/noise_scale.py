@@ -1,0 +1,134 @@
+"""Estimates the gradient noise scale: up to which batch more images save steps.
+
+After McCandlish et al., "An Empirical Model of Large-Batch Training", appendix A.1
+(https://arxiv.org/abs/1812.06162). N towers compute gradients of B images each, and the
+expected squares of norms are
+
+    of a tower's gradient:  |G|^2 + S / B
+    of the towers' mean:    |G|^2 + S / (N B)
+
+G is the gradient of the loss over all images, and S the trace of the covariance of
+single images' gradients. Penalties such as weight decay are the same in all towers, so
+they cancel out in S; they belong to G, which is what an update follows. The noise scale
+is S / |G|^2, in images. A single batch per step cannot tell the two apart.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from cifar10.towers.update import TrainState
+
+SQUARE = "tower_gradient_square"  # The metric of a step, NaN if not computed.
+NAME = "gradient_noise_scale"
+
+# Steps between two computations of SQUARE; in each step it would cost up to 2 %. The
+# norm of the mean is known in every step.
+_PERIOD = 10
+_LEAST_STEPS, _MEMORY = 100, 1000
+
+
+def with_squares(
+    state: TrainState, devices: Sequence[str], results: Sequence[Any], *, xla: bool
+) -> list[Any]:
+    """Adds SQUARE to the towers' metrics; if XLA compiles the step, in every step.
+
+    No gradient is added to others before its norm is known. Otherwise TensorFlow could
+    not reuse its memory for the sum, and would add, and so round, in another order.
+    """
+    is_due = (state.global_step.read_value() + 1) % _PERIOD == 0
+    scale = state.optimizer.scale_loss(1.0)
+    measured = []
+    for device, one in zip(devices, results, strict=True):
+        present = [each for each in one.gradients if each is not None]
+        with tf.device(device):
+            square = _square(present) if xla else _square_if(is_due, present)
+            with tf.control_dependencies([square]):
+                gradients = [g if g is None else tf.identity(g) for g in one.gradients]
+            metrics = one.metrics | {SQUARE: square / tf.cast(scale, square.dtype) ** 2}
+        measured.append(one._replace(gradients=gradients, metrics=metrics))
+    return measured
+
+
+def _square(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    widest = max((one.dtype for one in gradients), key=lambda dtype: dtype.size)
+    return 2 * tf.add_n([tf.nn.l2_loss(tf.cast(one, widest)) for one in gradients])
+
+
+def _square_if(condition: tf.Tensor, gradients: list[tf.Tensor]) -> tf.Tensor:
+    """Returns `_square` or NaN, but once all gradients are there, unlike `tf.cond`."""
+    then = tf.function(_square, autograph=False).get_concrete_function(gradients)
+    dtype = then.outputs[0].dtype
+
+    @tf.function(autograph=False)
+    def unknown(gradients: list[tf.Tensor]) -> tf.Tensor:
+        del gradients
+        return tf.constant(math.nan, dtype)
+
+    (square,) = tf.raw_ops.If(
+        cond=condition,
+        input=gradients,
+        Tout=[dtype],
+        output_shapes=[[]],
+        then_branch=then,
+        else_branch=unknown.get_concrete_function(gradients),
+    )
+    return square
+
+
+def observe(
+    averages: dict[str, float], square: float | None, norm: float, towers: int
+) -> None:
+    """Updates the moving averages of the mean gradient's square and of S / (N B).
+
+    `square` is SQUARE, None with one tower, and `norm` that of the mean gradient.
+    """
+    if square is None:
+        averages.clear()
+    if square is None or not norm:  # The norm is 0 after an overflow in float16.
+        return
+    mean = norm * norm
+    for name, new in (("mean", mean), ("noise", (square - mean) / (towers - 1))):
+        if not math.isfinite(new * new):
+            continue
+        count = averages[f"{name}: count"] = averages.get(f"{name}: count", 0.0) + 1.0
+        steps = averages.get("mean: count", count)
+        # Later values weigh more; both averages are of the same steps.
+        weight = max(4.0 / (count + 3.0), steps / count / _MEMORY)
+        for key, value in ((name, new), (f"{name}: square", new * new)):
+            old = averages.get(key, 0.0)
+            averages[key] = old + min(1.0, weight) * (value - old)
+        variance = max(0.0, averages[f"{name}: square"] - averages[name] ** 2)
+        # The squares of all weights add up to 4/7 of the newest, while that falls.
+        averages[f"{name}: error"] = math.sqrt(variance * weight * 4 / 7)
+
+
+def estimate(averages: dict[str, float]) -> tuple[float, bool]:
+    """Returns the noise scale in global batches, and whether it is a lower bound.
+
+    Returns NaN if neither can be told yet.
+    """
+    noise = averages.get("noise", 0.0)
+    if averages.get("mean: count", 0.0) < _LEAST_STEPS or noise <= 0:
+        return math.nan, False
+    signal = averages["mean"] - noise
+    error = math.hypot(averages["mean: error"], averages["noise: error"])
+    if is_bound := signal < 3 * error:
+        signal += 2 * error
+    return (noise / signal if signal > 0 else math.nan), is_bound
+
+
+def in_words(averages: dict[str, float], images: int) -> str:
+    """Says whether global batches above `images` save steps; empty if unknown."""
+    scale, is_bound = estimate(averages)
+    if not math.isfinite(scale):
+        return ""
+    about, saved = "at least" if is_bound else "about", 50 * scale / (scale + 1)
+    return (
+        f"Gradient noise scale: {about} {float(f'{scale * images:.2g}'):,.0f} images. "
+        f"Twice the global batch of {images:,}, as of twice the GPUs, would save "
+        f"{about} {saved:.0f} % of the steps, with a learning rate that suits it; 50 % "
+        "is the most. A batch far above the noise scale saves few."
+    )
