@@ -1,7 +1,7 @@
 """Users' trainings: with oneDNN, without determinism, each in a process of its own.
 
-All other tests switch oneDNN off and determinism on, so that they can compare bits. Here
-results are equal but for rounding.
+All other tests switch oneDNN off and determinism on, so that they can compare bits.
+Here results are equal but for rounding.
 """
 
 import functools
@@ -13,7 +13,7 @@ import pytest
 import runs
 
 STEPS, IMAGES = 4, 32
-# Of the norm of all that a step writes. Measured (Sapphire Rapids) 7e-9, 8e-5 and 5e-8; a
+# Of the norm of all that a step writes. Measured (Emerald Rapids): 7e-9, 8e-5, 5e-8; a
 # maximum that competes within the rounding may be another one elsewhere.
 BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 1e-2}
 WAYS = {
