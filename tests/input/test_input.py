@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.config.augmentation import MIXING, PARTS
 from cifar10.config.fields import DISTORTIONS
 from cifar10.evaluation.scored_set import evaluation_batches
 from cifar10.input import calls, on_device, pipeline
@@ -289,8 +290,8 @@ def test_batches_made_on_devices_equal_the_batches_of_the_queues(four_cpus):
 
 
 EVERYTHING = {
-    **{part: {} for part in ("random_erasing", "cutout")},
-    **{part: {"probability": 0.4} for part in ("mixup", "cutmix")},
+    **{part: {} for part in PARTS},
+    **{part: {"probability": 0.4} for part in MIXING},
 }
 
 
