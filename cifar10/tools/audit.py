@@ -166,7 +166,7 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     if not recorded.config.run.max_epochs:  # Only they give the last step again.
         checked -= {"max_steps"} - replay.determining
     history = starting.read_starts(replay.run)
-    claims = ("time", "hours", "validation", "left_out")
+    claims = ("time", "hours", "validation", "left_out", "gradient_noise")
     names = {
         # What was taken out of it, too: a default is shown in its place.
         layout.CONFIG: (recorded.entries.keys() - checked)
