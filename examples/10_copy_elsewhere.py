@@ -27,6 +27,7 @@ import sys
 import threading
 
 from cifar10 import Config, train
+from cifar10.errors import StoppedError
 
 
 class CopyElsewhere:
@@ -101,10 +102,11 @@ def _tell(what):
 def main():
     steps = int(sys.argv[1]) if sys.argv[1:] else 1_000
     command = sys.argv[2:] or ["cp", "-r", "{run}/.", "runs/copied.copy"]
-    train(
-        Config(max_steps=steps, checkpoint_steps=100, train_dir="runs/copied"),
-        hooks=[CopyElsewhere(command)],
-    )
+    config = Config(max_steps=steps, checkpoint_steps=100, train_dir="runs/copied")
+    try:
+        train(config, hooks=[CopyElsewhere(command)])
+    except StoppedError as stopped:  # By a signal; the same command resumes.
+        sys.exit(stopped.exit_code)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """
     parts = {}
     for name, given in (declared or {}).items():
+        if name == "rand_augment":
+            raise UsageError(
+                f"{_WHERE}: {name} is no longer there. Begin a model of your own with "
+                "Keras's augmentation layers. --initial_weights takes a run's weights."
+            )
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
                 f"{_WHERE}: {name} = {given!a} is not valid. Possible entries are "

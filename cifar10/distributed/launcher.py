@@ -102,8 +102,9 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
         diverged |= code == errors.EXIT_DIVERGED
         if stops or code not in (0, errors.EXIT_DIVERGED):
             code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
-            why = f"Seed {seed} ended with exit code {code}. The same command, without "
-            why += "--fresh, goes on from there."
+            why = f"Seed {seed} ended with exit code {code}."
+            if code != errors.EXIT_USAGE:
+                why += " The same command, without --fresh, goes on from there."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
         found.append((run_dir.name, run, *last_scores(run)))

@@ -101,7 +101,8 @@ def explaining_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--train_dir {path} cannot be used: {reason(error)}. Choose another one."
+            f"--train_dir {path} cannot be used: {reason(error)}. Mend that, or name "
+            "another."
         ) from error
 
 

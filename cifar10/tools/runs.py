@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     by = "order of the list (default: name)"
     parser.add_argument("--sort", choices=_ORDERS, default="name", help=by)
     given = flags.parse(parser, words)
+    _check(given)
     directory = layout.absolute_path(given["DIR"])
     try:
         runs = find_runs(directory)
@@ -72,12 +73,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         why = "holds a thousand folders within each other. Remove them."
         raise UsageError(f"{directory} {why}") from error
     names, keep, age = given["prune"], given["keep"], given["older_than"]
-    if age:
+    if age is not None:
         limit = time.time() - 3600 * age
         runs = {name: run for name, run in runs.items() if run["changed"] <= limit}
     if names is not None:
-        if not (names or age):
-            raise UsageError("--prune: name the runs, or give --older_than 30d.")
         runs = _to_prune(runs, [*map(os.path.normpath, names)], keep)
     order = _ORDERS[given["sort"]]
     runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
@@ -92,9 +91,18 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         what = "all checkpoints but the best of these" if keep else "these directories"
         say(f"Nothing was removed. --yes removes {what} for good.")
     elif names is not None:  # Alone --yes and --keep remove nothing.
-        for run in runs.values():
-            _prune(run, keep)
+        _prune_all(runs.values(), keep)
     return 0
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuses flags that say nothing together."""
+    if given["keep"] and given["prune"] is None:
+        raise UsageError("--keep needs --prune.")
+    if given["json"] and given["csv"]:
+        raise UsageError("--json excludes --csv. Omit one.")
+    if given["prune"] == [] and given["older_than"] is None:
+        raise UsageError("--prune: name the runs, or give --older_than 30d.")
 
 
 def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
@@ -241,6 +249,18 @@ def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
     if keep and not scores.best(path, checkpoints.steps(path / layout.CHECKPOINTS)):
         return "no checkpoint of this run has a score. Score one with eval first."
     return ""
+
+
+def _prune_all(runs: Iterable[Mapping[str, Any]], keep: str | None) -> None:
+    """Prunes each run; names at the end those that refuse to be."""
+    refused = []
+    for run in runs:
+        try:
+            _prune(run, keep)
+        except UsageError as error:
+            refused.append(str(error))
+    if refused:
+        raise UsageError("\n".join(refused))
 
 
 def _prune(listed: Mapping[str, Any], keep: str | None) -> None:

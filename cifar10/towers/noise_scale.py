@@ -47,7 +47,9 @@ def with_squares(
             square = _square(present) if xla else _square_if(is_due, present)
             with tf.control_dependencies([square]):
                 gradients = [g if g is None else tf.identity(g) for g in one.gradients]
-            metrics = one.metrics | {SQUARE: square / tf.cast(scale, square.dtype) ** 2}
+            if tf.is_tensor(scale):  # Of float16.
+                square /= tf.cast(scale, square.dtype) ** 2
+        metrics = one.metrics | {SQUARE: square}
         measured.append(one._replace(gradients=gradients, metrics=metrics))
     return measured
 

@@ -64,8 +64,9 @@ def check_run(
         if (run.directory / layout.PRUNED).exists():
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
-                f"{run.directory} has finished, and --prune left its best checkpoint "
-                f"alone. Begin a new run from it: {weights} and another --train_dir."
+                f"{run.directory / layout.PRUNED} says that --prune has left only the "
+                "best checkpoint, from which no training goes on. Begin a new run "
+                f"with its weights: {weights} and another --train_dir."
             )
         if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))

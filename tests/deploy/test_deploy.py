@@ -91,12 +91,15 @@ def test_cron_mails_each_event_once(tmp_path):
     assert mailed() == []
     event = {"step": 15, "time": 1.0, "event": "skip", "what": "it is nan"}
     logs.append_line(log, event)
-    assert mailed() == [json.dumps(event)]
+    assert mailed() == [f"./one/{json.dumps(event)}"]
     assert mailed() == []
     log.rename(log.with_name("metrics.jsonl.1"))
     later = {**event, "step": 30}
-    logs.append_line(tmp_path / "two/metrics.jsonl", later)
-    assert mailed() == [json.dumps(later)]
+    of_seed = tmp_path / "two" / "seed-0"
+    of_seed.mkdir()
+    logs.append_line(of_seed / "metrics.jsonl", later)
+    os.mkfifo(tmp_path / "two" / "metrics.jsonl")
+    assert mailed() == [f"./two/seed-0/{json.dumps(later)}"]
     assert mailed() == []
 
 

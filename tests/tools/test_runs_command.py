@@ -373,8 +373,8 @@ def test_runs_are_chosen_by_age(folder, done_run):
         ):
             done = prune(folder, *words, "--older_than", age_of)
             assert (done.returncode, remaining(folder)) == (code, before)
-        call(folder, "--keep", "best", "--older_than", "30d", "--yes")
-        assert remaining(folder) == before, "without --prune"
+        done = call(folder, "--keep", "best", "--older_than", "30d", "--yes")
+        assert (done.returncode, remaining(folder)) == (2, before), "without --prune"
         assert prune(folder, "--yes").returncode == 2, "no name and no age"
         words = "--older_than", "30d", "--yes"
         assert prune(folder, "--keep", "best", *words).returncode == 0
@@ -382,6 +382,17 @@ def test_runs_are_chosen_by_age(folder, done_run):
         assert {*listed(folder)} >= old, "whole runs stay"
         assert prune(folder, *words).returncode == 0
     assert {*listed(folder)} & old == {"stopped"}, "which is in use"
+
+
+def test_a_run_that_cannot_be_pruned_keeps_no_other_from_it(folder, tmp_path, done_run):
+    """Chosen by age, as by cron: what is wrong with one is no reason for the others."""
+    shutil.copytree(done_run, bad := folder / "a bad one")
+    (bad / "checkpoints").rename(tmp_path / "moved")
+    (bad / "checkpoints").symlink_to(tmp_path / "moved")
+    done = prune(folder, "--keep", "best", "--older_than", "0h", "--yes")
+    assert (done.returncode, "a bad one" in done.stderr) == (2, True)
+    assert saved(done_run) == [20]
+    assert len([*(tmp_path / "moved").glob("step-*")]) == 3
 
 
 def test_a_training_does_not_go_on_from_the_best(done_run):
