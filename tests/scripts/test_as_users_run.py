@@ -83,8 +83,13 @@ def test_every_way_to_divide_a_batch_ends_where_one_tower_does(train, one_tower,
     assert_alike(train(way, **WAYS[way]), one_tower("float32"), "float32")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("float16", marks=pytest.mark.soak),  # Minutes, on most CPUs.
+    ],
+)
 def test_four_towers_end_where_one_does_in_16_bits(train, one_tower, precision):
     run = train(f"four {precision}", num_gpus=4, precision=precision)
     assert_alike(run, one_tower(precision), precision)
