@@ -37,8 +37,12 @@ class Flat:
         self.joined: dict[tf.DType, tf.Tensor] = {}
         with tf.device(device):
             for dtype, indices in self._indices.items():
-                parts = [tf.reshape(leaves[index], [-1]) for index in indices]
-                self.joined[dtype] = tf.concat(parts, 0)
+                parts = [leaves[index] for index in indices]
+                if any(part.shape.rank for part in parts):
+                    joined = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+                else:
+                    joined = tf.stack(parts)  # Scalars need no reshaping.
+                self.joined[dtype] = joined
 
     def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
         """Returns the structure, or the mean of structures: their sum by `count`.
@@ -50,9 +54,13 @@ class Flat:
         for dtype, indices in self._indices.items():
             joined = mean([one.joined[dtype] for one in (self, *others)], count)
             shapes = [leaves[index].shape for index in indices]
-            parts = tf.split(joined, [shape.num_elements() for shape in shapes])
-            for index, shape, part in zip(indices, shapes, parts, strict=True):
-                leaves[index] = tf.reshape(part, shape)
+            if any(shape.rank for shape in shapes):
+                parts = tf.split(joined, [shape.num_elements() for shape in shapes])
+                parts = [*map(tf.reshape, parts, shapes)]
+            else:
+                parts = tf.unstack(joined)
+            for index, part in zip(indices, parts, strict=True):
+                leaves[index] = part
         return tf.nest.pack_sequence_as(self._values, leaves)
 
 

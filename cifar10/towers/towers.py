@@ -35,7 +35,7 @@ from cifar10.towers.copies import (
     sum_on_devices,
 )
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
-from cifar10.towers.noise_scale import with_squares
+from cifar10.towers.noise_scale import with_square
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
@@ -335,10 +335,10 @@ class TowerBuilder(Agreement):
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
             self._warn_of_missing(results[0].gradients)
+            flat, xla = self._is_flat(state, devices), self._compiles
             if self.num_towers > 1:
-                xla = self._compiles
-                results = with_squares(state, devices, results, xla=xla)
-            if self._is_flat(state, devices):
+                results = with_square(state, devices, results, xla=xla, flat=flat)
+            if flat:
                 found = flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
             else:

@@ -90,7 +90,7 @@ def test_it_is_what_the_gradients_of_single_images_give(four_cpus, monkeypatch, 
     builder = builder_of(kind, four_cpus)
     towers, random = len(builder.devices), np.random.default_rng(0)
     images, averages = BATCH * towers, {}
-    for _ in range(300):
+    for _ in range(2000):
         chosen = random.integers(0, IMAGES, (towers, BATCH))
         batches = [tuple(map(tf.constant, (INPUTS[n], LABELS[n]))) for n in chosen]
         metrics = builder.step(batches).metrics
@@ -110,14 +110,14 @@ def test_it_is_what_the_gradients_of_single_images_give(four_cpus, monkeypatch, 
     assert noise_scale.estimate(averages) == (averages["noise"] / found, False)
 
 
-def test_the_norms_of_towers_are_computed_in_some_steps(four_cpus):
+def test_the_norm_of_a_tower_is_computed_in_every_second_step(four_cpus):
     """A single batch a step tells nothing, so nothing is computed."""
     batch = tf.constant(INPUTS[:BATCH]), tf.constant(LABELS[:BATCH])
     parts = Tower(models.inference, models.loss), AT_FIXED_WEIGHTS
     given = dict(zip(("tower", "update"), parts, strict=True))
     two = TowerBuilder(state_on(), four_cpus[:2], **given)
-    found = [two.step([batch] * 2).metrics[noise_scale.SQUARE] for _ in range(20)]
-    assert np.isfinite(found).nonzero()[0].tolist() == [9, 19]
+    found = [two.step([batch] * 2).metrics[noise_scale.SQUARE] for _ in range(6)]
+    assert np.isfinite(found).nonzero()[0].tolist() == [1, 3, 5]
     one = TowerBuilder(state_on(), four_cpus[:1], **given)
     assert noise_scale.SQUARE not in one.step([batch]).metrics
 
