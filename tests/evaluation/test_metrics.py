@@ -64,3 +64,18 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     marked = [line.split()[0] for line in said.splitlines() if "few images" in line]
     assert marked == ["cat", "dog", "frog"], "fewer than five images each"
     assert f"{sums.correct} right of subject" in said
+
+
+def test_the_table_has_percentages_and_doubts_scores_of_few_images():
+    """Of 5 images a recall says something, of 4 it does not."""
+    said = metrics.report("subject", SUMS, SUMS.scalars(0.25), NAMES)
+    summary, table = said.split("\n\n")
+    assert summary.startswith("4 right of subject\n")
+    assert "total_loss = 1.4500, " in summary
+    assert "classes with images" not in summary, "all have some"
+    rows = [line.partition("few images") for line in table.splitlines()[1:]]
+    assert [(row.split(), bool(mark)) for row, mark, _ in rows] == [
+        (["cat", "4", "75.0%", "37.5%", "50.0%"], True),
+        (["dog", "5", "20.0%", "50.0%", "28.6%"], False),
+        (["frog", "1", "0.0%", "-", "0.0%"], True),
+    ]

@@ -54,7 +54,11 @@ def test_it_counts_the_pictures_of_each_class(photos):
     assert "11 pictures of 2 classes at 8 x 8" in text
     rows = [line.split() for line in text.splitlines()]
     at = rows.index(["train", "test"])
-    assert rows[at + 1 : at + 3] == [["4", "2", "cat"], ["3", "2", "dog"]]
+    assert rows[at + 1 : at + 4] == [
+        ["4", "2", "cat"],
+        ["3", "2", "dog"],
+        ["7", "4", "in", "all"],
+    ]
 
 
 def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
@@ -92,6 +96,20 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     assert duplicates.pop("groups") == [first, ["train/cat/1.png", "train/dog/2.png"]]
     assert duplicates.pop("nearly") == []
     assert [*duplicates.values()] == [2, 1]
+
+
+def test_it_shows_the_first_of_many_and_counts_the_rest(tmp_path):
+    pairs = [(f"train/cat/{n}.png", f"test/cat/{n}.png") for n in range(7)]
+    folder = write(tmp_path / "pairs", *sum(pairs, ()), "train/dog/0.png", size=12)
+    for first, second in pairs:
+        (folder / second).write_bytes((folder / first).read_bytes())
+    lines = shown(folder, "--image_size", 8).splitlines()
+    at = lines.index("Equal pixel for pixel: 7 groups of pictures")
+    groups = [f"    {first}, {second}" for first, second in pairs[:5]]
+    assert lines[at + 1 : at + 6] == groups
+    assert lines[at + 6].startswith("    and 2 more")
+    assert lines[at + 7].startswith("    7 held-out pictures")
+    assert len(found(folder, "--image_size", 8)["duplicates"]["groups"]) == 7
 
 
 def test_duplicates_of_images_that_are_not_in_memory_are_found():

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+from cifar10 import files
 from cifar10.config import run_config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
@@ -209,6 +210,25 @@ def test_a_wrong_export_is_refused_and_removed(run_dir, tmp_path, written, capsy
     written(one_off(5e-6))  # It is rounding.
     assert export(run_dir, tmp_path / "out") == 0
     assert (tmp_path / "out").read_text() == "a model"
+
+
+def test_every_part_of_an_export_is_on_disk_before_it_has_its_name(
+    run_dir, tmp_path, written, monkeypatch
+):
+    """Or the machine may fail, and leave a name without its content."""
+    written(lambda logits: logits)
+    output, synced = tmp_path / "out", []
+
+    def write(_, path, *__):
+        (path / "variables").mkdir(parents=True)
+        (path / "variables/data").write_text("numbers")
+
+    monkeypatch.setattr(export_formats, "write_model", write)
+    monkeypatch.setattr(files, "sync", synced.append)
+    assert export(run_dir, output) == 0
+    *parts, last = synced
+    assert {path.name for path in parts} == {"model", "variables", "data"}
+    assert last == tmp_path, "which then has the name"
 
 
 def test_a_run_on_arrays_of_a_program_needs_them_in_a_file(run_dir, tmp_path):

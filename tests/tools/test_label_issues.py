@@ -83,6 +83,25 @@ def test_wrong_labels_are_listed_shown_and_corrected(shades):
     file.unlink()
 
 
+def test_every_saved_checkpoint_counts_as_much(shades):
+    """The last has learned labels by heart, which earlier ones have not."""
+    folder, _ = shades
+    saved = folder / "run" / "checkpoints"
+    found = []
+    for hidden in (None, "step-00000015", "step-00000030"):
+        aside = (saved / hidden).rename(folder / hidden) if hidden else None
+        issues = json.loads(call(folder, "--json").stdout)["labels"]["issues"]
+        found.append({one["picture"]: float(one["probability"]) for one in issues})
+        (folder / "run" / "corrections.csv").unlink()
+        if aside:
+            aside.rename(saved / hidden)
+    both, last, early = found
+    picture = next(iter(both))
+    assert abs(last[picture] - early[picture]) > 0.005
+    mean = (last[picture] + early[picture]) / 2
+    assert both[picture] == pytest.approx(mean, abs=2e-4)
+
+
 def test_a_second_list_names_the_wrong_labels_of_the_data_again(shades):
     """It takes the place of the first, and has no label that the first broke."""
     folder, flags = shades

@@ -1,6 +1,7 @@
 """`python -m cifar10 runs`: the state of each run, and what --prune removes."""
 
 import argparse
+import csv
 import inspect
 import json
 import os
@@ -127,6 +128,54 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     best = "best precision @ 1 = 0.500 [0.227, 0.773] on val at step 10"
     assert [line for line in lines if line.endswith(best)]
     assert listed(folder / "stopped").keys() == {"."}
+
+
+def test_a_list_tells_of_each_run_what_its_files_do_in_every_order(folder):
+    """As text and as a table; what has most or changed last comes first."""
+    (folder / "lost/big").write_bytes(bytes(3 * 10**6))
+    run = folder / "stopped"
+    describe(run, parameters=1, data_parts=["train", "test"], max_steps=30, seed=1)
+    describe(folder / "finished", parameters=1, max_steps=10)
+    (run / "eval").mkdir()
+    scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
+    for step in (0, 10):
+        starting.record_start(RecordedRun.read(run), step)
+    event = {"step": 9, "time": 1e9, "event": "divergence", "what": "it guesses"}
+    (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+    for path in (folder / "lost").rglob("*"):
+        os.utime(path, (time.time() - 2 * 86400,) * 2)
+    found = listed(folder)
+
+    lines = call(folder).stdout.splitlines()
+    told = {line.split()[0]: " ".join(line.split()) for line in lines}
+    assert told["lost"].startswith("lost failed 3.")
+    assert " MB 2 days, 0:0" in told["lost"]
+    assert told["lost"].endswith(" ago step 20 of 30")
+    for part in ("2 starts, the last from step 10", "divergence at step 9"):
+        assert part in told["stopped"]
+        assert part not in told["lost"]
+    assert "precision @ 1 = 0.8000 on test at step 10, mean of 2 seeds" in lines[-2]
+    assert lines[-2].endswith(": finished, stopped")
+    total = sum(one["bytes"] for one in found.values()) / 1e6
+    assert lines[-1] == f"{len(found)} runs in {folder}, {total:,.1f} MB"
+
+    rows = [*csv.DictReader(call(folder, "--csv").stdout.splitlines())]
+    assert [row["name"] for row in rows] == [*found]
+    for row, one in zip(rows, found.values(), strict=True):
+        assert (row["state"], row["step"]) == (one["state"], str(one.get("step", "")))
+        score = one.get("scores", {}).get("precision @ 1", "")
+        assert row["precision @ 1"] == str(score)
+        assert row["seed"] == str(one.get("settings", {}).get("seed", ""))
+    scored = {row["name"]: row["scored"] for row in rows if row["precision @ 1"]}
+    assert scored == {"finished": "test", "stopped": "test"}
+
+    for order, most in (("age", "changed"), ("size", "bytes"), ("state", None)):
+        names = [*listed(folder, "--sort", order)]
+        values = [found[name][most or "state"] for name in names]
+        assert values == sorted(values, reverse=bool(most)), order
+        assert {*names} == {*found}
+    assert [*listed(folder, "--sort", "score")][:2] == ["finished", "stopped"]
+    assert call(folder, "--json", "--csv").returncode == 2
 
 
 def test_a_run_within_another_counts_once(folder):

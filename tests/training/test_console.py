@@ -10,6 +10,7 @@ import types
 import pytest
 
 import runs
+from cifar10 import errors
 from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
 from cifar10.process.moving_line import LINE
@@ -123,3 +124,32 @@ def test_several_gpus_get_a_note_on_the_faster_way(
     said = " ".join(console.first_lines(training))
     assert ("--variable_update mirrored" in said) is is_advised
     assert ("prediction" in said) is is_advised
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (errors.format_duration(89), "89 seconds"),
+        (errors.format_duration(90), "1.5 minutes"),
+        (errors.format_duration(1.5 * 3600), "1.5 hours"),
+        (errors.format_duration(35 * 3600), "35 hours"),
+        (errors.format_duration(1.5 * 86400), "1.5 days"),
+        (errors.format_number(29_612.3), "29,600"),
+        (errors.format_number(0.01234, 2), "0.012"),
+        (errors.rounded(999.994, 2), "999.99"),
+        (errors.rounded(1000.0, 2), "1.0e+03"),
+        (errors.rounded(-2e22, 2), "-2.0e+22"),
+        (errors.counted(0, "picture"), "0 pictures"),
+        (errors.counted(1, "picture"), "1 picture"),
+        (errors.counted(2000, "picture"), "2,000 pictures"),
+        (errors.counted(2, "class", "classes"), "2 classes"),
+        (errors.first_few(["a", "b", "c"], 3), "a, b, c"),
+        (errors.first_few(["a", "b", "c"], 2), "a, b and 1 more"),
+        (errors.printable("a\t\u00e9\n\x1b[1m"), "a\\t\u00e9\\n\\x1b[1m"),
+        (errors.printable("a\nb\tc", "\n"), "a\nb\\tc"),
+        (errors.reason(KeyError()), "KeyError"),
+        (errors.reason(OSError(28, "No space left")), "No space left"),
+    ],
+)
+def test_numbers_and_names_in_messages_are_short_and_safe(told, expected):
+    assert told == expected

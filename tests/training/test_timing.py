@@ -81,7 +81,7 @@ def test_verdict_is_of_the_time_without_images(clock, timer):
         with timer.during("input"):
             clock.now += 0.9
         timer.steps += 1
-    assert timer.bottleneck().startswith("Input-bound")
+    assert timer.bottleneck().startswith("Input-bound: the towers waited 60% ")
 
 
 class ForecastLoop:
