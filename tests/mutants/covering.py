@@ -1,6 +1,7 @@
 """Which fast tests run which lines of the package: one run of them all, kept in build/.
 
     python tests/mutants/covering.py    runs the fast tests anew: several minutes
+    python tests/mutants/covering.py tests/tools/test_plan.py    only those of files
 
 What a test prepares (fixtures) may be asserted by any test of its file, so these lines
 belong to all of them. Lines that only other processes run, or TensorFlow's own threads,
@@ -44,10 +45,14 @@ class Contexts:
         self.seconds[name] += math.inf if report.failed else report.duration
 
 
-def record():
-    """Keeps how long each fast test takes, and the tests of each line of each file."""
+def record(files=()):
+    """Keeps how long each fast test takes, and the tests of each line of each file.
+
+    With some files of tests, what was kept of the others stays.
+    """
     import coverage
 
+    kept = json.loads(KEPT.read_text()) if files else {"seconds": {}, "lines": {}}
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     where = {"data_file": str(KEPT.with_suffix(".db")), "config_file": False}
     measured = coverage.Coverage(**where, source=[str(ROOT / "cifar10")])
@@ -55,7 +60,7 @@ def record():
     plugin = Contexts(measured)
     sys.path.insert(0, str(ROOT))  # As `python -m pytest` does.
     measured.start()
-    code = pytest.main(["-q", "-p", "no:cacheprovider"], plugins=[plugin])
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[plugin])
     measured.stop()
     if code > 1:
         sys.exit(f"The tests ended with {code}: nothing is kept.")
@@ -64,16 +69,23 @@ def record():
     for name in plugin.seconds:
         of[name] = [name]
         of[name.partition("::")[0]].append(name)
+    others = {n: s for n, s in kept["seconds"].items() if not _is_of(n, files)}
+    lines = collections.defaultdict(lambda: collections.defaultdict(set))
+    for path, of_lines in kept["lines"].items():
+        for line, names in of_lines.items():
+            lines[path][line] = {*names} & others.keys()
     data = measured.get_data()
-    lines = {
-        str(Path(path).relative_to(ROOT / "cifar10")): {
-            line: sorted({test for name in names for test in of.get(name, ())})
-            for line, names in data.contexts_by_lineno(path).items()
-        }
-        for path in data.measured_files()
-    }
-    KEPT.write_text(json.dumps({"seconds": plugin.seconds, "lines": lines}))
+    for path in data.measured_files():
+        of_lines = lines[str(Path(path).relative_to(ROOT / "cifar10"))]
+        for line, names in data.contexts_by_lineno(path).items():
+            of_lines[str(line)] |= {test for name in names for test in of.get(name, ())}
+    content = {"seconds": others | plugin.seconds, "lines": lines}
+    KEPT.write_text(json.dumps(content, default=sorted))
+
+
+def _is_of(name, files):
+    return name.partition("::")[0] in files
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])

@@ -1,14 +1,16 @@
 """The commands that messages suggest work where the program was started."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from cifar10.errors import UsageError
 from cifar10.process import invocation
-from runs import ROOT
+from runs import ROOT, call
 
 MODULE = "/venv/lib/site-packages/cifar10/__main__.py"
 COMMAND = "/venv/bin/cifar10"
@@ -89,3 +91,24 @@ def test_missing_packages_are_named_with_their_extra():
         invocation.require_packages("serve", "sys", "no_such_package")
     assert "pip install 'cifar10-multi-gpu[serve]'" in str(refused.value)
     assert "sys" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("report", "report"),
+        ("data photos --train_dir run", "report"),
+        ("serve", "serve"),
+    ],
+)
+def test_a_command_that_lacks_packages_names_the_extra_that_has_them(
+    words, extra, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    done = call("cifar10/__main__.py", *words.split())
+    assert (done.returncode, f"cifar10-multi-gpu[{extra}]" in done.stderr) == (2, True)
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = content["project"]["optional-dependencies"][extra]
+    has = {re.match(r"[\w-]+", line)[0] for line in lines}
+    (missing,) = re.findall(r"needs (.*), which", done.stderr)
+    assert {*missing.split(" and ")} <= has
