@@ -228,3 +228,62 @@ def test_gpus_that_workers_cannot_share_equally_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UsageError, match=f"{advice} before"):
         launch([[0, 0]], workers=2)
+
+
+# Stands for a training with a seed, which `plan` gives an exit code and a score.
+OF_A_SEED = """
+    import json, os, pathlib, sys
+    words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    plan = json.loads((pathlib.Path(__file__).parent / "plan").read_text())
+    code, score = plan[words["--seed"]]
+    scores = pathlib.Path(words["--train_dir"]) / "eval"
+    scores.mkdir(parents=True)
+    names = ("data", "data_dir", "data_url", "distortions", "model", "precision")
+    facts = dict.fromkeys(names, "any") | {"seed": int(words["--seed"])}
+    facts |= {"rate": words["--rate"], "simulated": False, "parameters": 1}
+    facts |= {"global_batch_size": 256, "max_steps": 9}
+    (scores.parent / "config.json").write_text(json.dumps(facts))
+    line = {"step": 9, "num_examples": 100, "precision @ 1": score}
+    (scores / "metrics.jsonl").write_text(json.dumps(line) if score else "")
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+"""
+MEAN = "precision @ 1 = 0.6000 on test at step 9, mean of 2 seeds"
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "said", "trained"),
+    [
+        ({5: (0, 0.5), 6: (0, 0.7)}, 0, MEAN, 2),
+        ({5: (3, 0.5), 6: (0, 0.7)}, 3, MEAN, 2),
+        ({5: (0, None), 6: (0, None)}, 0, "No seed was scored", 2),
+        ({5: (1, None)}, 1, "goes on from there", 1),
+        ({5: (-9, None)}, 137, "Seed 5 ended with exit code 137", 1),
+        ({5: (2, None)}, 2, "Seed 5 ended with exit code 2.", 1),
+    ],
+)
+def test_each_seed_is_trained_and_ends_the_rest_unless_it_only_diverged(
+    tmp_path, capsys, plan, code, said, trained
+):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(OF_A_SEED))
+    (tmp_path / "plan").write_text(json.dumps(plan))
+    command = [str(script), "--seeds", "5:7", "--train_dir=here", "--rate", "1"]
+    found, told = 0, ""
+    try:
+        launcher.train_seeds("5:7", command, tmp_path / "trial")
+    except StoppedError as ended:
+        found, told = ended.exit_code, str(ended)
+    shown = capsys.readouterr()
+    told = shown.out + shown.err + told
+    assert (found, said in told) == (code, True), told
+    assert ("goes on" in told) == (code not in (0, 2, 3)), "after a mistake it cannot"
+    assert ("mean of" in told) == (said is MEAN)
+    runs_of = sorted(path.name for path in (tmp_path / "trial").iterdir())
+    assert runs_of == ["seed-5", "seed-6"][:trained]
+
+
+def test_seeds_that_are_none_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="5:5"):
+        launcher.train_seeds("5:5", ["script.py"], tmp_path)
