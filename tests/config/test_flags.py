@@ -65,6 +65,9 @@ FLAGS = {
     """,
 }
 
+# What is done unless --no-NAME is given.
+ON_BY_DEFAULT = {"use_averages"}
+
 
 RESULT = """
     augmentation class_weights clip_norm data depth deterministic distortions
@@ -84,7 +87,12 @@ def test_flags_are_the_decided_ones():
     for command, flags in FLAGS.items():
         done = runs.call(*command.split())
         assert done.returncode == 0
+        usage = done.stdout.partition("\n\n")[0]
+        assert len(usage.splitlines()) < 8, "the flags follow, each with its meaning"
         found = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
+        each = [" ".join(one.split()) for one in re.split(r"\n  (?=-)", done.stdout)]
+        on = {re.findall(r"--(\w+)", one)[0] for one in each if "default: True" in one}
+        assert on == ON_BY_DEFAULT & found
         assert found == set(flags.split()), (
             "A flag was added, renamed or taken out. Each is something to learn, to "
             "test and to keep working: add one only if no default, recipe or "

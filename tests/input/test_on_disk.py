@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input import pipeline
+from cifar10.input import dataset_base, pipeline
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.shards import ImagesOnDisk
 from small_folders import find, numbered, write
@@ -48,6 +48,11 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
     some = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, numbers)
     np.testing.assert_array_equal(some[np.array([4, -4])], images[[6, 2]])
     np.testing.assert_array_equal(some[:], images[numbers])
+    # A part of them, as --val_fraction and --corrections make.
+    part, expected = dataset_base.selected(on_disk, numbers), images[numbers]
+    described = len(part), part.shape, part.nbytes, part.dtype
+    assert described == (5, expected.shape, expected.nbytes, expected.dtype)
+    np.testing.assert_array_equal(part[1:4], expected[1:4])
     for number in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError):
             on_disk[np.array([0, number])]

@@ -536,3 +536,11 @@ def test_batches_of_one_device_are_computed_one_after_another(four_cpus):
             if "tower_0/" in before.name
         ]
         assert bool(waiting) == waits
+
+
+def test_batches_of_several_sizes_are_refused(four_cpus):
+    """The mean of the towers' losses would not be that of the images."""
+    builder = make_towers(small_model(), four_cpus[:2])
+    with pytest.raises(ValueError, match="same shape"):
+        builder.step([random_batch(4), random_batch(8)])
+    assert builder.state.global_step == 0

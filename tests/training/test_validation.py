@@ -218,7 +218,8 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
     assert "With --val_fraction 0.1, a validation" in said
-    assert "which chose this step: a little too good" in " ".join(said.split())
+    best = " at step 15 on test, which chose this step: a little too good\n"
+    assert best in said, "in the line of the best"
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     train(run, stand_in_dir, **options)
     repeated = capsys.readouterr().out
