@@ -8,6 +8,8 @@ import pytest
 import runs
 from cifar10.distributed import workers
 from cifar10.distributed.cluster import Cluster
+from cifar10.errors import UsageError
+from cifar10.towers.devices import Placement
 
 LINUX = pytest.mark.skipif(
     not hasattr(socket, "SO_BINDTODEVICE"), reason="only Linux confines open sockets"
@@ -51,6 +53,31 @@ def test_port_of_workers_of_one_machine_is_closed_to_others(everywhere):
         with called:
             caller.sendall(b"connected")
             assert called.recv(100) == b"connected"
+
+
+@pytest.mark.parametrize(
+    ("update", "devices", "sets"),
+    [
+        ("auto", ("/gpu:0", "/gpu:1"), 2),
+        ("mirrored", ("/gpu:0", "/gpu:1"), 2),
+        ("towers", ("/gpu:0", "/gpu:1"), 1),
+        ("auto", ("/cpu:0", "/cpu:0"), 1),
+        ("mirrored", ("/cpu:0",), 1),
+        ("mirrored", ("/cpu:0", "/cpu:0"), None),
+    ],
+)
+def test_each_gpu_of_several_machines_has_variables_but_towers_of_a_cpu_share_them(
+    made, monkeypatch, update, devices, sets
+):
+    monkeypatch.setattr(workers.rendezvous, "meet", mock.Mock())
+    placement = Placement(devices, simulated=False, description="")
+    found = workers.Workers(Cluster(("a:1", "b:1"), 0))
+    if sets is None:
+        with pytest.raises(UsageError, match="--num_gpus 1"):
+            found.connect(update, placement, mock.Mock())
+        return
+    assert found.connect(update, placement, mock.Mock())[1] == sets
+    made.assert_called_once()
 
 
 def test_gpus_are_connected_by_nccl(made):

@@ -1,5 +1,6 @@
 """Replicas on one machine are programs of their own, which meet in one sum a step."""
 
+import logging
 import re
 
 import keras
@@ -108,6 +109,27 @@ def test_frozen_variables_may_change_from_step_to_step(four_cpus):
         moved.append(bool((bias.numpy() != before).any()))
         check_replicas(states, step + 1)
     assert moved == [True, False, True]
+
+
+class Idle(keras.layers.Layer):
+    """Has a weight that changes nothing."""
+
+    def build(self, input_shape):
+        self.idle = self.add_weight(shape=input_shape[1:], name="idle")
+
+    def call(self, inputs):
+        return inputs
+
+
+def test_a_variable_without_a_gradient_is_named_by_the_chief_alone(four_cpus, caplog):
+    for first_tower in (0, 2):
+        caplog.clear()
+        builder, _ = builder_of(four_cpus, 2, lambda: [Idle()])
+        builder.first_tower = first_tower
+        with caplog.at_level(logging.WARNING):
+            builder.trace(split(*random_batch(), 2))
+        named = [one for one in caplog.messages if "idle/idle" in one]
+        assert len(named) == (1 if first_tower == 0 else 0)
 
 
 def test_numbers_of_every_type_pass_through_one_vector(four_cpus):

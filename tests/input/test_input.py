@@ -183,6 +183,17 @@ def test_an_error_in_the_pipeline_is_raised_after_the_batches_before_it(four_cpu
             queues.get()
 
 
+def test_images_stay_on_the_cpu_whatever_device_a_program_has_chosen(four_cpus):
+    """Another logical one stands for a GPU, whose memory they would fill."""
+    with tf.device(four_cpus[1]):
+        whole = pipeline.in_graph(IMAGES)
+        steps = [[(tf.constant(IMAGES[:2]), tf.constant(NUMBERS[:2]))]] * 2
+        ((images, labels),) = next(calls.in_calls(steps, [2], most=3))
+    for one in (whole, images, labels):
+        assert one.device.endswith("/device:CPU:0")
+    assert images.shape == (3, *steps[0][0][0].shape)
+
+
 def test_two_batches_wait_in_each_queue_and_no_more_are_prepared(four_cpus):
     made = []
     with pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2]) as queues:
