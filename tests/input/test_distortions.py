@@ -240,6 +240,27 @@ def test_sizes_of_crops_are_distributed_as_torchvisions(shape):
     assert np.max(np.abs(np.corrcoef(draws) - np.eye(3))) < 0.08
 
 
+@pytest.mark.parametrize(
+    ("first", "ratio", "expected"),
+    [
+        ((0.0, 1.0), 1.0, (5, 5)),
+        ((1.0, 0.0), 1.0, (10, 10)),  # As large as the image.
+        ((0.0, 1.0), 4.0, (2, 10)),  # As wide.
+        ((0.0, 1.0), 0.25, (10, 2)),  # As tall.
+        ((1.0, 0.0), 4.0, (2, 10)),  # Only the second fits.
+        ((1.0, 1.0), 4.0, (3, 7)),  # None does.
+    ],
+)
+def test_the_first_size_that_fits_is_that_of_a_crop(first, ratio, expected):
+    """Of a quarter of the image, or all of it."""
+    later = [first[1]] * (distortions.CROP_ATTEMPTS - 1)
+    parts = [first[0], *later, *[0.5] * distortions.CROP_ATTEMPTS]
+    attempts = [tf.fill([1], part) for part in parts]
+    ranges = (0.25, 1.0), (ratio, ratio)
+    found = distortions.random_sizes((10, 10), attempts, *ranges, (3, 7))
+    assert [float(side[0]) for side in found] == [*expected]
+
+
 @pytest.mark.usefixtures("unscaled")
 def test_crops_are_enlarged_as_tensorflow_enlarges_them():
     count, shape = 24, (40, 56)
