@@ -251,6 +251,18 @@ def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
     assert (5, 3) in seeds
 
 
+def test_a_later_version_goes_on_with_the_same_images(whole):
+    """A run that is resumed after an upgrade sees what it would have seen."""
+    images, labels = whole[0]
+    shares = np.random.default_rng(0).normal(size=images.shape[1:])
+    found = np.sum(images * shares, axis=(1, 2, 3))[:6]
+    expected = [17.84, -11.97, -18.85, -13.98, 4.33, -5.89]
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    assert labels[:6].argmax(axis=1).tolist() == [4, 3, 8, 7, 3, 0]
+    parts = [1.0, 0.5868, 0.9615, 0.75, 0.9952, 0.7517]
+    np.testing.assert_allclose(labels[:6].max(axis=1), parts, atol=1e-3)
+
+
 # ---- whole runs
 
 

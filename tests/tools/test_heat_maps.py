@@ -7,6 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from PIL import Image
 
@@ -97,6 +98,24 @@ def test_networks_of_keras_have_maps_and_a_crop_has_none_outside():
     assert maps.max() == pytest.approx(1)
     assert not maps[:, :4].any()
     assert not maps[:, :, -4:].any()
+
+
+def test_a_map_is_of_the_last_convolution_after_its_nonlinearity():
+    """By hand: a dense layer's weights are the gradients for its logits."""
+    keras.utils.set_random_seed(1)
+    parts = [layers.Conv2D(4, 3, 2, "same", activation="relu")]
+    parts += [layers.Conv2D(5, 3, 4, "same"), layers.BatchNormalization()]
+    parts += [layers.ReLU(), layers.Flatten(), layers.Dense(4)]
+    model = keras.Sequential([keras.Input((SIDE, SIDE, 3)), *parts])
+    images, classes, _ = squares(3)
+    seen = keras.Model(model.inputs, model.layers[3].output)
+    features = seen(prepare(images, "flip_translate")).numpy()
+    slopes = model.layers[-1].kernel.numpy()[:, classes].T.reshape(features.shape)
+    heat = np.maximum((features * slopes).sum(axis=-1, keepdims=True), 0)
+    large = tf.image.resize(heat, (SIDE, SIDE)).numpy()[..., 0]
+    expected = large / large.max(axis=(1, 2), keepdims=True)
+    found = heat_maps(restored(model), images, classes)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_model_without_a_map_says_so():
