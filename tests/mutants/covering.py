@@ -52,7 +52,9 @@ def record(files=()):
     """
     import coverage
 
-    kept = json.loads(KEPT.read_text()) if files else {"seconds": {}, "lines": {}}
+    kept = {"seconds": {}, "lines": {}}
+    if files and KEPT.exists():
+        kept = json.loads(KEPT.read_text())
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     where = {"data_file": str(KEPT.with_suffix(".db")), "config_file": False}
     measured = coverage.Coverage(**where, source=[str(ROOT / "cifar10")])

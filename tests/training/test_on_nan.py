@@ -314,6 +314,17 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     assert [line["step"] for line in lines] == list(range(1, 11))
 
 
+def test_a_rollback_goes_on_where_the_state_before_cannot_be_kept(
+    tmp_path, train, capsys
+):
+    debug = tmp_path / "run" / "debug"
+    hook = types.SimpleNamespace(on_start=lambda _: debug.write_text("in the way"))
+    assert train(on_nan="rollback", max_steps=7, hooks=[hook]) == 7
+    said = capsys.readouterr().err
+    assert "ROLLED BACK" in said
+    assert "could not be saved" in said
+
+
 def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):
     with pytest.raises(UsageError, match="3 rollbacks"):
         train(on_nan="rollback", whites=range(IMAGES), log_frequency=1)

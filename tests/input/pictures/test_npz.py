@@ -33,6 +33,7 @@ def saved(path, **others):
 def test_the_arrays_become_images_and_labels(tmp_path):
     path, content = saved(tmp_path / "set.npz")
     dataset = find_npz(path)
+    assert (dataset.name, dataset.directory) == ("npz", path), "a run records them"
     assert (dataset.classes, dataset.image_shape) == (3, (5, 4, 3))
     assert dataset.class_names == ("class 0", "class 1", "class 2")
     for split in ("train", "test"):
