@@ -17,6 +17,7 @@ from cifar10.config.options import (
     RESULT,
     WORKER,
     Checked,
+    Choices,
     Count,
     CountOrZero,
     Form,
@@ -28,7 +29,7 @@ from cifar10.config.options import (
 )
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
-from cifar10.towers import optimizers
+from cifar10.towers import optimizers, schedule
 from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
@@ -50,6 +51,9 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
+_Schedule: TypeAlias = Annotated[
+    str, Choices({name: curve.help for name, curve in schedule.CURVES.items()})
+]
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
@@ -78,9 +82,6 @@ TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-# Learning-rate schedules that end at --max_steps; the staircase has no end.
-EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
-ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 # One of these sets the length of a training run. `max_epochs` is converted to steps
 # once the size of the training set is known; `max_hours` leaves the last step open.
 LENGTHS = ("max_steps", "max_epochs", "max_hours")
@@ -255,7 +256,7 @@ class Loss(Checked, scope=RESULT):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Update(Checked, scope=RESULT):
+class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
@@ -266,11 +267,8 @@ class Update(Checked, scope=RESULT):
             (see towers/optimizers.py)
         momentum: momentum of the optimizer, only for sgd, muon, rmsprop
         learning_rate: peak learning rate
-        schedule: learning-rate schedule; staircase: times 0.1 every --epochs_per_decay
-            epochs; linear, cosine: falls to zero at the last step; one_cycle: rises
-            first, then falls to almost zero at the last step
+        schedule: learning-rate schedule
         keras_schedule: Keras schedule object that a program passed as learning_rate
-        epochs_per_decay: epochs between two decays of the staircase schedule
         warmup_epochs: epochs in which the learning rate rises linearly from zero
         clip_norm: maximum global norm of the averaged gradients, which are scaled down
             if their norm is larger (default: none)
@@ -283,9 +281,8 @@ class Update(Checked, scope=RESULT):
     optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
     momentum: Fraction = 0.0
     learning_rate: _NotNegative = 0.1
-    schedule: Literal["staircase", EndingSchedule] = "staircase"
+    schedule: _Schedule = "staircase"
     keras_schedule: _Own = None
-    epochs_per_decay: _AboveZero = 350.0
     warmup_epochs: _NotNegative = 0.0
     clip_norm: Annotated[float, Range(1e-12)] | None = None
     moving_average_decay: Fraction = 0.9999
@@ -299,14 +296,14 @@ class Update(Checked, scope=RESULT):
         if self.stages and not self.schedule_ends:
             raise UsageError(
                 f"--schedule {self.schedule}: stages need one that ends. Give "
-                f"{' or '.join(ENDING_SCHEDULES)}, or a copy of the recipe without "
+                f"{' or '.join(schedule.ENDING)}, or a copy of the recipe without "
                 "stages."
             )
 
     @property
     def schedule_ends(self) -> bool:
         """Whether the schedule ends at `max_steps`."""
-        return self.schedule in ENDING_SCHEDULES
+        return self.schedule in schedule.ENDING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -451,13 +451,16 @@ def build_tower(
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the `Update`: learning rate, moving averages and gradient clipping."""
     update, images = config.update, config.global_batch_size
-    # The staircase falls once per period, the other schedules once in the whole run.
-    examples = update.epochs_per_decay * examples_per_epoch
-    if update.schedule_ends:
-        examples = config.run.max_steps * images
     curve = schedule.CURVES[update.schedule]
+    given = {name: getattr(update, name) for name in curve.parameters}
+    examples = config.run.max_steps * images
+    if curve.period:
+        examples = given.pop(curve.period) * examples_per_epoch
     learning_rate: schedule.Schedule = functools.partial(
-        schedule.scaled, update.learning_rate, curve, examples
+        schedule.scaled,
+        update.learning_rate,
+        functools.partial(curve.function, **given),
+        examples,
     )
     if callable(of_steps := update.keras_schedule):
 
