@@ -22,6 +22,7 @@ from cifar10.config.options import (
     CountOrZero,
     Form,
     Fraction,
+    Help,
     Option,
     Range,
     defaults,
@@ -173,9 +174,8 @@ class Dataset(Checked):
     """Data set.
 
     Attributes:
-        data: data set: cifar10, cifar100 or synthetic; the path of your pictures, with
-            a folder for each class, or of an .npz file; or auto: CIFAR-10 from
-            --data_dir, else downloaded, else a synthetic stand-in
+        data: data set: cifar10, cifar100 or synthetic; auto: CIFAR-10 from --data_dir,
+            else downloaded, else a synthetic stand-in; or the path of your pictures:
         data_dir: folder that contains the .bin files, cifar-10-batches-bin/ or the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: the URL on the data set's site)
@@ -192,7 +192,7 @@ class Dataset(Checked):
             leave out or to move to other classes (default: none)
     """
 
-    data: Annotated[str, RESULT] = "auto"
+    data: Annotated[str, RESULT, Help(f" {data_flag.PATH}")] = "auto"
     data_dir: Annotated[str | None, WORKER, FLAG_ONLY] = None
     data_url: Annotated[str | None, WORKER] = None
     image_size: Annotated[_Pixels | None, RESULT] = None

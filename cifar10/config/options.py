@@ -67,7 +67,7 @@ class Choices(NamedTuple):
 
 
 class Help(NamedTuple):
-    """The help of an option that the docstring of its class does not mention."""
+    """The help of an option, or the end of it, which no docstring can say."""
 
     help: str
 
