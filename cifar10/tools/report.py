@@ -18,6 +18,7 @@ from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import entry_point, invocation
 from cifar10.run_directory.seeds import Seeds, grouped
 
@@ -147,6 +148,7 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals |= {"draw": draw, "interval": interval, "rounded": rounded}
+    environment.globals["metrics"] = STEP_METRICS
     environment.filters |= {
         "own_metrics": lambda lines: sorted(
             {name for line in lines for name in line if name.startswith(METRICS)}

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
-from cifar10.run_directory.averages import AVERAGED, LOST, average
+from cifar10.run_directory.averages import LOST, average
 from cifar10.towers import noise_scale, schedule
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
@@ -39,6 +39,8 @@ _OF_STATE = 0.8
 _FAR = 1e308  # Larger numbers, and what is none, count as infinity.
 # Rounding moves these by their size, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
+# Parts of names of what is compared by differences, because it may be 0.
+_SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that the data and the model give again.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
@@ -164,7 +166,7 @@ class Replay:
         else:
             self._skipped += 1
         if self._has_averages:
-            names = self._averages.keys() & AVERAGED
+            names = self._averages.keys() & STEP_METRICS.keys()
             found |= {f"{name}/average": self._averages[name] for name in names}
         if config.checkpoints.on_nan == "skip":
             found["skipped_steps"] = self._skipped
@@ -207,7 +209,7 @@ class Replay:
             logged = line[name] if is_number else np.inf
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
             far = relative_difference(found[name], logged)
-            if bound and (PRECISION in name or name == LOST):  # A share may be 0.
+            if bound and any(share in name for share in _SHARES):
                 far = abs(found[name] - logged)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 

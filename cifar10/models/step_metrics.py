@@ -1,0 +1,47 @@
+"""The metrics of every step: how each is computed, shown and compared.
+
+Their means over the towers, and moving averages, are in `metrics.jsonl`, TensorBoard
+and hooks; `replay` and `audit` recompute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class Metric(NamedTuple):
+    """A metric of every step.
+
+    Attributes:
+        compute: Function of labels, int64 [batch], and logits, floating [batch,
+            classes]; returns a value for each image, of the type of the logits. None
+            for the terms of the loss, which `model.loss` computes.
+        label: What the console calls the metric; empty if it is not in a step's line.
+        title: Title of the chart that `report` draws of its average; empty for none.
+        is_share: Whether the metric is from 0 to 1 and may be 0, so that `replay`
+            compares by differences, not by ratios.
+    """
+
+    compute: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
+    label: str = ""
+    title: str = ""
+    is_share: bool = False
+
+
+def is_right(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns 1 for each image whose largest logit is at its label, else 0."""
+    import tensorflow as tf
+
+    return tf.cast(tf.argmax(logits, axis=1) == labels, logits.dtype)
+
+
+STEP_METRICS: Mapping[str, Metric] = {
+    "total_loss": Metric(title="Loss, moving average"),
+    "cross_entropy": Metric(),
+    "penalties": Metric(),
+    "precision @ 1": Metric(is_right, "accuracy", is_share=True),
+}
