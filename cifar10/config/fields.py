@@ -55,6 +55,7 @@ _Sections: TypeAlias = Annotated[
 _Schedule: TypeAlias = Annotated[
     str, Choices({name: curve.help for name, curve in schedule.CURVES.items()})
 ]
+_WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
@@ -260,12 +261,10 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
-        optimizer: sgd; muon, as in airbench, with separate learning rates for biases
-            and the head; or a Keras optimizer: adadelta, adafactor, adagrad, adam,
-            adamax, adamw, lamb, lion, nadam, rmsprop
+        optimizer: one of Keras by its name there in lower case, or one of ours
         optimizer_arguments: further arguments of the optimizer's class, not for muon
             (see towers/optimizers.py)
-        momentum: momentum of the optimizer, only for sgd, muon, rmsprop
+        momentum: momentum of the optimizer, only for
         learning_rate: peak learning rate
         schedule: learning-rate schedule
         keras_schedule: Keras schedule object that a program passed as learning_rate
@@ -277,9 +276,9 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
         stages: stages of the training run (see towers/stages.py)
     """
 
-    optimizer: str | type = "sgd"
+    optimizer: Annotated[str | type, Choices(optimizers.NAMES)] = "sgd"
     optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
-    momentum: Fraction = 0.0
+    momentum: Annotated[Fraction, _WITH_MOMENTUM] = 0.0
     learning_rate: _NotNegative = 0.1
     schedule: _Schedule = "staircase"
     keras_schedule: _Own = None
