@@ -16,20 +16,14 @@ if TYPE_CHECKING:
 class Metric(NamedTuple):
     """A metric of every step.
 
-    Attributes:
-        compute: Function of labels, int64 [batch], and logits, floating [batch,
-            classes]; returns a value for each image, of the type of the logits. None
-            for the terms of the loss, which `model.loss` computes.
-        label: What the console calls the metric; empty if it is not in a step's line.
-        title: Title of the chart that `report` draws of its average; empty for none.
-        is_share: Whether the metric is from 0 to 1 and may be 0, so that `replay`
-            compares by differences, not by ratios.
+    `compute` takes labels, int64 [batch], and logits, floating [batch, classes], and
+    returns a value for each image. It is None for the terms of the loss.
     """
 
     compute: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
-    label: str = ""
-    title: str = ""
-    is_share: bool = False
+    label: str = ""  # In the console's line of a step; empty if it is not there.
+    title: str = ""  # Of the chart that `report` draws of the average, if any.
+    is_share: bool = False  # May be 0: `replay` compares differences, not ratios.
 
 
 def is_right(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -39,14 +39,13 @@ class Curve(NamedTuple):
     """A value of `--schedule`.
 
     `function` maps a time, and the values of `parameters` by name, to a fraction of the
-    highest rate; both are float64 []. The time is 1 at the end of the run or, without
-    an end, after as many epochs as the parameter `period` says.
+    highest rate; both are float64 []. The time is 1 at the end of the run.
     """
 
     function: Callable[..., tf.Tensor]
     help: str
     parameters: Mapping[str, Parameter] = {}
-    period: str | None = None
+    period: str | None = None  # Or the time is 1 after the epochs of this parameter.
 
 
 def scaled(
@@ -110,18 +109,12 @@ CURVES: Mapping[str, Curve] = {
     "staircase": Curve(
         staircase,
         "times 0.1 every --epochs_per_decay epochs",
-        {
-            "epochs_per_decay": Parameter(
-                350.0, 1e-6, 1e30, "epochs between two decays of the staircase schedule"
-            )
-        },
+        {"epochs_per_decay": Parameter(350.0, 1e-6, 1e30, "epochs between decays")},
         period="epochs_per_decay",
     ),
     "linear": Curve(linear, "falls to zero at the last step"),
     "cosine": Curve(cosine, "falls to zero at the last step, along half a cosine"),
-    "one_cycle": Curve(
-        one_cycle, "rises first, then falls to almost zero at the last step"
-    ),
+    "one_cycle": Curve(one_cycle, "rises, then falls to almost zero at the last step"),
 }
 ENDING = tuple(name for name, curve in CURVES.items() if curve.period is None)
 PARAMETERS = {
