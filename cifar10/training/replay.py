@@ -177,8 +177,12 @@ class Replay:
 
         The replay goes on from the checkpoint.
         """
-        if self.step == 0:
-            yield from self._compare_start()
+        if self.step == 0:  # Then a checkpoint and scores are of the initial values.
+            if not self.recorded.config.fine_tuning.initial_weights:
+                self._restore(0, anew=True)
+                if 0 in self.saved:
+                    yield from self._compare_checkpoint()
+            yield from self._compare_scores()
         found = self.advance(batches)
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
@@ -186,14 +190,6 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
             yield from self._compare_checkpoint()
-        yield from self._compare_scores()
-
-    def _compare_start(self) -> Iterator[Difference]:
-        """Compares a checkpoint and scores of step 0 with the initial values."""
-        if not self.recorded.config.fine_tuning.initial_weights:
-            self._restore(0, anew=True)
-            if 0 in self.saved:
-                yield from self._compare_checkpoint()
         yield from self._compare_scores()
 
     def _differences(

@@ -15,13 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import data_flag, layout
-from cifar10.errors import (
-    CorruptedError,
-    NotFiniteError,
-    UsageError,
-    first_few,
-    say,
-)
+from cifar10.errors import CorruptedError, NotFiniteError, UsageError, first_few, say
 from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
 from cifar10.run_directory.averages import average, divergence, how_to_prevent
