@@ -71,15 +71,14 @@ SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS
 # Distortions of training images, implemented in `input/distortions.py`. The largest
 # translations are in pixels of an image of 32 x 32, as in airbench94 and airbench96.
 # The distortions in `WHOLE` keep the size of images, and scale all images alike.
-Distortion: TypeAlias = Literal[
-    "tutorial",
-    "crop_flip",
-    "flip_translate",
-    "flip_translate_far",
-    "random_resized_crop",
-    "none",
-]
-DISTORTIONS: tuple[str, ...] = get_args(Distortion)
+DISTORTIONS = {
+    "tutorial": "crop, flip, brightness, contrast",
+    "crop_flip": "crop, flip",
+    "flip_translate": "flip every other epoch, shift by up to 1/16 of the side",
+    "flip_translate_far": "the same, up to 1/8",
+    "random_resized_crop": "crop 8 to 100 % of the area, enlarge to full size, flip",
+    "none": "unchanged images",
+}
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
@@ -219,15 +218,11 @@ class Images(Checked, scope=RESULT):
     """Distortions and augmentation of training images.
 
     Attributes:
-        distortions: random distortions of training images; tutorial: crop, flip,
-            brightness, contrast; crop_flip: crop, flip; flip_translate: flip every
-            other epoch, shift by up to 1/16 of the side; flip_translate_far: the same,
-            up to 1/8; random_resized_crop: crop 8 to 100 % of the area, enlarge to full
-            size, flip; none: unchanged images
+        distortions: random distortions of training images
         augmentation: further changes of training images (see config/augmentation.py)
     """
 
-    distortions: Distortion = "tutorial"
+    distortions: Annotated[str, Choices(DISTORTIONS)] = "tutorial"
     augmentation: Annotated[Mapping | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:

@@ -48,22 +48,6 @@ class Curve(NamedTuple):
     period: str | None = None  # Or the time is 1 after the epochs of this parameter.
 
 
-def scaled(
-    highest_rate: float,
-    curve: Callable[[tf.Tensor], tf.Tensor],
-    examples: float,
-    examples_seen: tf.Tensor | int,
-) -> tf.Tensor:
-    """Returns the rate of a curve, multiplied by `highest_rate`, after some images.
-
-    The time of the `curve` is 1 after `examples` images, counting repeats: those of the
-    whole run if the schedule ends with the run, else those of one period.
-    """
-    import tensorflow as tf
-
-    return highest_rate * curve(tf.cast(examples_seen, tf.float64) / examples)
-
-
 def staircase(time: tf.Tensor) -> tf.Tensor:
     """Returns a factor that falls tenfold whenever `time` reaches a whole number."""
     import tensorflow as tf

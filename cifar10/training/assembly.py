@@ -456,22 +456,17 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     examples = config.run.max_steps * images
     if curve.period:
         examples = given.pop(curve.period) * examples_per_epoch
-    learning_rate: schedule.Schedule = functools.partial(
-        schedule.scaled,
-        update.learning_rate,
-        functools.partial(curve.function, **given),
-        examples,
-    )
-    if callable(of_steps := update.keras_schedule):
 
-        def learning_rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
+    def rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
+        if callable(of_steps := update.keras_schedule):
             return tf.cast(of_steps(examples_seen // images), tf.float64)
+        time = tf.cast(examples_seen, tf.float64) / examples  # Counts repeats.
+        return update.learning_rate * curve.function(time, **given)
 
+    learning_rate: schedule.Schedule = rate
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
-        learning_rate = functools.partial(
-            schedule.warmed_up, learning_rate, rising, images
-        )
+        learning_rate = functools.partial(schedule.warmed_up, rate, rising, images)
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, update.moving_average_decay),

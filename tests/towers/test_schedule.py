@@ -16,12 +16,17 @@ from cifar10.towers.schedule import (
     cosine,
     linear,
     one_cycle,
-    scaled,
     staircase,
     warmed_up,
 )
 from cifar10.training import assembly
 from small_towers import resolved
+
+
+def scaled(highest, curve, examples, seen):
+    """A rate as `build_update` computes it."""
+    return highest * curve(tf.cast(seen, tf.float64) / examples)
+
 
 # Falls after 100, 200, ... examples.
 STAIRCASE = partial(scaled, 0.5, staircase, 100)
