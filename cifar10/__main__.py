@@ -23,8 +23,9 @@ _TOOLS = (
     *("doctor", "data", "plan", "predict", "serve", "export", "report", "runs"),
     *("replay", "audit"),
 )
-_COMMANDS = {"train": train_command, "eval": eval_command}
-_COMMANDS |= {name: import_module(f"cifar10.tools.{name}") for name in _TOOLS}
+_COMMANDS = {"train": train_command, "eval": eval_command} | {
+    name: import_module(f"cifar10.tools.{name}") for name in _TOOLS
+}
 
 
 def run() -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 from cifar10.config import augmentation as augmentations, data_flag
 from cifar10.config.options import (
     FLAG_ONLY,
+    IN_PROGRAM,
     RECIPE_ONLY,
     RESULT,
     WORKER,
@@ -59,7 +60,7 @@ _WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
-    Form("(?!)", "a Python object. Resume the run from the program that defines it"),
+    Form("(?!)", IN_PROGRAM),
     *(FLAG_ONLY, RECIPE_ONLY),
 ]
 PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"

@@ -24,7 +24,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from cifar10.errors import UsageError, has_controls, reason
+from cifar10.models.registry import PYTHON
 
+IN_PROGRAM = "a Python object. Resume the run from the program that defines it"
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
 # An attribute in a docstring: a name, and a text of one or several lines.
@@ -116,6 +118,8 @@ class Option:
         if callable(value):  # A function of a Python program, which has no limits.
             return None
         if self.choices and value not in self.choices:
+            if str(value).startswith(PYTHON):  # As `config.json` records an object.
+                return f"it must be {IN_PROGRAM}"
             return f"give one of {', '.join(self.choices)}"
         if value == "":
             return "the value is empty. Give a value, or leave out the option"
