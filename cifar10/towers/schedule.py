@@ -26,15 +26,6 @@ _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
 
 
-class Parameter(NamedTuple):
-    """A number that a curve takes: a flag, and a field of `Update` in `fields.py`."""
-
-    default: float
-    least: float
-    most: float
-    help: str
-
-
 class Curve(NamedTuple):
     """A value of `--schedule`.
 
@@ -44,7 +35,8 @@ class Curve(NamedTuple):
 
     function: Callable[..., tf.Tensor]
     help: str
-    parameters: Mapping[str, Parameter] = {}
+    # Each is a flag: its default, its least and largest value, and its help.
+    parameters: Mapping[str, tuple[float, float, float, str]] = {}
     period: str | None = None  # Or the time is 1 after the epochs of this parameter.
 
 
@@ -93,7 +85,7 @@ CURVES: Mapping[str, Curve] = {
     "staircase": Curve(
         staircase,
         "times 0.1 every --epochs_per_decay epochs",
-        {"epochs_per_decay": Parameter(350.0, 1e-6, 1e30, "epochs between decays")},
+        {"epochs_per_decay": (350.0, 1e-6, 1e30, "epochs between two decays")},
         period="epochs_per_decay",
     ),
     "linear": Curve(linear, "falls to zero at the last step"),

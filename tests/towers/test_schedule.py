@@ -56,7 +56,7 @@ def test_a_curve_is_a_fraction_of_the_highest_rate(name):
     curve, seen = CURVES[name], [*range(0, 1001, 10), 1010]
     shaping = {**curve.parameters}
     shaping.pop(curve.period, None)  # This one only says what a time of 1 is.
-    values = {key: (one.least, one.default, one.most) for key, one in shaping.items()}
+    values = {key: numbers for key, (*numbers, _) in shaping.items()}
     for chosen in itertools.product(*values.values()):
         factor = partial(curve.function, **dict(zip(values, chosen, strict=True)))
         found = rates(partial(scaled, 1.0, factor, 1000), seen)
