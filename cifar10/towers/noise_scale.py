@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.towers.copies import Flat
+from cifar10.towers.copies import Flat, widened
 from cifar10.towers.update import TrainState
 
 SQUARE = "tower_gradient_square"  # Of a tower; NaN in steps that do not compute it.
@@ -71,9 +71,7 @@ def with_square(
 
 
 def _square(gradients: Sequence[tf.Tensor], factor: float) -> tf.Tensor:
-    widest = max((one.dtype for one in gradients), key=lambda dtype: dtype.size)
-    halves = [tf.nn.l2_loss(tf.cast(one, widest)) for one in gradients]
-    return 2 * factor * tf.add_n(halves)
+    return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
 
 
 def _if(

@@ -25,6 +25,7 @@ from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
 from cifar10.run_directory.averages import AVERAGED, LOST, average
 from cifar10.towers import noise_scale, schedule
+from cifar10.towers.copies import widened
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
@@ -168,7 +169,7 @@ class Replay:
             found |= {f"{name}/average": self._averages[name] for name in names}
         if config.checkpoints.on_nan == "skip":
             found["skipped_steps"] = self._skipped
-        return {name: of if np.isfinite(of) else np.inf for name, of in found.items()}
+        return _or_infinity(found)
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
         """Computes the next step; compares it with its lines and its checkpoint.
@@ -262,7 +263,7 @@ class Replay:
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
             result = training.towers.tower(self._state, 0, *one)
-            norm = float(tf.linalg.global_norm(result.gradients))
+            norm = float(tf.linalg.global_norm(widened(result.gradients)))
             norm = norm if np.isfinite(norm) else np.inf
             loss = float(result.metrics["cross_entropy"])
             png = tf.io.encode_png(picture).numpy()
@@ -286,6 +287,7 @@ class Replay:
             for line in [line for line in lines if line["step"] == self.step]:
                 scored = self._scored_set(split, line["num_examples"])
                 found = scored.score(state.averages, towers.devices[0]).scalars
+                found = _or_infinity(found)
                 yield from self._differences(found, line, bound, scores.log_of(split))
         folder = checkpoints.folder(self._directory, self.step)
         weights = [variable.value for variable in state.model.trainable_variables]
@@ -337,6 +339,11 @@ class Replay:
             found[group] = [np.concatenate([*map(np.ravel, found[group])])]
         found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
         return found
+
+
+def _or_infinity(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Returns infinity, as which null in a log counts, for what is not finite."""
+    return {name: of if np.isfinite(of) else np.inf for name, of in numbers.items()}
 
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from cifar10.layers import QuickGelu
 from cifar10.model import inference
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
+from cifar10.towers.copies import widened
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
@@ -90,11 +91,10 @@ class TensorBoard:
 
         Values that are not finite are null in `metrics.jsonl`; event files omit them.
         """
-        finite = {name: of for name, of in metrics.items() if math.isfinite(of)}
         times = {"time": time.time(), "seconds": self._timer.seconds()}
-        line = {"step": step, **times, **dict.fromkeys(metrics), **finite}
+        line = {"step": step, **times, **metrics}
         written = summary_pb2.Summary()
-        for name, value in finite.items():
+        for name, value in metrics.items():
             if abs(value) <= float(tf.float32.max):  # Event files hold float32.
                 written.MergeFrom(scalar_pb(name, value))
 
@@ -164,7 +164,7 @@ class Summaries:
     def _summarize(self, batches: Sequence[Batch]) -> Summary | None:
         """Computes the summaries; returns None if a gradient is not finite."""
         gradients = self._towers.gradients(batches)
-        if not np.isfinite(tf.linalg.global_norm([*gradients.values()])):
+        if not np.isfinite(tf.linalg.global_norm(widened(gradients.values()))):
             return None
         images, _ = batches[0]
         samples = self._activations(images).items()
