@@ -110,13 +110,9 @@ def sum_on_devices(
 
 
 def widened(gradients: Iterable[Gradient]) -> Tensors:
-    """Casts those that exist to their widest dtype, at least to float32, for a norm.
-
-    The square of 256 would be infinite in float16.
-    """
+    """Casts those that exist to the widest dtype; in float16, 256 squared overflows."""
     present = [one for one in gradients if one is not None]
-    dtypes = [tf.float32, *(one.dtype for one in present)]
-    widest = max(dtypes, key=lambda dtype: dtype.size)
+    widest = max([tf.float32, *(one.dtype for one in present)], key=lambda d: d.size)
     return [tf.cast(one, widest) for one in present]
 
 
