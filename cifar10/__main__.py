@@ -23,13 +23,17 @@ from cifar10.tools import (
     report,
     runs,
     serve,
+    whatif,
 )
 from cifar10.training import train_command
 
 # Each module has HELP, DESCRIPTION and `main(parser, words)`. `main` adds the command's
 # flags to the parser, parses the words and returns the exit code. The modules must not
 # import TensorFlow before `main` runs.
-_TOOLS = (doctor, data, plan, predict, serve, export, report, runs, replay, audit)
+_TOOLS = (
+    *(doctor, data, plan, predict, serve, export, report),
+    *(runs, replay, audit, whatif),
+)
 _COMMANDS = {
     "train": train_command,
     "eval": eval_command,
