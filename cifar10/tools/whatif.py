@@ -121,7 +121,7 @@ def _labels(what_if: "WhatIf", given: dict[str, Any]) -> np.ndarray:
             of = first_few(classes, 20)
             raise UsageError(f"--without_class {name}: the classes are {of}.")
         labels[what_if.labels == classes.index(name)] = -1
-    if (labels < 0).all():
+    if (labels < 0).all() and not given["each"]:
         raise UsageError("No picture would be left. Leave out fewer.")
     return labels
 
