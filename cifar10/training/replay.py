@@ -17,14 +17,15 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
-from cifar10.run_directory.averages import AVERAGED, LOST, average
+from cifar10.run_directory.averages import LOST, average
 from cifar10.towers import noise_scale, schedule
+from cifar10.towers.copies import widened
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
@@ -39,6 +40,8 @@ _OF_STATE = 0.8
 _FAR = 1e308  # Larger numbers, and what is none, count as infinity.
 # Rounding moves these by their size, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
+# Parts of names of what is compared by differences, because it may be 0.
+_SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that the data and the model give again.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
@@ -155,7 +158,7 @@ class Replay:
                         yield batches
 
     def advance(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Computes the next step; returns what the run logs, finite or infinity."""
+        """Computes the next step; returns what the run logs."""
         config, result = self._training.config, self._training.towers.step(batches)
         self._share *= float(
             schedule.average_decay(config.update.moving_average_decay, self.step)
@@ -168,19 +171,23 @@ class Replay:
         else:
             self._skipped += 1
         if self._has_averages:
-            names = self._averages.keys() & AVERAGED
+            names = self._averages.keys() & STEP_METRICS.keys()
             found |= {f"{name}/average": self._averages[name] for name in names}
         if config.checkpoints.on_nan == "skip":
             found["skipped_steps"] = self._skipped
-        return {name: of if np.isfinite(of) else np.inf for name, of in found.items()}
+        return found
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
         """Computes the next step; compares it with its lines and its checkpoint.
 
         The replay goes on from the checkpoint.
         """
-        if self.step == 0:
-            yield from self._compare_start()
+        if self.step == 0:  # Then a checkpoint and scores are of the initial values.
+            if not self.recorded.config.fine_tuning.initial_weights:
+                self._restore(0, anew=True)
+                if 0 in self.saved:
+                    yield from self._compare_checkpoint()
+            yield from self._compare_scores()
         found = self.advance(batches)
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
@@ -188,14 +195,6 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
             yield from self._compare_checkpoint()
-        yield from self._compare_scores()
-
-    def _compare_start(self) -> Iterator[Difference]:
-        """Compares a checkpoint and scores of step 0 with the initial values."""
-        if not self.recorded.config.fine_tuning.initial_weights:
-            self._restore(0, anew=True)
-            if 0 in self.saved:
-                yield from self._compare_checkpoint()
         yield from self._compare_scores()
 
     def _differences(
@@ -207,12 +206,11 @@ class Replay:
         if lacks or not found.keys() & line.keys():
             yield True, 2.0, bound, self.step, f"{', '.join(sorted(lacks))} in {log}"
         for name in found.keys() & line.keys():
-            is_number = is_a(line[name], float) and abs(line[name]) < _FAR
-            logged = line[name] if is_number else np.inf
+            ours, logged = _number(found[name]), _number(line[name])
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
-            far = relative_difference(found[name], logged)
-            if bound and (PRECISION in name or name == LOST):  # A share may be 0.
-                far = abs(found[name] - logged)
+            far = relative_difference(ours, logged)
+            if bound and any(share in name for share in _SHARES):
+                far = abs(ours - logged)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 
     def _compare_checkpoint(self) -> Iterator[Difference]:
@@ -245,7 +243,8 @@ class Replay:
         rises: dict[int, float] = {}  # NaN if a step before was not finite either.
         for batches in self.steps(max(self.begun + 1, first - 3), last):
             metrics = self.advance(batches)
-            found.append((metrics["cross_entropy"], metrics["gradient_norm"]))
+            entropy, norm = metrics["cross_entropy"], metrics["gradient_norm"]
+            found.append((_number(entropy), _number(norm)))
             if self.step >= first:
                 both = zip(found[-1], *(found[-4:-1] or found), strict=True)
                 rises[self.step] = max(now / max(1e-30, *old) for now, *old in both)
@@ -263,8 +262,7 @@ class Replay:
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
             result = training.towers.tower(self._state, 0, *one)
-            norm = float(tf.linalg.global_norm(result.gradients))
-            norm = norm if np.isfinite(norm) else np.inf
+            norm = _number(float(tf.linalg.global_norm(widened(result.gradients))))
             loss = float(result.metrics["cross_entropy"])
             png = tf.io.encode_png(picture).numpy()
             found.append((norm, loss, names[chosen[at]], png))
@@ -345,6 +343,10 @@ class Replay:
             found[group] = [np.concatenate([*map(np.ravel, found[group])])]
         found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
         return found
+
+
+def _number(value: Any) -> float:
+    return value if is_a(value, float) and abs(value) < _FAR else np.inf
 
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
