@@ -20,18 +20,15 @@ HELP = "train steps of a run again without some pictures, or with another rate"
 DESCRIPTION = """Trains steps of a run again with a change, and compares.
 
     python -m cifar10 whatif RUN --steps 1001:1100 --corrections wrong.csv
-    python -m cifar10 whatif RUN --steps 401:600 --until 1000 \\
-      --set learning_rate=0.05 --out RUN-slower
-    python -m cifar10 whatif RUN --steps 1001:1020 --windows 5 --each wrong.csv
+    python -m cifar10 whatif RUN --steps 401:600 --until 1000 --learning_rate 0.05
 
 First recomputes the steps unchanged: whatever differs afterwards is due to the
 change. In the place of a picture that is left out comes the next of its class; all
-other pictures keep their places and random draws. --each changes one picture at a
-time, and lists them by their effect on the validation loss. RUN may also be what
---out wrote, which is then computed again. Exit code 1: a recomputed step differs.
+other pictures keep their places and random draws. RUN may also be what --out wrote,
+which is then computed again. Exit code 1: a recomputed step differs.
 """
 _SETTINGS = ("learning_rate", "clip_norm", "moving_average_decay")
-_SET = f"a setting in these steps: {', '.join(_SETTINGS)}"
+_EACH = "like --corrections, but list the effect of each picture on the validation loss"
 _OUT = "new directory for the changed run, which eval, predict and export take"
 
 
@@ -42,8 +39,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     add("--until", type=int, help="the last step to compute (default: LAST)")
     add("--corrections", metavar="FILE", help="CSV as of `data`: picture,class")
     add("--without_class", metavar="CLASS", help="leave out all pictures of a class")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=_SET)
-    add("--each", metavar="FILE", help="like --corrections, one picture at a time")
+    for name in _SETTINGS:
+        add(f"--{name}", type=float, metavar="NUMBER", help="another in these steps")
+    add("--each", metavar="FILE", help=_EACH)
     add("--windows", type=int, default=1, help="with --each, how many windows of steps")
     add("--out", metavar="DIR", help=_OUT)
     what_if, given = open_run(parser, words, what_if=True)
@@ -53,11 +51,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if given["steps"] is None:
         raise UsageError("--steps FIRST:LAST says which steps to change. Add it.")
     first, last = window(what_if, given["steps"])
-    labels, settings = _labels(what_if, given), _settings(what_if, given["set"])
-    if not settings and (labels == what_if.labels).all():
-        raise UsageError(
-            "Nothing changes. Give --corrections, --without_class or --set."
-        )
+    labels, settings = _changes(what_if, given)
     if given["each"]:
         return _rank(what_if, first, last, given["windows"], labels)
     most = what_if.recorded.config.run.max_steps
@@ -65,10 +59,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if not last <= until <= most:
         raise UsageError(f"--until {until}: give a step from {last} to {most}.")
     out = given["out"] and layout.absolute_path(given["out"])
-    if out and out.exists():
-        raise UsageError(f"--out {out} exists. Name a new directory.")
-    if out and not what_if.recorded.is_own:
-        raise UsageError("--out is for runs of your own. Leave it out.")
+    if out and (out.exists() or not what_if.recorded.is_own):
+        why = "it exists" if out.exists() else "the run is not yours"
+        raise UsageError(
+            f"--out {out}: {why}. Name a new directory, for a run of yours."
+        )
     if not _is_same(what_if, first, last, until):
         return 1
     outcome = what_if.change(labels, settings)
@@ -109,11 +104,14 @@ def _check(what_if: "WhatIf", made: RecordedRun) -> int:
     return int(differs)
 
 
-def _labels(what_if: "WhatIf", given: dict[str, Any]) -> np.ndarray:
-    """Returns the training labels as the command line changes them, -1 to leave out."""
+def _changes(
+    what_if: "WhatIf", given: dict[str, Any]
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Returns the training labels, -1 to leave out, and settings, as changed."""
     from cifar10.input.regrouping import corrected_labels
 
     labels, classes = what_if.labels.copy(), what_if.dataset.class_names
+    settings = {name: given[name] for name in _SETTINGS if given[name] is not None}
     if name := given["corrections"] or given["each"]:
         labels = corrected_labels(what_if.dataset, name)
     if name := given["without_class"]:
@@ -123,23 +121,11 @@ def _labels(what_if: "WhatIf", given: dict[str, Any]) -> np.ndarray:
         labels[what_if.labels == classes.index(name)] = -1
     if (labels < 0).all() and not given["each"]:
         raise UsageError("No picture would be left. Leave out fewer.")
-    return labels
-
-
-def _settings(what_if: "WhatIf", words: Sequence[str]) -> dict[str, float]:
-    """Returns the settings that `words`, NAME=VALUE each, give."""
-    settings = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        try:
-            settings[_SETTINGS[_SETTINGS.index(name)]] = float(value)
-        except ValueError:
-            known = ", ".join(_SETTINGS)
-            what = f"--set {word}: give {known}, each as NAME=NUMBER."
-            raise UsageError(what) from None
+    if not settings and (labels == what_if.labels).all():
+        raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
-        raise UsageError("--set learning_rate: this run's own schedule has the rates.")
-    return settings
+        raise UsageError("--learning_rate: this run's own schedule has the rates.")
+    return labels, settings
 
 
 def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
@@ -156,14 +142,10 @@ def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
     return not differs
 
 
-def _names(what_if: "WhatIf") -> Sequence[str]:
+def _in_words(what_if: "WhatIf", labels: np.ndarray, settings: dict[str, float]) -> str:
     from cifar10.input.regrouping import names_of
 
-    return names_of(what_if.dataset, "train", len(what_if.labels))
-
-
-def _in_words(what_if: "WhatIf", labels: np.ndarray, settings: dict[str, float]) -> str:
-    names, said = _names(what_if), []
+    names, said = names_of(what_if.dataset, "train", len(labels)), []
     out, moved = labels < 0, (labels >= 0) & (labels != what_if.labels)
     for which, how in ((out, "without"), (moved, "with another class of")):
         if chosen := [names[at] for at in np.flatnonzero(which).tolist()]:
@@ -197,7 +179,7 @@ def _rank(
     what_if: "WhatIf", first: int, last: int, windows: int, labels: np.ndarray
 ) -> int:
     """Prints pictures by the effect of changing each alone; returns the exit code."""
-    from cifar10.training.what_if import effects
+    from cifar10.input.regrouping import names_of
 
     length, most = last - first + 1, what_if.recorded.config.run.max_steps
     if not 1 <= windows <= (possible := (most - first + 1) // length):
@@ -208,14 +190,20 @@ def _rank(
         end = begin + length - 1
         if not _is_same(what_if, begin, end, end):
             return 1
-        for one, effect in effects(what_if, suspects, labels).items():
-            found[one].append(effect)
-    names = _names(what_if)
+        for one in [one for one in suspects if one in what_if.drawn]:
+            alone = what_if.labels.copy()
+            alone[one] = labels[one]
+            results = what_if.unchanged.result, what_if.change(alone, {}).result
+            before, after = [result.scalars["cross_entropy"] for result in results]
+            found[one].append(after - before)
     print("Rise of the validation loss if one picture is changed, and its deviation:")
-    seen = [(float(np.mean(of)), of, names[one]) for one, of in found.items() if of]
-    for mean, values, name in sorted(seen):
+    seen = [(float(np.mean(of)), one, of) for one, of in found.items() if of]
+    for mean, one, values in sorted(seen):
         spread = f"{np.std(values, ddof=1):.2g}" if len(values) > 1 else "?"
-        print(f"  {mean:+.3g} +- {spread} in {counted(len(values), 'window')}: {name}")
+        print(
+            f"  {mean:+.3g} +- {spread} in {counted(len(values), 'window')}: ", end=""
+        )
+        print(names_of(what_if.dataset, "train", len(labels))[one])
     if unseen := len(suspects) - len(seen):
         print(f"  In no batch of these steps: {counted(unseen, 'picture')}")
     return 0

@@ -1,18 +1,14 @@
 """Trains steps of a run again with a change: what would have become of it?
 
 A replay without a change ends where the run did, bit for bit or within known rounding;
-that is the control. So whatever differs after a replay with a change is its effect.
-All other pictures keep their places in the batches and their random draws. Deletion by
-replay is described by "Unlearning at Scale" (https://arxiv.org/abs/2508.12220).
-
-This is the effect on these steps from this state, not on trainings in general. Over
-hundreds of steps any difference grows, because training is chaotic; so effects of
-single pictures are told from short windows, and from several.
+that is the control. So whatever differs after a replay with a change is its effect, on
+these steps: over hundreds of them any difference grows, since training is chaotic.
+Deletion by replay: "Unlearning at Scale" (https://arxiv.org/abs/2508.12220).
 """
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,21 +167,3 @@ class WhatIf(Replay):
             far = max(map(relative_difference, ours[group], theirs[group]), default=0.0)
             differences.append((far > self.bound, far, self.bound, self.step, group))
         return max(differences)
-
-
-def effects(
-    what_if: WhatIf, suspects: Sequence[int], labels: np.ndarray
-) -> dict[int, float]:
-    """Returns by how much the validation loss rises if one label alone is changed.
-
-    By picture, for those `suspects` that the window draws. `labels` are the changed
-    ones, -1 to leave a picture out.
-    """
-    found = {}
-    before = what_if.unchanged.result.scalars["cross_entropy"]
-    for suspect in [one for one in suspects if one in what_if.drawn]:
-        alone = what_if.labels.copy()
-        alone[suspect] = labels[suspect]
-        after = what_if.change(alone, {}).result.scalars["cross_entropy"]
-        found[suspect] = after - before
-    return found

@@ -101,13 +101,13 @@ def test_changed_pictures_make_the_run_that_was_trained_with_them(
 def test_a_setting_changes_the_steps_that_are_named(run_dir, tmp_path, capsys):
     """Of a rate of 0 in steps 9 to 10, and the run's rate in 11 and 12."""
     out = tmp_path / "out"
-    words = ["--steps", "9:10", "--until", STEPS, "--set", "learning_rate=0"]
+    words = ["--steps", "9:10", "--until", STEPS, "--learning_rate", "0"]
     assert called(capsys, run_dir, *words, "--out", out)[0] == 0
     rates = [line["learning_rate"] for line in runs.logged(out)]
     of_run = {line["step"]: line["learning_rate"] for line in runs.logged(run_dir)}
     assert rates == [0.0, 0.0, of_run[11], of_run[12]]
     other = tmp_path / "other"
-    words = ["--steps", "9:10", "--set", "learning_rate=0", "--out", other]
+    words = ["--steps", "9:10", "--learning_rate", "0", "--out", other]
     called(capsys, run_dir, *words)
     for at, value in zip(weights_of(other, 10), weights_of(run_dir, 8), strict=True):
         if value.dtype == np.float32 and value.shape == (5, 5, 3, 8):
@@ -199,8 +199,8 @@ def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys)
         run,
         "--steps",
         "2:4",
-        "--set",
-        "learning_rate=0",
+        "--learning_rate",
+        "0",
         "--out",
         tmp_path / "out",
     ]
@@ -215,15 +215,13 @@ def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys)
     ("words", "why"),
     [
         ("", "--steps"),
-        ("--steps 3:99 --set clip_norm=1", "1 to 12"),
+        ("--steps 3:99 --clip_norm 1", "1 to 12"),
         ("--steps 3:4", "Nothing changes"),
-        ("--steps 3:4 --set momentum=1", "learning_rate"),
-        ("--steps 3:4 --set clip_norm=x", "NAME=NUMBER"),
-        ("--steps 3:4 --set clip_norm=-1", "clip_norm"),
-        ("--steps 3:4 --set clip_norm=1 --until 2", "from 4 to 12"),
+        ("--steps 3:4 --clip_norm -1", "clip_norm"),
+        ("--steps 3:4 --clip_norm 1 --until 2", "from 4 to 12"),
         ("--steps 3:4 --without_class dog", "class 0, class 1, class 2"),
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
-        ("--steps 3:4 --set clip_norm=1 --out .", "exists"),
+        ("--steps 3:4 --clip_norm 1 --out .", "exists"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
     ],
 )
