@@ -21,7 +21,7 @@ from cifar10.training import train_command
 # import TensorFlow before `main` runs.
 _TOOLS = (
     *("doctor", "data", "plan", "predict", "serve", "export", "report", "runs"),
-    *("replay", "audit"),
+    *("replay", "audit", "whatif"),
 )
 _COMMANDS = {"train": train_command, "eval": eval_command} | {
     name: import_module(f"cifar10.tools.{name}") for name in _TOOLS

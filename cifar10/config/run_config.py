@@ -52,6 +52,8 @@ class Facts:
     variables_on: str = ""  # Devices of the variables.
     simulated: bool  # Several towers share a device.
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Of a run that `whatif` made: what was changed, in which run.
+    what_if: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

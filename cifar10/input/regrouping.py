@@ -135,6 +135,24 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     and corrections that leave no picture of a class.
     """
     _, before = dataset.read("train")
+    labels = corrected_labels(dataset, name)
+    if emptied := {*before.tolist()} - {*labels.tolist()}:
+        last = dataset.class_names[min(emptied)]
+        raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
+    kept = np.flatnonzero(labels >= 0)
+    moved = np.count_nonzero(labels[kept] != before[kept])
+    counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
+    digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
+    return dataclasses.replace(
+        regrouped(dataset, {"train": kept}, labels),
+        fingerprint=digest.hexdigest(),
+        description=f"{dataset.description}; --corrections {name} {counts}",
+    )
+
+
+def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
+    """Returns the training labels as a file corrects them, -1 of what it leaves out."""
+    _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
     indices = {nfc(path): index for index, path in enumerate(names)}
     classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
@@ -153,18 +171,22 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
             labels[indices[path]] = classes[to] if to else -1
             continue
         raise UsageError(f"--corrections {name}, line {line}: {path or 'it'} {why}")
-    if emptied := {*before.tolist()} - {*labels.tolist()}:
-        last = dataset.class_names[min(emptied)]
-        raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
-    kept = np.flatnonzero(labels >= 0)
-    moved = np.count_nonzero(labels[kept] != before[kept])
-    counts = f"leaves out {len(labels) - len(kept):,} and moves {moved:,}"
-    digest = hashlib.sha256(f"{dataset.fingerprint}".encode() + labels.tobytes())
-    return dataclasses.replace(
-        regrouped(dataset, {"train": kept}, labels),
-        fingerprint=digest.hexdigest(),
-        description=f"{dataset.description}; --corrections {name} {counts}",
-    )
+    return labels
+
+
+def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Returns for each place the index of the picture that stands there, int64 [count].
+
+    That is the place's own picture. Where the label `after` a change is -1, it is the
+    next one, after the last the first, that now has the label `before`, or if none has
+    it, the next one that is kept.
+    """
+    indices = np.arange(len(before))
+    for index in np.flatnonzero(after < 0):
+        of_class = np.flatnonzero(after == before[index])
+        kept = of_class if len(of_class) else np.flatnonzero(after >= 0)
+        indices[index] = kept[np.searchsorted(kept, index) % len(kept)]
+    return indices
 
 
 def read(name: str) -> list[tuple[int, str, str, str]]:

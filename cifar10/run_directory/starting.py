@@ -14,6 +14,7 @@ from cifar10 import files
 from cifar10.config import layout, run_config
 from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import START
+from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
@@ -40,6 +41,12 @@ def find_differences(
     """
     for name in _FOLDERS:
         layout.refuse_link(run.directory / name)
+    if run.facts.what_if:
+        raise UsageError(
+            f"{run.directory} was not trained, but computed from another run. To check "
+            f"it:\n    python -m cifar10 whatif {run.directory}\nTo train from its "
+            f"weights, give another --train_dir, and --initial_weights {run.directory}."
+        )
     before = run.values
     return {
         name: (before[name], value)

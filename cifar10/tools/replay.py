@@ -33,14 +33,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--find", action="store_true", help="name what broke a step")
     parser.add_argument("--images", help="folder for pages of each step's images")
     replay, given = open_run(parser, words)
-    found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", given["steps"])
-    first, last = map(int, found.groups()) if found else (0, 0)
-    begun, folder = replay.begun, given["images"]
-    most = replay.recorded.config.run.max_steps
-    if not begun < first <= last <= most:
-        raise UsageError(
-            f"--steps {given['steps']}: give FIRST:LAST of steps {begun + 1} to {most}."
-        )
+    first, last = window(replay, given["steps"])
+    folder = given["images"]
     if given["find"]:
         step, loss, norm = replay.find(first, last)
         batches = next(replay.steps(step, step))
@@ -60,9 +54,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def open_run(
-    parser: argparse.ArgumentParser, words: Sequence[str]
-) -> tuple["Replay", dict[str, Any]]:
-    """Parses a command line; returns the run's `Replay` and the options by name."""
+    parser: argparse.ArgumentParser, words: Sequence[str], *, what_if: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """Parses a command line; returns the run's `Replay` and the options by name.
+
+    With `what_if`, it is a `WhatIf`, of a changed run that of the run that was changed.
+    """
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("--num_gpus", type=int, help="number of towers")
     parser.add_argument("--data_dir", help="directory of the data set")
@@ -73,12 +70,30 @@ def open_run(
         if (number := given.get(name)) is not None and number < 1:
             raise UsageError(f"--{name} {number}: give at least 1.")
     recorded = restoring.check_usable(str(run), given["trust_model"])
+    if what_if and recorded.facts.what_if:
+        run = Path(recorded.facts.what_if["run"])
+        recorded = restoring.check_usable(str(run), given["trust_model"])
     if is_locked(run):
         raise UsageError(f"{run} is still being trained. Wait until training ends.")
     entry_point.import_tensorflow(deterministic=recorded.config.speed.deterministic)
     from cifar10.training.replay import Replay
+    from cifar10.training.what_if import WhatIf
 
-    return Replay(run, given["num_gpus"], given["data_dir"]), given
+    return (WhatIf if what_if else Replay)(
+        run, given["num_gpus"], given["data_dir"]
+    ), given
+
+
+def window(replay: "Replay", words: str) -> tuple[int, int]:
+    """Returns the first and the last step that --steps names."""
+    found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", words)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    begun, most = replay.begun, replay.recorded.config.run.max_steps
+    if not begun < first <= last <= most:
+        raise UsageError(
+            f"--steps {words}: give FIRST:LAST of steps {begun + 1} to {most}."
+        )
+    return first, last
 
 
 def compare(

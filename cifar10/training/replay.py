@@ -138,8 +138,12 @@ class Replay:
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields each step's batches before the step; pass them to `advance`."""
-        training = self._training
         self._restore(max((at for at in self.saved if at < first), default=0))
+        yield from self.onward(first, last)
+
+    def onward(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
+        """Yields like `steps`, but goes on from the state that is there."""
+        training = self._training
         while self.step < last:
             stage = training.config.stage(self.step)
             if training.towers.tower.frozen != stage.frozen:
@@ -252,11 +256,8 @@ class Replay:
 
         Returns (gradient norm, cross entropy, name, PNG before distortion) for each.
         """
-        training, found = self._training, []
-        size, count = training.config.global_batch_size, len(training.images)
-        positions = self._batch * size + tf.range(size, dtype=tf.int64)
-        chosen = shuffled_indices(positions, count, training.config.run.seed).numpy()
-        names = names_of(training.dataset, "train", count)
+        training, found, chosen = self._training, [], self.next_pictures()
+        names = names_of(training.dataset, "train", len(training.images))
         images, labels = (tf.concat(parts, 0) for parts in zip(*batches, strict=True))
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
@@ -266,6 +267,13 @@ class Replay:
             png = tf.io.encode_png(picture).numpy()
             found.append((norm, loss, names[chosen[at]], png))
         return found
+
+    def next_pictures(self) -> np.ndarray:
+        """Returns the indices of the next step's pictures, int64 [global batch]."""
+        config, count = self._training.config, len(self._training.images)
+        size = config.global_batch_size
+        positions = self._batch * size + tf.range(size, dtype=tf.int64)
+        return shuffled_indices(positions, count, config.run.seed).numpy()
 
     @property
     def _batch(self) -> int:

@@ -1,0 +1,209 @@
+"""`python -m cifar10 whatif`: trains steps of a run again with a change."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cifar10 import files
+from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
+from cifar10.errors import UsageError, counted, first_few
+from cifar10.tools.replay import open_run, window
+
+if TYPE_CHECKING:
+    from cifar10.training.what_if import Outcome, WhatIf
+
+HELP = "train steps of a run again without some pictures, or with another rate"
+DESCRIPTION = """Trains steps of a run again with a change, and compares.
+
+    python -m cifar10 whatif RUN --steps 1001:1100 --corrections wrong.csv
+    python -m cifar10 whatif RUN --steps 401:600 --until 1000 --learning_rate 0.05
+
+First recomputes the steps unchanged: whatever differs afterwards is due to the
+change. In the place of a picture that is left out comes the next of its class; all
+other pictures keep their places and random draws. RUN may also be what --out wrote,
+which is then computed again. Exit code 1: a recomputed step differs.
+"""
+_SETTINGS = ("learning_rate", "clip_norm", "moving_average_decay")
+_EACH = "like --corrections, but list the effect of each picture on the validation loss"
+_OUT = "new directory for the changed run, which eval, predict and export take"
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with its command-line arguments; returns its exit code."""
+    add = parser.add_argument
+    add("--steps", help="FIRST:LAST, the steps to change, such as 1001:1100")
+    add("--until", type=int, help="the last step to compute (default: LAST)")
+    add("--corrections", metavar="FILE", help="CSV as of `data`: picture,class")
+    add("--without_class", metavar="CLASS", help="leave out all pictures of a class")
+    for name in _SETTINGS:
+        add(f"--{name}", type=float, metavar="NUMBER", help="another in these steps")
+    add("--each", metavar="FILE", help=_EACH)
+    add("--windows", type=int, default=1, help="with --each, how many windows of steps")
+    add("--out", metavar="DIR", help=_OUT)
+    what_if, given = open_run(parser, words, what_if=True)
+    made = RecordedRun.read(layout.absolute_path(given["run"]))
+    if made.facts.what_if:
+        return _check(what_if, made)
+    if given["steps"] is None:
+        raise UsageError("--steps FIRST:LAST says which steps to change. Add it.")
+    first, last = window(what_if, given["steps"])
+    labels, settings = _changes(what_if, given)
+    if given["each"]:
+        return _rank(what_if, first, last, given["windows"], labels)
+    most = what_if.recorded.config.run.max_steps
+    until = last if given["until"] is None else given["until"]
+    if not last <= until <= most:
+        raise UsageError(f"--until {until}: give a step from {last} to {most}.")
+    out = given["out"] and layout.absolute_path(given["out"])
+    if out and (out.exists() or not what_if.recorded.is_own):
+        why = "it exists" if out.exists() else "the run is not yours"
+        raise UsageError(
+            f"--out {out}: {why}. Name a new directory, for a run of yours."
+        )
+    if not _is_same(what_if, first, last, until):
+        return 1
+    outcome = what_if.change(labels, settings)
+    how = f"what if in steps {first} to {last} {_in_words(what_if, labels, settings)}"
+    _print(what_if, outcome, how)
+    if out:
+        changed = np.flatnonzero(labels != what_if.labels)
+        record = {
+            "run": str(what_if.run),
+            "config": files.sha256(what_if.run / layout.CONFIG),
+            "steps": f"{first}:{last}:{until}",
+            "change": how,
+            "labels": json.dumps({int(at): int(labels[at]) for at in changed}),
+            "settings": json.dumps(settings),
+        }
+        what_if.save(out, record, outcome)
+        print(f"The changed run is in {out}")
+    return 0
+
+
+def _check(what_if: "WhatIf", made: RecordedRun) -> int:
+    """Computes again a run that this command wrote; returns the exit code."""
+    record, labels = made.facts.what_if, what_if.labels.copy()
+    if not made.is_own:
+        raise UsageError(f"{made.directory} was not written by you, or was edited.")
+    if files.sha256(what_if.run / layout.CONFIG) != record["config"]:
+        raise UsageError(f"{what_if.run} is no longer the run that was changed.")
+    for at, label in json.loads(record["labels"]).items():
+        labels[int(at)] = label
+    if not _is_same(what_if, *map(int, record["steps"].split(":"))):
+        return 1
+    what_if.change(labels, json.loads(record["settings"]))
+    differs, far, bound, *_ = what_if.compare_saved(made.directory)
+    print(
+        f"{made.directory} {'differs from' if differs else 'is'} {what_if.run}, "
+        f"{record['change']}: at most {far:.2g} apart; rounding explains {bound:g}."
+    )
+    return int(differs)
+
+
+def _changes(
+    what_if: "WhatIf", given: dict[str, Any]
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Returns the training labels, -1 to leave out, and settings, as changed."""
+    from cifar10.input.regrouping import corrected_labels
+
+    labels, classes = what_if.labels.copy(), what_if.dataset.class_names
+    settings = {name: given[name] for name in _SETTINGS if given[name] is not None}
+    if name := given["corrections"] or given["each"]:
+        labels = corrected_labels(what_if.dataset, name)
+    if name := given["without_class"]:
+        if name not in classes:
+            of = first_few(classes, 20)
+            raise UsageError(f"--without_class {name}: the classes are {of}.")
+        labels[what_if.labels == classes.index(name)] = -1
+    if (labels < 0).all() and not given["each"]:
+        raise UsageError("No picture would be left. Leave out fewer.")
+    if not settings and (labels == what_if.labels).all():
+        raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
+    if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
+        raise UsageError("--learning_rate: this run's own schedule has the rates.")
+    return labels, settings
+
+
+def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
+    """Recomputes the steps unchanged, and says whether they are the run's."""
+    differs, far, bound, step, place = what_if.control(first, last, until)
+    how = f"within {far:.2g}; rounding explains {bound:g}" if bound else "bit for bit"
+    said = f"Control: steps {first:,} to {until:,} are the run's, {how}."
+    if differs:
+        said = (
+            f"Control: step {step:,} differs by {far:.2g} ({place}) from the run, so "
+        )
+        said += "a change would prove nothing here."
+    print(said, flush=True)
+    return not differs
+
+
+def _in_words(what_if: "WhatIf", labels: np.ndarray, settings: dict[str, float]) -> str:
+    from cifar10.input.regrouping import names_of
+
+    names, said = names_of(what_if.dataset, "train", len(labels)), []
+    out, moved = labels < 0, (labels >= 0) & (labels != what_if.labels)
+    for which, how in ((out, "without"), (moved, "with another class of")):
+        if chosen := [names[at] for at in np.flatnonzero(which).tolist()]:
+            some = first_few(chosen, 3)
+            said.append(f"{how} {counted(len(chosen), 'picture')} ({some})")
+    said += [f"with {name} {value:g}" for name, value in settings.items()]
+    return " and ".join(said)
+
+
+def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
+    """Prints how far weights, scores and predictions are from the run's."""
+    from cifar10.towers.rounding import relative_difference
+
+    print(f"{how[0].upper()}{how[1:]}?")
+    for step, weights in outcome.weights.items():
+        far = relative_difference(weights, what_if.unchanged.weights[step])
+        print(f"  step {step:,}: the weights are {far:.2g} apart")
+    before, after = what_if.unchanged.result, outcome.result
+    print(f"On the {what_if.dataset.validation_split} images, as it was and what if:")
+    for name, value in before.scalars.items():
+        print(f"  {name:28}{value:10.4f}{after.scalars[name]:10.4f}")
+    differ = before.outcomes.predictions != after.outcomes.predictions
+    print(f"  {np.count_nonzero(differ):,} of {len(differ):,} predictions differ")
+    right = [result.sums.confusion.diagonal() for result in (before, after)]
+    for name, one, two in zip(what_if.dataset.class_names, *right, strict=True):
+        if one != two:
+            print(f"  right of class {name}: {one:,}, what if {two:,}")
+
+
+def _rank(
+    what_if: "WhatIf", first: int, last: int, windows: int, labels: np.ndarray
+) -> int:
+    """Prints pictures by the effect of changing each alone; returns the exit code."""
+    from cifar10.input.regrouping import names_of
+
+    length, most = last - first + 1, what_if.recorded.config.run.max_steps
+    if not 1 <= windows <= (possible := (most - first + 1) // length):
+        raise UsageError(f"--windows {windows}: give 1 to {possible}.")
+    suspects = np.flatnonzero(labels != what_if.labels).tolist()
+    found: dict[int, list[float]] = {one: [] for one in suspects}
+    for begin in range(first, first + windows * length, length):
+        end = begin + length - 1
+        if not _is_same(what_if, begin, end, end):
+            return 1
+        for one in [one for one in suspects if one in what_if.drawn]:
+            alone = what_if.labels.copy()
+            alone[one] = labels[one]
+            results = what_if.unchanged.result, what_if.change(alone, {}).result
+            before, after = [result.scalars["cross_entropy"] for result in results]
+            found[one].append(after - before)
+    print("Rise of the validation loss if one picture is changed, and its deviation:")
+    seen = [(float(np.mean(of)), one, of) for one, of in found.items() if of]
+    for mean, one, values in sorted(seen):
+        spread = f"{np.std(values, ddof=1):.2g}" if len(values) > 1 else "?"
+        print(
+            f"  {mean:+.3g} +- {spread} in {counted(len(values), 'window')}: ", end=""
+        )
+        print(names_of(what_if.dataset, "train", len(labels))[one])
+    if unseen := len(suspects) - len(seen):
+        print(f"  In no batch of these steps: {counted(unseen, 'picture')}")
+    return 0

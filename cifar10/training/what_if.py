@@ -1,0 +1,169 @@
+"""Trains steps of a run again with a change: what would have become of it?
+
+A replay without a change ends where the run did, bit for bit or within known rounding;
+that is the control. So whatever differs after a replay with a change is its effect, on
+these steps: over hundreds of them any difference grows, since training is chaotic.
+Deletion by replay: "Unlearning at Scale" (https://arxiv.org/abs/2508.12220).
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
+from cifar10.errors import UsageError
+from cifar10.evaluation.scored_set import Result
+from cifar10.input.dataset_base import selected
+from cifar10.input.regrouping import stand_ins
+from cifar10.run_directory import checkpoints, logs, starting
+from cifar10.run_directory.lock import explaining_errors
+from cifar10.towers.rounding import relative_difference
+from cifar10.towers.update import Update
+from cifar10.training.assembly import Training, build_update
+from cifar10.training.progress import Progress
+from cifar10.training.replay import Difference, Replay
+
+_MARKS = 5  # Steps at which weights are compared.
+
+
+class Outcome(NamedTuple):
+    """What some steps came to."""
+
+    weights: dict[int, np.ndarray]  # All trainable ones by step, floating [parameters].
+    logged: list[dict[str, float]]  # What a training logs of each step.
+    result: Result  # Of the validation split, with the averaged weights.
+
+
+class WhatIf(Replay):
+    """Recomputes a window of a run's steps, as they were and with changes.
+
+    Attributes:
+        dataset: The run's data set.
+        labels: Of the training pictures, int32 [count].
+        drawn: The indices of the pictures that the window's batches hold.
+        unchanged: What the steps came to as they were.
+    """
+
+    def __init__(self, run: Path, towers: int | None, data_dir: str | None) -> None:
+        super().__init__(run, towers, data_dir)
+        self.dataset = self._training.dataset
+        self.labels = self._training.labels
+
+    def control(self, first: int, last: int, until: int) -> Difference:
+        """Recomputes steps unchanged; returns their worst difference from the run.
+
+        A change will be made in the steps from `first` to `last`, and be followed up to
+        the step `until`.
+        """
+        self._first, self._last, self._until = first, last, until
+        found: list[Difference] = []
+        self.drawn: set[int] = set()
+
+        def compared() -> Iterator[dict[str, float]]:
+            for batches in self.steps(first, until):
+                if self.step + 1 == first:
+                    values = [(v, v.read_value()) for v in self._state.variables()]
+                    counts = self.step, {**self._averages}, self._skipped, self._share
+                    self._begin = values, counts
+                if self.step < last:
+                    self.drawn.update(self.next_pictures().tolist())
+                metrics = self.advance(batches)
+                if line := self.logged.get(self.step):
+                    log = layout.METRICS
+                    found.extend(self._differences(metrics, line, self.bound, log))
+                if self.step in self.saved and not self.bound:
+                    found.extend(self._compare_checkpoint())
+                yield metrics
+
+        self.unchanged = self._outcome(compared())
+        if not found:
+            raise UsageError(f"No step from {first} to {until} is logged. Give more.")
+        return max(found)
+
+    def change(self, labels: np.ndarray, settings: Mapping[str, Any]) -> Outcome:
+        """Recomputes the steps with other training labels and settings of the update.
+
+        A label of -1 leaves a picture out; `regrouping.stand_ins` fills its place.
+        Needs `control`.
+        """
+        training, update = self._training, self._training.towers.update
+        variables, (self.step, averages, self._skipped, self._share) = self._begin
+        self._averages = {**averages}
+        for variable, value in variables:
+            variable.assign(value)
+        indices = stand_ins(self.labels, labels)
+        changed = dataclasses.replace(
+            training,
+            config=training.config.replace(**settings),
+            images=selected(training.images, indices),
+            labels=np.where(labels < 0, self.labels, labels)[indices],
+        )
+
+        def computed() -> Iterator[dict[str, float]]:
+            other = build_update(changed.config, len(labels)) if settings else update
+            self._train_as(changed, other)
+            yield from map(self.advance, self.onward(self._first, self._last))
+            self._train_as(training, update)
+            yield from map(self.advance, self.onward(self._last + 1, self._until))
+
+        try:
+            return self._outcome(computed())
+        finally:
+            self._train_as(training, update)
+
+    def _train_as(self, training: Training, update: Update) -> None:
+        towers, self._training = training.towers, training
+        if towers.update is not update:
+            towers.update = update
+            towers.freeze(towers.tower.frozen)  # The step is traced anew.
+
+    def _outcome(self, steps: Iterator[dict[str, float]]) -> Outcome:
+        marks = np.linspace(self._first, self._until, _MARKS).astype(int)
+        weights, logged = {}, []
+        for metrics in steps:
+            logged.append(metrics)
+            if self.step in marks:
+                trained = self._state.model.trainable_variables
+                weights[self.step] = np.concatenate([np.ravel(one) for one in trained])
+        scored = self._scored_set(self.dataset.validation_split, None)
+        device = self._training.towers.devices[0]
+        return Outcome(weights, logged, scored.score(self._state.averages, device))
+
+    def save(self, path: Path, record: Mapping[str, str], outcome: Outcome) -> None:
+        """Writes the state reached as a run of its own, marked by `record`."""
+        config = self._training.config.replace(train_dir=str(path))
+        entries = {**self.recorded.entries, "train_dir": str(path), "what_if": record}
+        entries["data_description"] += f"; {record['change']}"
+        run = RecordedRun.of(path, entries)
+        with explaining_errors(path):
+            path.mkdir(parents=True)
+            run.write()
+        starting.record_start(run, self._first - 1)
+        for number, found in enumerate(outcome.logged, self._first):
+            line = {"step": number, "time": time.time(), **found}
+            logs.append_line(path / layout.METRICS, line)
+        scored = self._scored_set(self.dataset.validation_split, None)
+        events = path / layout.evaluation_events(scored.split)
+        scored.record(events, self.step, outcome.result)
+        training = dataclasses.replace(self._training, config=config, train_dir=path)
+        progress = Progress(training)
+        progress.step, progress.metric_averages = self.step, self._averages
+        progress.left_out = self._batch - self.step
+        progress.skipped_steps = self._skipped
+        progress.save()
+
+    def compare_saved(self, path: Path) -> Difference:
+        """Compares the state reached with that of a run that `save` wrote."""
+        ours = self._values()
+        found = checkpoints.verify(path / layout.CHECKPOINTS, self.step)
+        checkpoints.restore(found, self._state.trackables())
+        theirs, differences = self._values(), []
+        for group in ours:
+            far = max(map(relative_difference, ours[group], theirs[group]), default=0.0)
+            differences.append((far > self.bound, far, self.bound, self.step, group))
+        return max(differences)

@@ -1,0 +1,231 @@
+"""What a run would have become with a change, compared with trainings that had it."""
+
+import argparse
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import runs
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.evaluation import eval_command
+from cifar10.input.regrouping import stand_ins
+from cifar10.run_directory import checkpoints
+from cifar10.tools import audit, replay, whatif
+from cifar10.training import train as training
+from cifar10.training.assembly import assemble
+from forging import edit
+
+RANDOM = np.random.default_rng(0)
+CLASSES = 3
+IMAGES = RANDOM.integers(0, 256, (48, 32, 32, 3), np.uint8)
+LABELS = np.arange(48) % CLASSES
+STEPS, BATCH = 12, 8
+RUN = {"batch_size": BATCH, "max_steps": STEPS, "checkpoint_steps": 4, "seed": 5}
+RUN |= {"log_frequency": 1, "deterministic": True, "precision": "float32"}
+
+
+def trained(folder, images=IMAGES, labels=LABELS, **values):
+    keras.backend.clear_session(free_memory=False)
+    folder.mkdir(exist_ok=True)
+    arrays = {"x_train": images, "y_train": labels, "x_test": IMAGES, "y_test": LABELS}
+    np.savez(folder / "data.npz", **arrays)
+    given = {"data": str(folder / "data.npz"), "model": runs.SMALL, **RUN, **values}
+    training.train(Config(train_dir=str(folder / "run"), **given))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("trained"))
+
+
+def file_of(folder, **classes):
+    """A file of corrections: `p3=""` leaves picture 3 out, `p3=2` moves it."""
+    rows = [f"train picture {name[1:]},{of}\n" for name, of in classes.items()]
+    path = folder / "corrections.csv"
+    path.write_text("".join(["picture,class\n", *rows]))
+    return path
+
+
+def called(capsys, *words, command=whatif):
+    keras.backend.clear_session(free_memory=False)
+    code = command.main(argparse.ArgumentParser(), [*map(str, words)])
+    return code, capsys.readouterr().out
+
+
+def weights_of(run, step):
+    keras.backend.clear_session(free_memory=False)
+    state = assemble(
+        Config.from_values({**json.loads((run / "config.json").read_text())})
+    ).towers.state
+    found = checkpoints.verify(run / "checkpoints", step)
+    checkpoints.restore(found, state.trackables())
+    return [value.numpy() for value in state.variables()]
+
+
+def assert_equal(one, two, step):
+    for left, right in zip(weights_of(one, step), weights_of(two, step), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_the_next_picture_of_the_class_stands_in():
+    before = np.array([0, 1, 0, 1, 1, 2, 1])
+    after = np.array([-1, 1, 2, -1, -1, -1, 1])
+    # No picture of class 0 is left. Picture 2 has become the only one of class 2.
+    assert stand_ins(before, after).tolist() == [1, 1, 2, 6, 6, 2, 6]
+    assert stand_ins(before, np.where(before == 2, -1, before))[5] == 6
+
+
+def test_changed_pictures_make_the_run_that_was_trained_with_them(
+    run_dir, tmp_path, capsys
+):
+    images, labels = IMAGES.copy(), LABELS.copy()
+    images[7], labels[10] = images[13], 2  # 10 is no longer of the class of 7 and 13.
+    other = trained(tmp_path, images, labels)
+    file = file_of(tmp_path, p7="", p10="class 2")
+    out = tmp_path / "out"
+    words = [run_dir, "--steps", f"1:{STEPS}", "--corrections", file, "--out", out]
+    code, said = called(capsys, *words)
+    assert code == 0
+    assert "bit for bit" in said
+    assert "without 1 picture (train picture 7)" in said
+    assert_equal(out, other, STEPS)
+    logged = {line["step"]: line["total_loss"] for line in runs.logged(other)}
+    assert {one["step"]: one["total_loss"] for one in runs.logged(out)} == logged
+
+
+def test_a_setting_changes_the_steps_that_are_named(run_dir, tmp_path, capsys):
+    """Of a rate of 0 in steps 9 to 10, and the run's rate in 11 and 12."""
+    out = tmp_path / "out"
+    words = ["--steps", "9:10", "--until", STEPS, "--learning_rate", "0"]
+    assert called(capsys, run_dir, *words, "--out", out)[0] == 0
+    rates = [line["learning_rate"] for line in runs.logged(out)]
+    of_run = {line["step"]: line["learning_rate"] for line in runs.logged(run_dir)}
+    assert rates == [0.0, 0.0, of_run[11], of_run[12]]
+    other = tmp_path / "other"
+    words = ["--steps", "9:10", "--learning_rate", "0", "--out", other]
+    called(capsys, run_dir, *words)
+    for at, value in zip(weights_of(other, 10), weights_of(run_dir, 8), strict=True):
+        if value.dtype == np.float32 and value.shape == (5, 5, 3, 8):
+            np.testing.assert_array_equal(at, value)
+
+
+def test_a_picture_that_no_batch_holds_changes_nothing(run_dir, tmp_path, capsys):
+    said = rank(run_dir, tmp_path, capsys, *range(48))
+    drawn = {int(one) for one in re.findall("in 1 window: train picture (.*)", said)}
+    assert len(drawn) == BATCH
+    assert f"In no batch of these steps: {48 - BATCH} pictures" in said
+    unseen = min({*range(48)} - drawn)
+    file = file_of(tmp_path, **{f"p{unseen}": ""})
+    _, said = called(capsys, run_dir, "--steps", "3:3", "--corrections", file)
+    assert "step 3: the weights are 0 apart" in said
+    assert "0 of 48 predictions differ" in said
+
+
+def rank(run, folder, capsys, *pictures, steps="3:3", windows=1):
+    file = file_of(folder, **{f"p{one}": "" for one in pictures})
+    words = ["--steps", steps, "--windows", windows, "--each", file]
+    code, said = called(capsys, run, *words)
+    assert code == 0
+    return said
+
+
+def test_pictures_are_listed_by_their_effects_over_windows(run_dir, tmp_path, capsys):
+    said = rank(run_dir, tmp_path, capsys, *range(6), steps="1:6", windows=2)
+    rows = [line for line in said.splitlines() if "in 2 windows" in line]
+    assert len(rows) == 6, "an epoch is six steps"
+    effects = [float(row.split()[0]) for row in rows]
+    assert effects == sorted(effects)
+    assert len({*effects}) == 6
+    # The effect of one is what leaving it out alone gives.
+    first = rows[0].split("train picture ")[1]
+    file = file_of(tmp_path, **{f"p{first}": ""})
+    mean = 0.0
+    for steps in ("1:6", "7:12"):
+        _, said = called(capsys, run_dir, "--steps", steps, "--corrections", file)
+        (row,) = [one for one in said.splitlines() if "cross_entropy" in one]
+        before, after = map(float, row.split()[1:])
+        mean += (after - before) / 2
+    assert effects[0] == pytest.approx(mean, abs=2e-4)
+
+
+def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_trained_one(
+    run_dir, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    words = [run_dir, "--steps", "5:8", "--without_class", "class 1", "--out", out]
+    assert called(capsys, *words)[0] == 0
+    words = ["--train_dir", out, "--run_once"]
+    assert "right of 48 test images" in called(capsys, *words, command=eval_command)[1]
+    code, said = called(capsys, out)
+    assert code == 0
+    assert "at most 0 apart" in said
+    for command, more in ((audit, []), (replay, ["--steps", "5:6"])):
+        with pytest.raises(UsageError, match="computed from another run"):
+            called(capsys, out, *more, command=command)
+    with pytest.raises(UsageError, match="computed from another run"):
+        training.train(
+            Config.from_values(json.loads((out / "config.json").read_text()))
+        )
+    # Somebody else's weights are noticed.
+    saved = out / "checkpoints" / "step-00000008"
+    manifest = json.loads((saved / "manifest.json").read_text())
+    for file in saved.iterdir():
+        file.unlink()
+    saved.rmdir()
+    (run_dir / "checkpoints" / "step-00000008").rename(saved)
+    try:
+        code, said = called(capsys, out)
+    finally:
+        saved.rename(run_dir / "checkpoints" / "step-00000008")
+    assert manifest["step"] == 8
+    assert code == 1
+    assert "differs from" in said
+
+
+def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys):
+    run = trained(tmp_path)
+    edit(
+        run / "metrics.jsonl",
+        lambda lines: [
+            {**one, "total_loss": one["total_loss"] + 1e-6} for one in lines
+        ],
+    )
+    words = [
+        run,
+        "--steps",
+        "2:4",
+        "--learning_rate",
+        "0",
+        "--out",
+        tmp_path / "out",
+    ]
+    code, said = called(capsys, *words)
+    assert code == 1
+    assert re.search(r"Control: step [2-4] differs by .* \(total_loss", said)
+    assert "What if" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("", "--steps"),
+        ("--steps 3:99 --clip_norm 1", "1 to 12"),
+        ("--steps 3:4", "Nothing changes"),
+        ("--steps 3:4 --clip_norm -1", "clip_norm"),
+        ("--steps 3:4 --clip_norm 1 --until 2", "from 4 to 12"),
+        ("--steps 3:4 --without_class dog", "class 0, class 1, class 2"),
+        ("--steps 3:4 --corrections missing.csv", "cannot be read"),
+        ("--steps 3:4 --clip_norm 1 --out .", "exists"),
+        ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(run_dir, tmp_path, capsys, words, why):
+    words = words.format(file=file_of(tmp_path, p3="")).split()
+    with pytest.raises(UsageError, match=why):
+        called(capsys, run_dir, *words)
