@@ -16,7 +16,7 @@ is S / |G|^2, in images. A single batch per step cannot tell the two apart.
 import collections
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -51,9 +51,12 @@ def with_square(
     device, gradients = devices[0], results[0].gradients
     with tf.device(device):
         read = [one for one in gradients if one is not None]
+        sizes: dict[tf.DType, list[int]] = {}
         if flat:
+            for one in read:
+                sizes.setdefault(one.dtype, []).append(one.shape.num_elements())
             read = [*Flat(read, device).joined.values()]
-        of = functools.partial(_square, factor=len(results))
+        of = functools.partial(_square, factor=len(results), sizes=sizes)
         square = of(read) if xla else _if(is_due, of, read)
         if not flat:
             with tf.control_dependencies([square]):
@@ -70,7 +73,12 @@ def with_square(
     return measured
 
 
-def _square(gradients: Sequence[tf.Tensor], factor: float) -> tf.Tensor:
+def _square(
+    gradients: Sequence[tf.Tensor], factor: float, sizes: Mapping[tf.DType, list[int]]
+) -> tf.Tensor:
+    """Returns a multiple of the square, rounded alike if each dtype's are joined."""
+    if sizes:
+        gradients = [p for one in gradients for p in tf.split(one, sizes[one.dtype])]
     return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
 
 
