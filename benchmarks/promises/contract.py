@@ -1,0 +1,359 @@
+"""The promises, each of which a trainer keeps, breaks, or does not offer.
+
+Nothing here knows a trainer: it is run by its adapter's command, and judged by its
+weights, scores, exit codes and words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.promises.trials import NotWaitingError, Outcome, Trials, small_disk
+
+KEPT, BROKEN, NOT_OFFERED = "kept", "broken", "not offered"
+
+# Two orders of the same float32 sums differ by less, other images by far more.
+_TOLERANCE = 1e-5
+_IMAGES, _BATCH_SIZE, _STEPS = 96, 8, 36  # Three epochs of twelve updates.
+_IN_THIRD_EPOCH = 29
+# Divides by neither the batch of a worker nor that of all.
+_SCORED, _SCORED_BATCH_SIZE = 45, 16
+_CLASSES = 4
+_DAMAGE = ("truncat", "corrupt", "damage", "incomplete", "not complete", "unreadable")
+_OF_NAN = r"\bnan\b|not finite|non-finite|\binf\b|infinite"
+_OF_DISK = r"no space left|disk is full|disk full|file too large|errno 2[78]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """How a trainer stands to a promise.
+
+    Attributes:
+        verdict: `KEPT`, `BROKEN` or `NOT_OFFERED`.
+        said: How exactly, by how much, or why not.
+        times: How often that was seen.
+    """
+
+    verdict: str
+    said: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.said}" if self.said else self.verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """What an adapter says of its trainer; see `protocol.describe`."""
+
+    name: str
+    version: str
+    checkpoint: str
+    documents: str
+    workers: int
+    lacks: Mapping[str, str]
+
+
+class NotInstalledError(Exception):
+    """The adapter could not describe its trainer."""
+
+
+class Contract:
+    """The promises, tried on one trainer.
+
+    Args:
+        command: The command of the trainer's adapter.
+        folder: For everything that the trials write; it can be removed afterwards.
+
+    Attributes:
+        trainer: Who it is.
+
+    Raises:
+        NotInstalledError: The adapter does not start.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self._trials = Trials(command, folder)
+        self._folder = folder
+        said = self._trials.do("describe", "", "")
+        if not said.is_done:
+            raise NotInstalledError(said.last_line)
+        names = [field.name for field in dataclasses.fields(Trainer)]
+        self.trainer = Trainer(**{name: said.facts[name] for name in names})
+        self._data = {
+            name: _write(folder / f"{name}.npz", *arrays)
+            for name, arrays in _data_sets().items()
+        }
+        # What several promises look at, trained once for each repetition.
+        self._shared: dict[str, Any] = {}
+
+    def check(self, promise: str) -> Cell:
+        """Tries a promise of `PROMISES`; twice, if it is broken."""
+        if promise in self.trainer.lacks:
+            return Cell(NOT_OFFERED, self.trainer.lacks[promise])
+        first = self._try(promise)
+        if first.verdict != BROKEN:
+            return first
+        self._shared.clear()
+        again = self._try(promise)
+        if again.verdict != BROKEN:
+            return Cell(BROKEN, f"{first.said}; {again} when tried again")
+        return dataclasses.replace(again, times=2)
+
+    def _try(self, promise: str) -> Cell:
+        try:
+            return PROMISES[promise][1](self)
+        except NotWaitingError as error:
+            return Cell(BROKEN, f"training ends early: {error}")
+        except _FailedError as error:
+            return Cell(BROKEN, f"fails: {error}")
+
+    def _train(self, name: str, data: str = "network", **given: Any) -> Outcome:
+        """Trains straight on in a new folder, once; returns the outcome."""
+        if name not in self._shared:
+            folder = self._trials.new_folder()
+            given = {"workers": self.trainer.workers, **given}
+            outcome = self._trials.do("train", folder, self._data[data], **given)
+            self._shared[name] = _done(outcome), folder
+        return self._shared[name][0]
+
+    def _killed(self, data: str = "network", **given: Any) -> Path:
+        """Returns the folder of a run that was killed in its third epoch."""
+        name = f"killed {data}"
+        if name not in self._shared:
+            folder = self._trials.new_folder()
+            given |= {"workers": self.trainer.workers, "wait_at": _IN_THIRD_EPOCH}
+            self._trials.kill(folder, self._data[data], **given)
+            self._shared[name] = folder
+            shutil.copytree(folder, f"{folder}-killed", symlinks=True)
+            return folder
+        # In its own place: trainers note paths.
+        folder = self._shared[name]
+        shutil.rmtree(folder)
+        shutil.copytree(f"{folder}-killed", folder, symlinks=True)
+        return folder
+
+    def _resume(self, folder: Path, data: str = "network", **given: Any) -> Outcome:
+        given = {"workers": self.trainer.workers, "resume": True, **given}
+        return self._trials.do("train", folder, self._data[data], **given)
+
+    def _resumed(self) -> Outcome:
+        if "resumed" not in self._shared:
+            self._shared["resumed"] = _done(self._resume(self._killed()))
+        return self._shared["resumed"]
+
+    def workers(self) -> Cell:
+        """Two workers equal one, with the same global batch."""
+        one = self._train("one worker", workers=1)
+        return _compare(self._train("straight").weights, one.weights)
+
+    def accumulation(self) -> Cell:
+        """Accumulated gradients equal those of the large batch."""
+        # Constant, since schedules may count batches or updates, as documented.
+        large = self._train("constant", constant=True)
+        several = self._train("accumulated", accumulate=2, constant=True)
+        return _compare(several.weights, large.weights)
+
+    def resumed_weights(self) -> Cell:
+        """Killed within an epoch and resumed, training ends with the same weights."""
+        straight, resumed = self._train("straight"), self._resumed()
+        cell = _compare(resumed.weights, straight.weights)
+        return dataclasses.replace(
+            cell, said=f"{cell.said}, from update {resumed.began} of {_IN_THIRD_EPOCH}"
+        )
+
+    def resumed_images(self) -> Cell:
+        """A killed and resumed run sees each image once in each epoch."""
+        # Each image is a class of its own, all begin equally likely and the rate is
+        # tiny: an image's visits are proportional to what its bias has gained.
+        given = {"learning_rate": 1e-4, "momentum": 0.0, "constant": True}
+        folder = self._killed("own classes", **given)
+        resumed = _done(self._resume(folder, "own classes", **given))
+        [bias] = [one for one in resumed.weights if one.shape == (_IMAGES,)]
+        gained = bias.astype(np.float64) * _BATCH_SIZE / 1e-4
+        visits = np.rint(gained + _STEPS * _BATCH_SIZE / _IMAGES).astype(int)
+        epochs = _STEPS * _BATCH_SIZE // _IMAGES
+        if (visits == epochs).all():
+            return Cell(KEPT, f"each of {_IMAGES} images {epochs} times")
+        counts = [f"{(visits == n).sum()} {n} times" for n in np.unique(visits)]
+        return Cell(BROKEN, f"of {_IMAGES} images in {epochs} epochs {', '.join(counts)}")
+
+    def resumed_schedule(self) -> Cell:
+        """A resumed run's learning rates are those of the straight one."""
+        straight, resumed = self._train("straight").facts, self._resumed().facts
+        if straight["step"] != resumed["step"]:
+            return Cell(BROKEN, f"ends at update {resumed['step']}, not {_STEPS}")
+        rates = resumed["rates"]
+        pairs = [(rate, straight["rates"].get(step, np.nan)) for step, rate in rates.items()]
+        wrong = [pair for pair in pairs if not np.isclose(*pair, rtol=1e-5)]
+        if not wrong:
+            return Cell(KEPT, "")
+        return Cell(BROKEN, f"{len(wrong)} of {len(pairs)} rates differ")
+
+    def resumed_best(self) -> Cell:
+        """A resumed run knows the best score of before."""
+        # The labels scored are wrong ones, so the first score stays the best.
+        pair = [one.facts["best"] for one in (self._train("straight"), self._resumed())]
+        if None not in pair and np.isclose(*pair, rtol=1e-4):
+            return Cell(KEPT, f"{pair[0]:.4f}")
+        return Cell(BROKEN, f"{pair[1]:.4f} for {pair[0]:.4f}")
+
+    def evaluation(self) -> Cell:
+        """Evaluation counts each image once, where the set does not divide."""
+        self._train("straight")
+        _, folder = self._shared["straight"]
+        ways = {
+            "split": (self.trainer.workers, _SCORED_BATCH_SIZE),
+            "whole": (1, _SCORED // 5),
+        }
+        found, expected = (
+            _done(
+                self._trials.do(
+                    "evaluate", folder, self._data["scored"], workers=n, batch_size=size
+                )
+            ).facts
+            for n, size in ways.values()
+        )
+        right = round(expected["accuracy"] * _SCORED)
+        same = np.isclose(found["loss"], expected["loss"], rtol=_TOLERANCE)
+        if same and np.isclose(found["accuracy"], expected["accuracy"], rtol=_TOLERANCE):
+            return Cell(KEPT, f"{right} of {_SCORED} right")
+        said = f"accuracy {found['accuracy']:.4f} and loss {found['loss']:.4f} for "
+        return Cell(BROKEN, f"{said}{expected['accuracy']:.4f} and {expected['loss']:.4f}")
+
+    def nan(self) -> Cell:
+        """A loss that is not finite is named, and training ends."""
+        folder = self._trials.new_folder()
+        outcome = self._trials.do(
+            "train", folder, self._data["network"],
+            workers=self.trainer.workers, learning_rate=1e30,
+        )  # fmt: skip
+        names = re.search(_OF_NAN, outcome.output, re.IGNORECASE)
+        step = outcome.facts.get("step", _STEPS)
+        code = f"exit code {outcome.code}"
+        if outcome.code is None:
+            return Cell(BROKEN, "hangs")
+        if outcome.code and names:
+            return Cell(KEPT, f"says so, {code}")
+        if names and step < _STEPS:
+            return Cell(KEPT, f"says so and ends after update {step}, {code}")
+        if outcome.code:
+            return Cell(BROKEN, f"{code}, {outcome.last_line!r}")
+        shown = "shows nan" if names else "says nothing"
+        return Cell(BROKEN, f"{shown}, trains to the end, {code}")
+
+    def cut_checkpoint(self) -> Cell:
+        """A truncated checkpoint is noticed."""
+        folder = self._killed()
+        found = folder.glob(self.trainer.checkpoint)
+        newest = max(found, key=lambda one: one.stat().st_mtime)
+        newest = newest.resolve()
+        with newest.open("r+b") as file:
+            file.truncate(newest.stat().st_size // 2)
+        outcome = self._resume(folder)
+        words = outcome.output.lower()
+        names = newest.name.lower() in words or any(one in words for one in _DAMAGE)
+        if outcome.code is None:
+            return Cell(BROKEN, "hangs")
+        if outcome.is_done and outcome.began:
+            said = "" if names else ", silently"
+            return Cell(KEPT, f"goes on from update {outcome.began}{said}")
+        if outcome.is_done:
+            said = "says so" if names else "silently"
+            return Cell(KEPT if names else BROKEN, f"starts from scratch, {said}")
+        verdict = KEPT if names else BROKEN
+        return Cell(verdict, f"refuses: {_short(outcome.last_line)!r}")
+
+    def full_disk(self) -> Cell:
+        """A full disk loses nothing that was saved."""
+        expected = self._resumed().began
+        with small_disk(self._trials.new_folder() / "disk") as folder:
+            given = {"workers": self.trainer.workers, "wait_at": _IN_THIRD_EPOCH}
+            full = self._trials.fill_disk(folder, self._data["network"], **given)
+            after = self._resume(folder)
+        names = re.search(_OF_DISK, full.output, re.IGNORECASE)
+        said = "says so" if names else "does not say why"
+        if full.code is None:
+            said = "hangs"
+        elif full.code == 0:
+            said = f"trains on, {said}"
+        if not after.is_done:
+            return Cell(BROKEN, f"{said}; then {_short(after.last_line)!r}")
+        if after.began < expected:
+            lost = f"goes on from update {after.began}, of {expected} saved"
+            return Cell(BROKEN, f"{said}; {lost}")
+        return Cell(KEPT, f"{said}, goes on from update {after.began}")
+
+
+# By name, as adapters know them: for people, and how it is tried.
+PROMISES: dict[str, tuple[str, Callable[[Contract], Cell]]] = {
+    "workers": ("two workers equal one", Contract.workers),
+    "accumulation": ("accumulated gradients equal the large batch", Contract.accumulation),
+    "resumed_weights": ("killed and resumed: same weights", Contract.resumed_weights),
+    "resumed_images": ("killed and resumed: each image once an epoch", Contract.resumed_images),
+    "resumed_schedule": ("killed and resumed: same learning rates", Contract.resumed_schedule),
+    "resumed_best": ("killed and resumed: knows the best score", Contract.resumed_best),
+    "evaluation": ("evaluation counts each image once", Contract.evaluation),
+    "nan": ("a NaN is named, and ends the training", Contract.nan),
+    "cut_checkpoint": ("a cut checkpoint is noticed", Contract.cut_checkpoint),
+    "full_disk": ("a full disk loses nothing saved", Contract.full_disk),
+}
+
+
+class _FailedError(Exception):
+    """A job that has to be done was not."""
+
+
+def _done(outcome: Outcome) -> Outcome:
+    if not outcome.is_done:
+        code = "hangs" if outcome.code is None else f"exit code {outcome.code}"
+        raise _FailedError(f"{code}, {_short(outcome.last_line)!r}")
+    return outcome
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def _compare(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Cell:
+    """Returns the largest difference, relative to the largest value of its array."""
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        largest = np.abs(other).max()
+        worst = max(worst, float(np.abs(one - other).max() / (largest or 1.0)))
+    if worst == 0:
+        return Cell(KEPT, "bit for bit")
+    verdict = KEPT if worst < _TOLERANCE else BROKEN
+    return Cell(verdict, f"by {worst:.1g}" if verdict == BROKEN else f"to {worst:.0e}")
+
+
+def _write(file: Path, *arrays: np.ndarray) -> Path:
+    np.savez(file, **dict(zip(("x", "y", "x_test", "y_test"), arrays, strict=True)))
+    return file
+
+
+def _data_sets() -> dict[str, tuple[np.ndarray, ...]]:
+    """Returns x, y, x_test and y_test by name."""
+    random = np.random.default_rng(0)
+    patterns = random.integers(64, 192, [_CLASSES, 8, 8, 3])
+
+    def images(labels: np.ndarray) -> np.ndarray:
+        noise = random.integers(-48, 49, [len(labels), 8, 8, 3])
+        return (patterns[labels] + noise).astype(np.uint8)
+
+    y, y_test = np.arange(_IMAGES) % _CLASSES, np.arange(_SCORED) % _CLASSES
+    x, x_test = images(y), images(y_test)
+    wrong = (y_test + 1) % _CLASSES
+    some = np.where(np.arange(_SCORED) % 3 == 0, wrong, y_test)
+    return {
+        "network": (x, y, x_test, wrong),
+        "scored": (x, y, x_test, some),
+        "own classes": (x, np.arange(_IMAGES), x_test, y_test),
+    }
