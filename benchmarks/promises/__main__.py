@@ -110,7 +110,9 @@ def main() -> None:
         commands = {name: command_of(name, flags.python) for name in TRAINERS}
         for part in flags.only:
             if not any(part.lower() in name.lower() for name in commands):
-                raise UsageError(f"--only {part!r}: no trainer of {', '.join(commands)}.")
+                raise UsageError(
+                    f"--only {part!r}: no trainer of {', '.join(commands)}."
+                )
         commands = {
             name: command
             for name, command in commands.items()

@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.promises.trials import NotWaitingError, Outcome, Trials, small_disk
+from benchmarks.promises.trials import (
+    NotWaitingError,
+    Outcome,
+    Trials,
+    newest,
+    small_disk,
+)
 
 KEPT, BROKEN, NOT_OFFERED = "kept", "broken", "not offered"
 
 # Two orders of the same float32 sums differ by less, other images by far more.
 _TOLERANCE = 1e-5
-_IMAGES, _BATCH_SIZE, _STEPS = 96, 8, 36  # Three epochs of twelve updates.
-_IN_THIRD_EPOCH = 29
+_IMAGES, _BATCH_SIZE, _STEPS = 96, 8, 48  # Four epochs of twelve updates.
+_WAITS_AT = 29  # In the third.
 # Divides by neither the batch of a worker nor that of all.
 _SCORED, _SCORED_BATCH_SIZE = 45, 16
 _CLASSES = 4
@@ -86,8 +92,9 @@ class Contract:
         if not said.is_done:
             raise NotInstalledError(said.last_line)
         names = [field.name for field in dataclasses.fields(Trainer)]
+        _done(said, *names)
         self.trainer = Trainer(**{name: said.facts[name] for name in names})
-        self._data = {
+        self.data = {
             name: _write(folder / f"{name}.npz", *arrays)
             for name, arrays in _data_sets().items()
         }
@@ -120,17 +127,17 @@ class Contract:
         if name not in self._shared:
             folder = self._trials.new_folder()
             given = {"workers": self.trainer.workers, **given}
-            outcome = self._trials.do("train", folder, self._data[data], **given)
+            outcome = self._trials.do("train", folder, self.data[data], **given)
             self._shared[name] = _done(outcome), folder
         return self._shared[name][0]
 
     def _killed(self, data: str = "network", **given: Any) -> Path:
-        """Returns the folder of a run that was killed in its third epoch."""
+        """Returns the folder of a run that was killed within an epoch."""
         name = f"killed {data}"
         if name not in self._shared:
             folder = self._trials.new_folder()
-            given |= {"workers": self.trainer.workers, "wait_at": _IN_THIRD_EPOCH}
-            self._trials.kill(folder, self._data[data], **given)
+            given |= {"workers": self.trainer.workers, "wait_at": _WAITS_AT}
+            self._trials.kill(folder, self.data[data], **given)
             self._shared[name] = folder
             shutil.copytree(folder, f"{folder}-killed", symlinks=True)
             return folder
@@ -142,7 +149,7 @@ class Contract:
 
     def _resume(self, folder: Path, data: str = "network", **given: Any) -> Outcome:
         given = {"workers": self.trainer.workers, "resume": True, **given}
-        return self._trials.do("train", folder, self._data[data], **given)
+        return self._trials.do("train", folder, self.data[data], **given)
 
     def _resumed(self) -> Outcome:
         if "resumed" not in self._shared:
@@ -166,7 +173,7 @@ class Contract:
         straight, resumed = self._train("straight"), self._resumed()
         cell = _compare(resumed.weights, straight.weights)
         return dataclasses.replace(
-            cell, said=f"{cell.said}, from update {resumed.began} of {_IN_THIRD_EPOCH}"
+            cell, said=f"{cell.said}, from update {resumed.began} of {_WAITS_AT}"
         )
 
     def resumed_images(self) -> Cell:
@@ -183,15 +190,20 @@ class Contract:
         if (visits == epochs).all():
             return Cell(KEPT, f"each of {_IMAGES} images {epochs} times")
         counts = [f"{(visits == n).sum()} {n} times" for n in np.unique(visits)]
-        return Cell(BROKEN, f"of {_IMAGES} images in {epochs} epochs {', '.join(counts)}")
+        return Cell(
+            BROKEN, f"of {_IMAGES} images in {epochs} epochs {', '.join(counts)}"
+        )
 
     def resumed_schedule(self) -> Cell:
         """A resumed run's learning rates are those of the straight one."""
-        straight, resumed = self._train("straight").facts, self._resumed().facts
-        if straight["step"] != resumed["step"]:
+        both = self._train("straight"), self._resumed()
+        straight, resumed = (_done(one, "step").facts for one in both)
+        if resumed["step"] != _STEPS:
             return Cell(BROKEN, f"ends at update {resumed['step']}, not {_STEPS}")
         rates = resumed["rates"]
-        pairs = [(rate, straight["rates"].get(step, np.nan)) for step, rate in rates.items()]
+        pairs = [
+            (rate, straight["rates"].get(step, np.nan)) for step, rate in rates.items()
+        ]
         wrong = [pair for pair in pairs if not np.isclose(*pair, rtol=1e-5)]
         if not wrong:
             return Cell(KEPT, "")
@@ -200,8 +212,9 @@ class Contract:
     def resumed_best(self) -> Cell:
         """A resumed run knows the best score of before."""
         # The labels scored are wrong ones, so the first score stays the best.
-        pair = [one.facts["best"] for one in (self._train("straight"), self._resumed())]
-        if None not in pair and np.isclose(*pair, rtol=1e-4):
+        both = self._train("straight"), self._resumed()
+        pair = [_done(one, "best").facts["best"] for one in both]
+        if np.isclose(*pair, rtol=1e-4):
             return Cell(KEPT, f"{pair[0]:.4f}")
         return Cell(BROKEN, f"{pair[1]:.4f} for {pair[0]:.4f}")
 
@@ -216,23 +229,28 @@ class Contract:
         found, expected = (
             _done(
                 self._trials.do(
-                    "evaluate", folder, self._data["scored"], workers=n, batch_size=size
-                )
+                    "evaluate", folder, self.data["scored"], workers=n, batch_size=size
+                ),
+                "loss",
+                "accuracy",
             ).facts
             for n, size in ways.values()
         )
+        off = [
+            f"{name} {found[name]:.4f} for {expected[name]:.4f}"
+            for name in ("accuracy", "loss")
+            if not np.isclose(found[name], expected[name], rtol=_TOLERANCE)
+        ]
+        if off:
+            return Cell(BROKEN, ", ".join(off))
         right = round(expected["accuracy"] * _SCORED)
-        same = np.isclose(found["loss"], expected["loss"], rtol=_TOLERANCE)
-        if same and np.isclose(found["accuracy"], expected["accuracy"], rtol=_TOLERANCE):
-            return Cell(KEPT, f"{right} of {_SCORED} right")
-        said = f"accuracy {found['accuracy']:.4f} and loss {found['loss']:.4f} for "
-        return Cell(BROKEN, f"{said}{expected['accuracy']:.4f} and {expected['loss']:.4f}")
+        return Cell(KEPT, f"{right} of {_SCORED} right")
 
     def nan(self) -> Cell:
         """A loss that is not finite is named, and training ends."""
         folder = self._trials.new_folder()
         outcome = self._trials.do(
-            "train", folder, self._data["network"],
+            "train", folder, self.data["network"],
             workers=self.trainer.workers, learning_rate=1e30,
         )  # fmt: skip
         names = re.search(_OF_NAN, outcome.output, re.IGNORECASE)
@@ -252,14 +270,12 @@ class Contract:
     def cut_checkpoint(self) -> Cell:
         """A truncated checkpoint is noticed."""
         folder = self._killed()
-        found = folder.glob(self.trainer.checkpoint)
-        newest = max(found, key=lambda one: one.stat().st_mtime)
-        newest = newest.resolve()
-        with newest.open("r+b") as file:
-            file.truncate(newest.stat().st_size // 2)
+        cut = newest(folder, self.trainer.checkpoint)
+        with cut.open("r+b") as file:
+            file.truncate(cut.stat().st_size // 2)
         outcome = self._resume(folder)
         words = outcome.output.lower()
-        names = newest.name.lower() in words or any(one in words for one in _DAMAGE)
+        names = cut.name.lower() in words or any(one in words for one in _DAMAGE)
         if outcome.code is None:
             return Cell(BROKEN, "hangs")
         if outcome.is_done and outcome.began:
@@ -273,11 +289,22 @@ class Contract:
 
     def full_disk(self) -> Cell:
         """A full disk loses nothing that was saved."""
-        expected = self._resumed().began
-        with small_disk(self._trials.new_folder() / "disk") as folder:
-            given = {"workers": self.trainer.workers, "wait_at": _IN_THIRD_EPOCH}
-            full = self._trials.fill_disk(folder, self._data["network"], **given)
-            after = self._resume(folder)
+        folder = self._trials.new_folder()
+        with small_disk(folder) as is_small:
+            cell = self._fill(folder) if is_small else None
+        if cell and cell.verdict == BROKEN:
+            return cell
+        in_middle = self._fill(self._trials.new_folder(), self.trainer.checkpoint)
+        if in_middle.verdict == BROKEN:
+            said = f"full in the middle of a file: {in_middle.said}"
+            return Cell(BROKEN, said)
+        return cell or in_middle
+
+    def _fill(self, folder: Path, pattern: str = "") -> Cell:
+        given = {"workers": self.trainer.workers, "wait_at": _WAITS_AT}
+        data = self.data["network"]
+        full = self._trials.fill_disk(folder, data, pattern, **given)
+        after = self._resume(folder)
         names = re.search(_OF_DISK, full.output, re.IGNORECASE)
         said = "says so" if names else "does not say why"
         if full.code is None:
@@ -285,9 +312,9 @@ class Contract:
         elif full.code == 0:
             said = f"trains on, {said}"
         if not after.is_done:
-            return Cell(BROKEN, f"{said}; then {_short(after.last_line)!r}")
-        if after.began < expected:
-            lost = f"goes on from update {after.began}, of {expected} saved"
+            return Cell(BROKEN, f"{said}; resuming, {_short(after.last_line)!r}")
+        if after.began < (saved := self._resumed().began):
+            lost = f"goes on from update {after.began}, though {saved} was saved"
             return Cell(BROKEN, f"{said}; {lost}")
         return Cell(KEPT, f"{said}, goes on from update {after.began}")
 
@@ -295,10 +322,19 @@ class Contract:
 # By name, as adapters know them: for people, and how it is tried.
 PROMISES: dict[str, tuple[str, Callable[[Contract], Cell]]] = {
     "workers": ("two workers equal one", Contract.workers),
-    "accumulation": ("accumulated gradients equal the large batch", Contract.accumulation),
+    "accumulation": (
+        "accumulated gradients equal the large batch",
+        Contract.accumulation,
+    ),
     "resumed_weights": ("killed and resumed: same weights", Contract.resumed_weights),
-    "resumed_images": ("killed and resumed: each image once an epoch", Contract.resumed_images),
-    "resumed_schedule": ("killed and resumed: same learning rates", Contract.resumed_schedule),
+    "resumed_images": (
+        "killed and resumed: each image once an epoch",
+        Contract.resumed_images,
+    ),
+    "resumed_schedule": (
+        "killed and resumed: same learning rates",
+        Contract.resumed_schedule,
+    ),
     "resumed_best": ("killed and resumed: knows the best score", Contract.resumed_best),
     "evaluation": ("evaluation counts each image once", Contract.evaluation),
     "nan": ("a NaN is named, and ends the training", Contract.nan),
@@ -311,10 +347,13 @@ class _FailedError(Exception):
     """A job that has to be done was not."""
 
 
-def _done(outcome: Outcome) -> Outcome:
+def _done(outcome: Outcome, *needed: str) -> Outcome:
     if not outcome.is_done:
         code = "hangs" if outcome.code is None else f"exit code {outcome.code}"
         raise _FailedError(f"{code}, {_short(outcome.last_line)!r}")
+    for name in needed:
+        if outcome.facts.get(name) is None:
+            raise _FailedError(f"the adapter's answer has no {name}")
     return outcome
 
 

@@ -62,7 +62,8 @@ class Outcome:
     @property
     def began(self) -> int:
         """The update after which a training began."""
-        return min(map(int, self.facts["rates"]), default=1) - 1
+        last = self.facts.get("step") or 0
+        return min(map(int, self.facts["rates"]), default=last + 1) - 1
 
     @property
     def last_line(self) -> str:
@@ -98,33 +99,46 @@ class Trials:
         """Returns an empty folder for a run."""
         return Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
 
-    def do(self, task: str, folder: Path | str, data: Path | str, **given: Any) -> Outcome:
+    def do(
+        self, task: str, folder: Path | str, data: Path | str, **given: Any
+    ) -> Outcome:
         """Does a job to its end, and returns the outcome."""
-        with self._started(task, folder, data, **given) as process:
+        with self.started(task, folder, data, **given) as process:
             return process.finish()
 
     def kill(self, folder: Path, data: Path, **given: Any) -> None:
         """Trains until the trainer waits, and kills all of its processes."""
-        with self._started("train", folder, data, **given):
+        with self.started("train", folder, data, **given):
             pass
 
-    def fill_disk(self, folder: Path, data: Path, **given: Any) -> Outcome:
-        """Trains until the trainer waits, then fills the disk, and lets it go on."""
-        with self._started("train", folder, data, **given) as process:
+    def fill_disk(
+        self, folder: Path, data: Path, pattern: str = "", **given: Any
+    ) -> Outcome:
+        """Trains until the trainer waits, then fills the disk, and lets it go on.
+
+        Args:
+            folder: Of the run; `pattern` is needed unless it is on a disk of its own.
+            data: What is trained on.
+            pattern: Of checkpoints. No file may be larger than half of the newest, so
+                that the disk is full in the middle of the next.
+            **given: Further fields of the job.
+        """
+        with self.started("train", folder, data, **given) as process:
             ballast = folder / "ballast"
-            if os.path.ismount(folder):
+            if pattern:
+                half = newest(folder, pattern).stat().st_size // 2
+                for one in process.members():
+                    resource.prlimit(one, resource.RLIMIT_FSIZE, (half, half))
+            else:
                 with contextlib.suppress(OSError), ballast.open("wb", 0) as file:
                     while file.write(bytes(1024)):
                         pass
-            else:  # Every file is full.
-                for one in process.members():
-                    resource.prlimit(one, resource.RLIMIT_FSIZE, (0, 0))
             outcome = process.finish()
         ballast.unlink(missing_ok=True)
         return outcome
 
     @contextlib.contextmanager
-    def _started(
+    def started(
         self, task: str, folder: Path | str, data: Path | str, **given: Any
     ) -> Iterator[_Process]:
         """Starts a job, and yields it, waiting if that is what the job says."""
@@ -198,6 +212,8 @@ class _Process:
             time.sleep(0.01)
         self._process.wait()
         self._reader.join()
+        if self._process.stdout:
+            self._process.stdout.close()
 
     def members(self) -> list[int]:
         """Returns its living processes."""
@@ -209,22 +225,24 @@ class _Process:
         return found
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """Yields a folder on a disk of its own, of 8 MB, if root can make one.
+def newest(folder: Path, pattern: str) -> Path:
+    """Returns the newest file of a pattern, behind links."""
+    return max(folder.glob(pattern), key=lambda one: one.stat().st_mtime).resolve()
 
-    Otherwise it is an ordinary one, and `Trials.fill_disk` limits the files.
-    """
-    folder.mkdir()
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Makes a folder a disk of its own, of 8 MB; yields whether root allowed it."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
-    mounts = os.geteuid() == 0 and shutil.which("mount") is not None
+    is_root = os.geteuid() == 0 and shutil.which("mount") is not None
     quiet = subprocess.DEVNULL
-    mounts = mounts and not subprocess.call(mount, stderr=quiet)  # noqa: S603
+    mounts = is_root and not subprocess.call(mount, stderr=quiet)  # noqa: S603
     try:
-        yield folder
+        yield mounts
     finally:
         if mounts:
-            subprocess.run(["umount", "--lazy", str(folder)], check=False)  # noqa: S603, S607
+            unmount = ["umount", "--lazy", str(folder)]
+            subprocess.run(unmount, check=False)  # noqa: S603
 
 
 def _read(answer: Path) -> tuple[dict[str, Any], list[np.ndarray]]:

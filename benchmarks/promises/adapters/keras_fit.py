@@ -29,10 +29,11 @@ class Watch(keras.callbacks.Callback):
         """Notes an update."""
         del batch, logs
         optimizer = self.model.optimizer
-        step = int(optimizer.iterations)
+        step = int(optimizer.iterations.numpy())
         if step != self._last:
             self._last = step
-            protocol.reached(self._job, step, float(optimizer.learning_rate))
+            rate = keras.ops.convert_to_numpy(optimizer.learning_rate)
+            protocol.reached(self._job, step, float(rate))
 
 
 def build(job: protocol.Job, shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -93,7 +94,7 @@ def run(job: protocol.Job, strategy: Any) -> None:
         verbose=2,
     )
     model.save_weights(Path(job.folder, "last.weights.h5"))
-    step = int(model.optimizer.iterations)
+    step = int(model.optimizer.iterations.numpy())
     protocol.answer(job, model.get_weights(), step=step, best=float(best.best))
 
 

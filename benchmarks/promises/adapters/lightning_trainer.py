@@ -77,15 +77,20 @@ def run(job: protocol.Job, *, within: bool) -> None:
     best = ModelCheckpoint(
         job.folder, filename="best", monitor="score", enable_version_counter=False
     )
-    devices = job.workers if within or not evaluates else 1
+    # Its documents' way to end a training whose loss is not finite.
+    finite = EarlyStopping("loss", patience=job.steps, check_finite=True)
+    # As many devices as train, of which one has the same order of images.
+    strategy, devices = "ddp", job.workers
+    if evaluates and not within:
+        strategy, devices = "auto", 1
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
+        strategy=strategy,
         max_steps=job.steps,
         accumulate_grad_batches=job.accumulate,
         default_root_dir=job.folder,
-        callbacks=[Watch(job), last, best, EarlyStopping("loss", check_finite=True)],
+        callbacks=[Watch(job), last, best, finite],
         deterministic=True,
         logger=False,
         enable_progress_bar=False,

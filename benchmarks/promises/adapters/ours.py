@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import protocol
 
+_ROOT = Path(__file__).parents[3]
 # The package need not be installed.
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(_ROOT))
 
-from cifar10 import Config, evaluate, train
+from cifar10 import Config, evaluate, train  # noqa: E402
 
 
 def network(image_shape: tuple[int, ...], classes: int) -> Any:
@@ -84,12 +85,13 @@ def main() -> None:
     """Does the job."""
     job = protocol.read_job()
     if job.task == "describe":
+        project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
         protocol.describe(
             job,
             "ours",
-            importlib.metadata.version("cifar10-multi-gpu"),
-            "checkpoints/*/*.h5",
-            "docs/runs.md",
+            project["version"],
+            "checkpoints/*/state.data*",
+            "runs.md",
         )
     elif job.task == "evaluate":
         *_, x, y = job.arrays()

@@ -54,7 +54,7 @@ class Job:
     workers: int = 1
     batch_size: int = 8
     accumulate: int = 1
-    steps: int = 36
+    steps: int = 48
     save_steps: int = 5
     wait_at: int = 0
     learning_rate: float = 0.1

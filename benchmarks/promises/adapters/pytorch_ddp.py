@@ -103,7 +103,7 @@ def main() -> None:
             torch.__version__,
             "snapshot.pt",
             "https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html",
-            lacks={"best": said, "nan": said},
+            lacks={"resumed_best": said, "nan": said},
         )
     elif "RANK" not in os.environ:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
