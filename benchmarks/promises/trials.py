@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.promises.adapters.protocol import Job
 
 _PATIENCE_SECONDS = 300.0
-_DISK_BYTES = 8 << 20
+_DISK_BYTES = 32 << 20
 # What gloo, which looks for the machine's own name, and TensorFlow have to be told.
 _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
@@ -131,7 +131,7 @@ class Trials:
                     resource.prlimit(one, resource.RLIMIT_FSIZE, (half, half))
             else:
                 with contextlib.suppress(OSError), ballast.open("wb", 0) as file:
-                    while file.write(bytes(1024)):
+                    while file.write(bytes(4096)):
                         pass
             outcome = process.finish()
         ballast.unlink(missing_ok=True)
@@ -232,7 +232,7 @@ def newest(folder: Path, pattern: str) -> Path:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Makes a folder a disk of its own, of 8 MB; yields whether root allowed it."""
+    """Makes a folder a disk of its own, of 32 MB; yields whether root allowed it."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
     is_root = os.geteuid() == 0 and shutil.which("mount") is not None
     quiet = subprocess.DEVNULL

@@ -77,8 +77,9 @@ def run(job: protocol.Job, *, within: bool) -> None:
     best = ModelCheckpoint(
         job.folder, filename="best", monitor="score", enable_version_counter=False
     )
-    # Its documents' way to end a training whose loss is not finite.
-    finite = EarlyStopping("loss", patience=job.steps, check_finite=True)
+    # Its documents' way to end a training whose loss is not finite. If strict, it ends
+    # a resumed one too: at once, because nothing was scored yet.
+    finite = EarlyStopping("score", patience=job.steps, strict=False)
     # As many devices as train, of which one has the same order of images.
     strategy, devices = "ddp", job.workers
     if evaluates and not within:

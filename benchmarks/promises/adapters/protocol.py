@@ -57,7 +57,7 @@ class Job:
     steps: int = 48
     save_steps: int = 5
     wait_at: int = 0
-    learning_rate: float = 0.1
+    learning_rate: float = 0.01
     momentum: float = 0.9
     constant: bool = False
     seed: int = 1
