@@ -12,10 +12,12 @@ lines run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine, report
-from benchmarks.runner import show_progress
-from cifar10 import hardware
+from benchmarks.runner import select_rows, show_progress
+from cifar10 import files, hardware
 from cifar10.process import entry_point
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +61,11 @@ class Line:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     predicted: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, which `--only` searches."""
+        return self.name
 
 
 def time_steps(
@@ -366,36 +373,51 @@ def measure(line: Line, out: Path, steps: int | None) -> None:
     words += ["--child", line.name, *(["--steps", str(steps)] if steps else [])]
     began = time.perf_counter()
     try:
-        done = subprocess.run(  # noqa: S603 - this program.
-            words,
-            cwd=ROOT,
-            env={**os.environ, **line.environment},
-            text=True,
-            capture_output=True,
-            timeout=None if steps else line.seconds,
-            check=False,
-        )
-        last = done.stdout.strip().rpartition("\n")[2]
-        found = (
-            json.loads(last) if not done.returncode else {"failed": done.stderr[-800:]}
-        )
+        limit = None if steps else line.seconds
+        said, failed = _with_all_it_starts(words, line.environment, limit)
+        last = said.strip().rpartition("\n")[2]
+        found = {"failed": failed[-800:]} if failed is not None else json.loads(last)
     except subprocess.TimeoutExpired:
         found = {"failed": f"not done after {line.seconds} s"}
     found["seconds in all"] = round(time.perf_counter() - began, 1)
-    path = _file(out, line)
-    path.write_text(
-        json.dumps({"line": line.name, "predicted": line.predicted, **found})
-    )
+    facts = {"line": line.name, "steps": steps, "predicted": line.predicted}
+    content = json.dumps({**facts, **found}).encode()
+    files.write_atomically(_file(out, line, steps), content)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def table(out: Path) -> str:
+def _with_all_it_starts(
+    words: Sequence[str], environment: Mapping[str, str], limit: float | None
+) -> tuple[str, str | None]:
+    """Runs a program; returns what it said and, if it failed, its errors.
+
+    However it ends, the processes that it has started end too: a training that goes on
+    would slow down the next line.
+    """
+    with subprocess.Popen(  # noqa: S603 - this program.
+        words,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, errors = process.communicate(timeout=limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return said, errors if process.returncode else None
+
+
+def table(out: Path, steps: int | None) -> str:
     """Returns the table of what was measured beside what was predicted."""
     rows = []
     for line in LINES:
-        if (path := _file(out, line)).exists():
+        if (path := _file(out, line, steps)).exists():
             found = json.loads(path.read_text())
-            hidden = {"line", "predicted", "seconds by part", "said"}
+            hidden = {"line", "steps", "predicted", "seconds by part", "said"}
             shown = [f"{name} {of}" for name, of in found.items() if name not in hidden]
             rows.append(
                 [line.name, line.predicted, "; ".join(shown).replace("\n", " ")]
@@ -403,8 +425,10 @@ def table(out: Path) -> str:
     return report.table(["line", "predicted", "measured"], rows)
 
 
-def _file(out: Path, line: Line) -> Path:
-    return out / f"{LINES.index(line):02}.json"
+def _file(out: Path, line: Line, steps: int | None) -> Path:
+    """Returns the file of a line. That of a trial is no measurement."""
+    trial = f"-{steps}-steps" if steps else ""
+    return out / f"{LINES.index(line):02}{trial}.json"
 
 
 def main() -> None:
@@ -414,6 +438,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="so few steps, to try all lines")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     flags = parser.parse_args()
+    report.check_at_least(1, flags, "steps")
     if flags.child:
         [line] = [line for line in LINES if line.name == flags.child]
         options = dict(line.options)
@@ -421,14 +446,16 @@ def main() -> None:
         folder = flags.out / "scratch" / line.name.replace(" ", "_")
         print(json.dumps(line.measure(folder, flags.steps, *words, **options)))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the line, too.
+    lines = select_rows(LINES, flags.only)
     flags.out.mkdir(parents=True, exist_ok=True)
-    for line in LINES:
-        wanted = not flags.only or any(one in line.name for one in flags.only)
-        if wanted and not _file(flags.out, line).exists():
+    for line in lines:
+        path = _file(flags.out, line, flags.steps)
+        if not path.exists():
             measure(line, flags.out, flags.steps)
-            show_progress(f"{line.name}: {_file(flags.out, line).read_text()[:300]}")
+            show_progress(f"{line.name}: {path.read_text()[:300]}")
     print(report.describe_conditions(machine.describe()))
-    print(table(flags.out))
+    print(table(flags.out, flags.steps))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.parity import Check, complaint
 from cifar10.errors import UsageError
@@ -92,7 +92,18 @@ def ratio(name: str, result: Result, peer: Result | None) -> float | None:
     return statistics.median(own / other for own, other in pairs)
 
 
-def select_rows(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+class Titled(Protocol):
+    """A row of a table."""
+
+    @property
+    def title(self) -> str:
+        """What `--only` searches."""
+
+
+_Row = TypeVar("_Row", bound=Titled)
+
+
+def select_rows(rows: Sequence[_Row], wanted: Sequence[str]) -> list[_Row]:
     """Returns the rows whose title contains one of some words; all if there are none.
 
     Raises:

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.distributed.replicas import all_reduced
+from cifar10.towers.copies import widened
 from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
 
@@ -43,11 +44,9 @@ class Group:
         replica alone. Without it, TensorFlow would have a replica wait for the sum of
         the one before, which waits for all.
         """
-        floats = [value.dtype for value in values if value.dtype.is_floating]
-        widest = max([tf.float32, *floats], key=lambda dtype: dtype.size)
         # Float32 holds each piece of 16 bits exactly.
-        parts = [v if v.dtype in floats else tf.bitcast(v, tf.uint16) for v in values]
-        vector = tf.concat([tf.reshape(tf.cast(p, widest), [-1]) for p in parts], 0)
+        parts = [v if v.dtype.is_floating else tf.bitcast(v, tf.uint16) for v in values]
+        vector = tf.concat([tf.reshape(part, [-1]) for part in widened(parts)], 0)
         total = tf.raw_ops.CollectiveReduceV2(
             input=vector,
             group_size=len(self.devices),
@@ -60,10 +59,9 @@ class Group:
             communication_hint="nccl" if "gpu" in self.devices[0] else "ring",
         )
         sums = tf.split(total, [part.shape.num_elements() for part in parts])
-        for index, part in enumerate(parts):
-            one = tf.reshape(tf.cast(sums[index], part.dtype), part.shape)
-            sums[index] = one if one.dtype in floats else tf.bitcast(one, tf.int64)
-        return sums
+        pairs = zip(sums, parts, strict=True)
+        sums = [tf.reshape(tf.cast(s, part.dtype), part.shape) for s, part in pairs]
+        return [s if s.dtype.is_floating else tf.bitcast(s, tf.int64) for s in sums]
 
 
 class ProgramBuilder(TowerBuilder):

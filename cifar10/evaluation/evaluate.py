@@ -3,7 +3,6 @@
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
-import json
 from typing import Any
 
 from cifar10.config import layout
@@ -13,7 +12,7 @@ from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.input import datasets
-from cifar10.run_directory import temperature
+from cifar10.run_directory import logs, temperature
 from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
@@ -87,7 +86,7 @@ class _Evaluator(FollowedRun):
         sums, scalars = result[:2]
         text = self._scored.line(step, result)
         if options.json:
-            text = json.dumps(self._as_json(step, sums, scalars))
+            text = logs.as_json(self._as_json(step, sums, scalars))
         elif options.once:
             names = self._scored.dataset.class_names
             text += f"\n{metrics.report(self._scored.subject, sums, scalars, names)}"

@@ -34,7 +34,7 @@ def average(
     highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
     usual = max(abs(first), guessing := math.log(max(2, classes)))
     if highest >= _RISEN * usual:
-        guesses = averages[PRECISION] < 1 / classes + _NEAR_CHANCE
+        guesses = averages.get(PRECISION, 0.0) < 1 / classes + _NEAR_CHANCE
         is_lost = guesses and entropy > 0.95 * guessing
         is_lost |= min(loss, entropy) > _FAR * usual
         averages.setdefault(LOST, 0.0)

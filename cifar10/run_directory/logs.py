@@ -23,9 +23,14 @@ _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follo
 _GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
 
+def as_json(value: Any) -> str:
+    """Returns JSON, which has null for numbers that are not finite."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+
+
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends one JSON line to a log; after an `OSError` the log is unchanged."""
-    line = f"{json.dumps(entry)}\n".encode()
+    line = f"{as_json(entry)}\n".encode()
     # Unbuffered, so that `write` fails on a full disk.
     with files.opened(path, "a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)

@@ -18,7 +18,7 @@ from cifar10.config.schema import SCORES, wrong
 from cifar10.errors import UsageError, rounded
 from cifar10.run_directory import logs
 
-_COUNT = "num_examples"
+_COUNT, _SCORE = "num_examples", float | None
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations.
 
 
@@ -53,8 +53,9 @@ def deciding(run: Path, on: str | None = None) -> Deciding:
     split, by = decided_by(run)
     split = on or split
     scored = comparable(logs.read_lines(run / log_of(split))).items()
-    # Whole numbers of any size are none that `eval` writes.
-    values = {step: one[by] for step, one in scored if isinstance(one.get(by), float)}
+    # Whole numbers of any size are none that `eval` writes; null was not finite.
+    known = [(at, one[by]) for at, one in scored if isinstance(one.get(by, 0), _SCORE)]
+    values = {step: math.nan if one is None else one for step, one in known}
     images = max((one[_COUNT] for _, one in scored), default=0)
     return Deciding(split, by, images, values)
 

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import csv
-import json
 import os
 import re
 import shutil
@@ -82,7 +81,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
     named = [{"name": name, **run} for name, run in runs.items()]
     if given["json"]:
-        print(json.dumps(named))
+        print(logs.as_json(named))
     elif given["csv"]:
         _print_table(named)
     else:

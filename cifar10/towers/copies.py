@@ -5,7 +5,7 @@ for the variables of a small model lasts longer than the copy. So variables trav
 GPU, and its results travel back, as one flat tensor for each dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -107,6 +107,13 @@ def sum_on_devices(
             pairs = zip(sums[device], more, strict=True) if device in sums else None
             sums[device] = [mean(pair, 1) for pair in pairs] if pairs else more
     return sums
+
+
+def widened(gradients: Iterable[Gradient]) -> Tensors:
+    """Casts those that exist to the widest dtype; in float16, 256 squared overflows."""
+    present = [one for one in gradients if one is not None]
+    widest = max([tf.float32, *(one.dtype for one in present)], key=lambda d: d.size)
+    return [tf.cast(one, widest) for one in present]
 
 
 def mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:

@@ -13,6 +13,7 @@ they cancel out in S; they belong to G, which is what an update follows. The noi
 is S / |G|^2, in images. A single batch per step cannot tell the two apart.
 """
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.towers.copies import Flat
+from cifar10.towers.copies import Flat, widened
 from cifar10.towers.update import TrainState
 
 SQUARE = "tower_gradient_square"  # Of a tower; NaN in steps that do not compute it.
@@ -47,8 +48,7 @@ def with_square(
     and so round, in another order. On a GPU what is read travels `flat` in any case.
     """
     is_due = (state.global_step.read_value() + 1) % _PERIOD == 0
-    first, device = results[0], devices[0]
-    gradients = first.gradients
+    device, gradients = devices[0], results[0].gradients
     with tf.device(device):
         read = [one for one in gradients if one is not None]
         if flat:
@@ -61,7 +61,7 @@ def with_square(
         scale = state.optimizer.scale_loss(1.0)
         if tf.is_tensor(scale):  # Of float16.
             square /= tf.cast(scale, square.dtype) ** 2
-    first = first._replace(gradients=gradients)
+    first = results[0]._replace(gradients=gradients)
     measured: list[Any] = []
     for device, one in zip(devices, [first, *results[1:]], strict=True):
         with tf.device(device):
@@ -71,9 +71,7 @@ def with_square(
 
 
 def _square(gradients: Sequence[tf.Tensor], factor: float) -> tf.Tensor:
-    widest = max((one.dtype for one in gradients), key=lambda dtype: dtype.size)
-    halves = [tf.nn.l2_loss(tf.cast(one, widest)) for one in gradients]
-    return 2 * factor * tf.add_n(halves)
+    return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
 
 
 def _if(
@@ -114,16 +112,18 @@ def observe(
     for name, new in (("mean", mean), ("noise", (square - mean) / (towers - 1))):
         if not math.isfinite(new * new):
             continue
-        count = averages[f"{name}: count"] = averages.get(f"{name}: count", 0.0) + 1.0
+        # A manifest may come from a stranger, with any of these numbers or none.
+        count = max(0.0, averages.get(f"{name}: count", 0.0)) + 1.0
+        averages[f"{name}: count"] = count
         steps = averages.get("mean: count", count)
         # Later values weigh more; both averages are of the same steps.
         weight = max(4.0 / (count + 3.0), steps / count / _MEMORY)
         for key, value in ((name, new), (f"{name}: square", new * new)):
             old = averages.get(key, 0.0)
             averages[key] = old + min(1.0, weight) * (value - old)
-        variance = max(0.0, averages[f"{name}: square"] - averages[name] ** 2)
+        variance = averages[f"{name}: square"] - averages[name] * averages[name]
         # The squares of all weights add up to 4/7 of the newest, while that falls.
-        averages[f"{name}: error"] = math.sqrt(variance * weight * 4 / 7)
+        averages[f"{name}: error"] = math.sqrt(max(0.0, variance * weight * 4 / 7))
 
 
 def estimate(averages: dict[str, float]) -> tuple[float, bool]:
@@ -131,11 +131,11 @@ def estimate(averages: dict[str, float]) -> tuple[float, bool]:
 
     Returns NaN if neither can be told yet.
     """
-    noise = averages.get("noise", 0.0)
-    if averages.get("mean: count", 0.0) < _LEAST_STEPS or noise <= 0:
+    known = collections.defaultdict[str, float](float, averages)
+    noise, signal = known["noise"], known["mean"] - known["noise"]
+    if known["mean: count"] < _LEAST_STEPS or noise <= 0:
         return math.nan, False
-    signal = averages["mean"] - noise
-    error = math.hypot(averages["mean: error"], averages["noise: error"])
+    error = math.hypot(known["mean: error"], known["noise: error"])
     if is_bound := signal < 3 * error:
         signal += 2 * error
     return (noise / signal if signal > 0 else math.nan), is_bound

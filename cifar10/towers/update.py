@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
-from cifar10.towers.copies import Gradient
+from cifar10.towers.copies import Gradient, widened
 from cifar10.towers.graphs import assign_unless
 
 
@@ -192,8 +192,7 @@ def _gradient_metrics(
     state: TrainState, gradients: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """Returns the global norm of the gradients and, in float16, the loss scale."""
-    widest = max((one.dtype for one in gradients), key=lambda dtype: dtype.size)
-    norm = tf.linalg.global_norm([tf.cast(one, widest) for one in gradients])
+    norm = tf.linalg.global_norm(widened(gradients))
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)

@@ -25,6 +25,7 @@ from cifar10.input.regrouping import names_of
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
 from cifar10.run_directory.averages import AVERAGED, LOST, average
 from cifar10.towers import noise_scale, schedule
+from cifar10.towers.copies import widened
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.rounding import ROUNDING, relative_difference
 from cifar10.towers.towers import Batch
@@ -151,7 +152,7 @@ class Replay:
                         yield batches
 
     def advance(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Computes the next step; returns what the run logs, finite or infinity."""
+        """Computes the next step; returns what the run logs."""
         config, result = self._training.config, self._training.towers.step(batches)
         self._share *= float(
             schedule.average_decay(config.update.moving_average_decay, self.step)
@@ -168,7 +169,7 @@ class Replay:
             found |= {f"{name}/average": self._averages[name] for name in names}
         if config.checkpoints.on_nan == "skip":
             found["skipped_steps"] = self._skipped
-        return {name: of if np.isfinite(of) else np.inf for name, of in found.items()}
+        return found
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
         """Computes the next step; compares it with its lines and its checkpoint.
@@ -203,12 +204,11 @@ class Replay:
         if lacks or not found.keys() & line.keys():
             yield True, 2.0, bound, self.step, f"{', '.join(sorted(lacks))} in {log}"
         for name in found.keys() & line.keys():
-            is_number = is_a(line[name], float) and abs(line[name]) < _FAR
-            logged = line[name] if is_number else np.inf
+            ours, logged = _number(found[name]), _number(line[name])
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
-            far = relative_difference(found[name], logged)
+            far = relative_difference(ours, logged)
             if bound and (PRECISION in name or name == LOST):  # A share may be 0.
-                far = abs(found[name] - logged)
+                far = abs(ours - logged)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 
     def _compare_checkpoint(self) -> Iterator[Difference]:
@@ -241,7 +241,8 @@ class Replay:
         rises: dict[int, float] = {}  # NaN if a step before was not finite either.
         for batches in self.steps(max(self.begun + 1, first - 3), last):
             metrics = self.advance(batches)
-            found.append((metrics["cross_entropy"], metrics["gradient_norm"]))
+            entropy, norm = metrics["cross_entropy"], metrics["gradient_norm"]
+            found.append((_number(entropy), _number(norm)))
             if self.step >= first:
                 both = zip(found[-1], *(found[-4:-1] or found), strict=True)
                 rises[self.step] = max(now / max(1e-30, *old) for now, *old in both)
@@ -262,8 +263,7 @@ class Replay:
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
             result = training.towers.tower(self._state, 0, *one)
-            norm = float(tf.linalg.global_norm(result.gradients))
-            norm = norm if np.isfinite(norm) else np.inf
+            norm = _number(float(tf.linalg.global_norm(widened(result.gradients))))
             loss = float(result.metrics["cross_entropy"])
             png = tf.io.encode_png(picture).numpy()
             found.append((norm, loss, names[chosen[at]], png))
@@ -337,6 +337,10 @@ class Replay:
             found[group] = [np.concatenate([*map(np.ravel, found[group])])]
         found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
         return found
+
+
+def _number(value: Any) -> float:
+    return value if is_a(value, float) and abs(value) < _FAR else np.inf
 
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from cifar10.layers import QuickGelu
 from cifar10.model import inference
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
+from cifar10.towers.copies import read_variables, widened
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
@@ -90,11 +91,10 @@ class TensorBoard:
 
         Values that are not finite are null in `metrics.jsonl`; event files omit them.
         """
-        finite = {name: of for name, of in metrics.items() if math.isfinite(of)}
         times = {"time": time.time(), "seconds": self._timer.seconds()}
-        line = {"step": step, **times, **dict.fromkeys(metrics), **finite}
+        line = {"step": step, **times, **metrics}
         written = summary_pb2.Summary()
-        for name, value in finite.items():
+        for name, value in metrics.items():
             if abs(value) <= float(tf.float32.max):  # Event files hold float32.
                 written.MergeFrom(scalar_pb(name, value))
 
@@ -164,24 +164,17 @@ class Summaries:
     def _summarize(self, batches: Sequence[Batch]) -> Summary | None:
         """Computes the summaries; returns None if a gradient is not finite."""
         gradients = self._towers.gradients(batches)
-        if not np.isfinite(tf.linalg.global_norm([*gradients.values()])):
+        if not np.isfinite(tf.linalg.global_norm(widened(gradients.values()))):
             return None
         images, _ = batches[0]
         samples = self._activations(images).items()
+        activations = {name: values.numpy() for name, values in samples}
         variables = self._towers.state.model.trainable_variables
-        return Summary(
-            images,
-            {name: of.numpy() for name, of in samples},
-            {
-                **{f"variables/{v.path}": v.value for v in variables},
-                **{f"gradients/{name}": of for name, of in gradients.items()},
-            },
-            {
-                f"weight_loss/{v.path}": v.regularizer(v.value)
-                for v in variables
-                if v.regularizer
-            },
-        )
+        tensors = {f"variables/{v.path}": v.value for v in variables}
+        tensors |= {f"gradients/{name}": of for name, of in gradients.items()}
+        penalized = [variable for variable in variables if variable.regularizer]
+        losses = {f"weight_loss/{v.path}": v.regularizer(v.value) for v in penalized}
+        return Summary(images, activations, tensors, losses)
 
 
 def sample(tensor: tf.Tensor) -> tf.Tensor:
@@ -207,13 +200,8 @@ def activations_of(
             return {}
         view, names = viewed
         with tf.device(device):
-            outputs, _, _ = inference(
-                view,
-                [tf.identity(v.value) for v in view.trainable_variables],
-                [tf.identity(v.value) for v in view.non_trainable_variables],
-                images,
-                training=True,
-            )
+            given = *read_variables(view), images
+            outputs, _, _ = inference(view, *given, training=True)
             samples = [sample(values) for values in outputs[1:]]
         return dict(zip(names, samples, strict=True))
 

@@ -1,6 +1,11 @@
 """The measurements for a GPU run where there is none, so that none fails on one."""
 
+import contextlib
+import dataclasses
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -27,6 +32,38 @@ def test_lines_run_on_a_cpu_and_are_not_measured_twice(tmp_path):
     assert done.stderr.count("seconds in all") == 1, "the others had their files"
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
     assert found[2]["equal to the bit"]
+
+
+SLEEPER = """
+import pathlib, subprocess, sys, time
+code = "import pathlib, time; time.sleep(4); pathlib.Path({path!r}).touch()"
+subprocess.Popen([sys.executable, "-c", code], stdout=-3, stderr=-3)
+time.sleep({more})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["by itself", "by the limit"])
+def test_what_a_line_has_started_ends_with_it(tmp_path, ends):
+    late = tmp_path / "late"
+    more = 0 if ends == "by itself" else 60
+    words = [sys.executable, "-c", SLEEPER.format(path=str(late), more=more)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        gpu_minutes._with_all_it_starts(words, {}, 2)
+    time.sleep(5)
+    assert not late.exists()
+
+
+def test_a_trial_of_few_steps_is_no_measurement(tmp_path, monkeypatch):
+    line = dataclasses.replace(gpu_minutes.LINES[0], name="one")
+    monkeypatch.setattr(gpu_minutes, "LINES", [line])
+    said = '{"ms a step": 7}', None
+    monkeypatch.setattr(gpu_minutes, "_with_all_it_starts", lambda *_: said)
+    gpu_minutes.measure(line, tmp_path, 3)
+    assert "ms a step 7" in gpu_minutes.table(tmp_path, 3)
+    assert "ms a step 7" not in gpu_minutes.table(tmp_path, None)
+    gpu_minutes.measure(line, tmp_path, None)
+    assert "ms a step 7" in gpu_minutes.table(tmp_path, None)
 
 
 def test_each_line_has_its_own_name_and_fifteen_minutes_are_enough():

@@ -28,3 +28,11 @@ def trapped(image_shape, classes):
     is_white = keras.ops.min(image, axis=[1, 2, 3], keepdims=True) > 2.0
     net = layers.Flatten()(keras.ops.where(is_white, np.inf, image))
     return keras.Model(image, layers.Dense(classes, name="softmax_linear")(net))
+
+
+def of_three_dtypes(image_shape, classes):
+    """Returns layers whose variables are of 16, 32 and 64 bits."""
+    image = keras.Input(image_shape)
+    net = layers.Conv2D(4, 5, strides=4, dtype="bfloat16", name="conv1")(image)
+    net = layers.Dense(5, dtype="float64", name="hidden")(layers.Flatten()(net))
+    return keras.Model(image, layers.Dense(classes, name="softmax_linear")(net))

@@ -1,8 +1,13 @@
 """The lines that eval.py writes and the training reads."""
 
 import json
+import math
 
+import pytest
+
+from cifar10.config.run_config import RecordedRun
 from cifar10.run_directory import scores
+from recorded_runs import recorded
 
 
 def append(folder, step, precision, num_examples=100):
@@ -59,3 +64,19 @@ def test_a_damaged_line_costs_only_itself(tmp_path):
 
             append(folder, 20, 0.6)
             assert read(folder) == {10: 0.5, 20: 0.6}
+
+
+def test_scores_that_are_not_finite_are_null_and_rank_last(tmp_path, monkeypatch):
+    """As in the training's own log, so that every program can read the lines."""
+    kept = {"precision @ 1": 0.1, "own": [math.nan, 1]}
+    (tmp_path / "eval").mkdir()
+    for step, entropy in ((10, math.nan), (20, 2.5), (30, math.inf)):
+        entry = {**kept, "cross_entropy": entropy}
+        scores.append(tmp_path / "eval", step, entry, 100)
+    lines = (tmp_path / "eval/metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [one["cross_entropy"] for one in found] == [None, 2.5, None]
+    assert found[0]["own"] == [None, 1]
+    run = recorded(tmp_path, data_parts=["train", "test"], best_by="cross_entropy")
+    monkeypatch.setattr(RecordedRun, "read", lambda _: run)
+    assert scores.best(tmp_path, [10, 20, 30], 3) == [20, 10, 30]

@@ -435,6 +435,17 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     assert_verified(json.loads(said), len(checkpoints.steps(run / "checkpoints")))
 
 
+def test_an_honest_run_whose_scores_are_not_finite_is_verified(
+    tmp_path, stand_in_dir, capsys
+):
+    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
+    values |= {"learning_rate": 1e20, "max_steps": 1, "eval_steps": 1}
+    run = trained(tmp_path / "run", **values)
+    assert '"cross_entropy": null' in (run / "eval/metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert_verified(audited(run, capsys), 1)
+
+
 def test_a_run_in_progress_is_refused(run_dir, capsys):
     with RunLock(run_dir), pytest.raises(UsageError, match="still"):
         called(audit, capsys, run_dir)

@@ -164,6 +164,24 @@ def test_an_overflow_in_float16_does_not_count():
     assert averages == before
 
 
+STRANGERS = [
+    {"mean: count": 200.0, "noise": 1.0},
+    {"noise": 1e300, "noise: count": 5.0},
+    {"mean": -1e308, "mean: square": 1e308, "mean: count": 1e308},
+    {"mean: count": -4.0, "noise: count": -1.0},
+    {f"{one}{key}": 1e308 for one in ("mean", "noise") for key in ("", ": error")},
+]
+
+
+@pytest.mark.parametrize("averages", STRANGERS)
+def test_averages_of_a_stranger_raise_nothing(averages):
+    noise_scale.in_words(averages, 128)
+    observed = {**averages}
+    for _ in range(3):
+        noise_scale.observe(observed, 1.5, 1.0, 4)
+        noise_scale.in_words(observed, 128)
+
+
 def test_steps_of_a_single_batch_end_what_was_known():
     averages = averages_of(1.0, 1280.0)
     noise_scale.observe(averages, None, 1.0, 1)

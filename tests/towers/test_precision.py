@@ -1,9 +1,15 @@
 """Precision: chosen by what the devices have."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import runs
 from cifar10 import hardware
+from cifar10.config.config import Config
+from cifar10.training import train
+from event_readers import read
+from small_towers import make_towers, random_batch, small_model
 
 CPU = ("/cpu:0", "/cpu:1")
 # For oneDNN, as TensorFlow reads them; it ignores others.
@@ -66,3 +72,32 @@ def test_auto_follows_every_gpu(monkeypatch, processor, capabilities, chosen):
         lambda capability: {"compute_capability": capability},
     )
     assert hardware.resolve_precision("auto", ["/gpu:0"]) == chosen
+
+
+def test_the_norm_of_float16_gradients_is_finite_where_its_square_is_not():
+    towers = make_towers(small_model(dtype="float16"), CPU[:1])
+    inputs, labels = random_batch(dtype=tf.float16)
+    batch = inputs * 900, labels
+    gradients = towers.gradients([batch]).values()
+    squares = [np.sum(np.asarray(one, np.float64) ** 2) for one in gradients]
+    norm = np.sqrt(np.sum(squares))
+    assert 256 < norm < np.inf
+    found = float(towers.step([batch]).metrics["gradient_norm"])
+    assert found == pytest.approx(norm, rel=1e-3)
+    assert towers.state.global_step == 1
+
+
+def test_a_model_whose_variables_have_several_dtypes_is_trained(tmp_path, stand_in_dir):
+    given = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
+    given |= {"max_steps": 4, "summary_steps": 2, "log_frequency": 2, "accumulate": 2}
+    config = Config(
+        train_dir=str(tmp_path),
+        model="small_model:of_three_dtypes",
+        learning_rate=1e-4,
+        precision="float32",
+        **given,
+    )
+    assert train.train(config) == 4
+    assert all(one["gradient_norm"] > 0 for one in runs.logged(tmp_path))
+    tags = read(tmp_path / "train").Tags()["tensors"]
+    assert {"gradients/conv1/kernel", "gradients/hidden/kernel"} <= {*tags}
