@@ -263,7 +263,8 @@ class Contract:
         if outcome.code:
             return Cell(BROKEN, f"{code}, {outcome.last_line!r}")
         shown = "shows nan" if names else "says nothing"
-        return Cell(BROKEN, f"{shown}, trains to the end, {code}")
+        end = "to the end" if step == _STEPS else f"to update {step}"
+        return Cell(BROKEN, f"{shown}, trains {end}, {code}")
 
     def cut_checkpoint(self) -> Cell:
         """A truncated checkpoint is noticed."""

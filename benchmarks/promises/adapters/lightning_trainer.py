@@ -79,7 +79,7 @@ def run(job: protocol.Job, *, within: bool) -> None:
     )
     # Its documents' way to end a training whose loss is not finite. If strict, it ends
     # a resumed one too: at once, because nothing was scored yet.
-    finite = EarlyStopping("score", patience=job.steps, strict=False)
+    finite = EarlyStopping("score", patience=job.steps, strict=False, verbose=True)
     # As many devices as train, of which one has the same order of images.
     strategy, devices = "ddp", job.workers
     if evaluates and not within:
