@@ -8,32 +8,23 @@ COMMAND --help describes a command and lists its flags.
 
 import argparse
 import sys
+from importlib import import_module
 
 from cifar10.config import flags
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
-from cifar10.tools import (
-    audit,
-    data,
-    doctor,
-    export,
-    plan,
-    predict,
-    replay,
-    report,
-    runs,
-    serve,
-)
+from cifar10.tools import doctor
 from cifar10.training import train_command
 
 # Each module has HELP, DESCRIPTION and `main(parser, words)`. `main` adds the command's
 # flags to the parser, parses the words and returns the exit code. The modules must not
 # import TensorFlow before `main` runs.
-_TOOLS = (doctor, data, plan, predict, serve, export, report, runs, replay, audit)
-_COMMANDS = {
-    "train": train_command,
-    "eval": eval_command,
-    **{tool.__name__.rpartition(".")[2]: tool for tool in _TOOLS},
+_TOOLS = (
+    *("doctor", "data", "plan", "predict", "serve", "export", "report", "runs"),
+    *("replay", "audit"),
+)
+_COMMANDS = {"train": train_command, "eval": eval_command} | {
+    name: import_module(f"cifar10.tools.{name}") for name in _TOOLS
 }
 
 

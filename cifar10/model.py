@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
 from cifar10.models.stateless import Call
+from cifar10.models.step_metrics import STEP_METRICS
 
 
 def inference(
@@ -81,9 +82,8 @@ def loss(
 
     Returns:
         Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
-        mean over the batch) and `penalties`, their sum. `precision @ 1` is the share of
-        images whose largest logit is at the label's class, which for a mixed image is
-        the class with the largest fraction.
+        mean over the batch) and `penalties`, their sum. The others are the means of
+        `STEP_METRICS`, for which a mixed image has the class with the largest fraction.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
@@ -109,10 +109,13 @@ def loss(
     penalty = tf.zeros_like(cross_entropy)
     if penalties:
         penalty = tf.add_n([tf.cast(each, logits.dtype) for each in penalties])
-    correct = tf.argmax(logits, axis=1) == label_classes
     return {
         "total_loss": cross_entropy + penalty,
         "cross_entropy": cross_entropy,
         "penalties": penalty,
-        "precision @ 1": tf.reduce_mean(tf.cast(correct, logits.dtype)),
+        **{
+            name: tf.reduce_mean(one.compute(label_classes, logits))
+            for name, one in STEP_METRICS.items()
+            if one.compute
+        },
     }

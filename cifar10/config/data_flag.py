@@ -13,9 +13,13 @@ from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
-FOLDER, NPZ = "folder", "npz"
-FILES = {".npz": NPZ}  # Kinds of files, which `input/datasets.py` reads.
-KINDS = (FOLDER, *FILES.values())
+FOLDER = "folder"
+# By suffix, which names the kind, the function in `input/` from a path to a `Dataset`.
+FILES = {".npz": "pictures.arrays:find_npz"}
+KINDS = (FOLDER, *(suffix[1:] for suffix in FILES))
+PATH = (
+    f"a folder with one folder per class, or a file that ends in {' or '.join(FILES)}"
+)
 FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python program.
 
 
@@ -36,16 +40,13 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     if not os.path.exists(path):  # noqa: PTH110 - `Path.exists` raises errors.
         raise UsageError(
             f"--data {data}: there is no such data set or path. Give "
-            f"{', '.join(NAMES)}, or the path of a folder of pictures or an .npz file."
+            f"{', '.join(NAMES)}, or the path of a folder or file of pictures."
         )
     if "data_dir" in given:
         raise UsageError(
             f"--data_dir {given['data_dir']} excludes --data {data}, a path. Omit one."
         )
-    kind = FOLDER if path.is_dir() else FILES.get(path.suffix)
-    if kind is None:
-        raise UsageError(
-            f"--data {data}: give a folder with one folder per class, or a file that "
-            f"ends in {' or '.join(FILES)}."
-        )
+    if not path.is_dir() and path.suffix not in FILES:
+        raise UsageError(f"--data {data}: give {PATH}.")
+    kind = FOLDER if path.is_dir() else path.suffix[1:]
     return {**given, "data": kind, "data_dir": str(path)}

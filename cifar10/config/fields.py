@@ -13,14 +13,17 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 from cifar10.config import augmentation as augmentations, data_flag
 from cifar10.config.options import (
     FLAG_ONLY,
+    IN_PROGRAM,
     RECIPE_ONLY,
     RESULT,
     WORKER,
     Checked,
+    Choices,
     Count,
     CountOrZero,
     Form,
     Fraction,
+    Help,
     Option,
     Range,
     defaults,
@@ -28,7 +31,7 @@ from cifar10.config.options import (
 )
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
-from cifar10.towers import optimizers
+from cifar10.towers import optimizers, schedule
 from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
@@ -50,10 +53,14 @@ _Sections: TypeAlias = Annotated[
     ),
 ]
 
+_Schedule: TypeAlias = Annotated[
+    str, Choices({name: curve.help for name, curve in schedule.CURVES.items()})
+]
+_WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
-    Form("(?!)", "a Python object. Resume the run from the program that defines it"),
+    Form("(?!)", IN_PROGRAM),
     *(FLAG_ONLY, RECIPE_ONLY),
 ]
 PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"
@@ -65,22 +72,18 @@ SCORES = (PRECISION, "precision @ 5", "macro F1", "balanced accuracy", *LOWER_IS
 # Distortions of training images, implemented in `input/distortions.py`. The largest
 # translations are in pixels of an image of 32 x 32, as in airbench94 and airbench96.
 # The distortions in `WHOLE` keep the size of images, and scale all images alike.
-Distortion: TypeAlias = Literal[
-    "tutorial",
-    "crop_flip",
-    "flip_translate",
-    "flip_translate_far",
-    "random_resized_crop",
-    "none",
-]
-DISTORTIONS: tuple[str, ...] = get_args(Distortion)
+DISTORTIONS = {
+    "tutorial": "crop, flip, brightness, contrast",
+    "crop_flip": "crop, flip",
+    "flip_translate": "flip every other epoch, shift by up to 1/16 of the side",
+    "flip_translate_far": "the same, up to 1/8",
+    "random_resized_crop": "crop 8 to 100 % of the area, enlarge to full size, flip",
+    "none": "unchanged images",
+}
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-# Learning-rate schedules that end at --max_steps; the staircase has no end.
-EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
-ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 # One of these sets the length of a training run. `max_epochs` is converted to steps
 # once the size of the training set is known; `max_hours` leaves the last step open.
 LENGTHS = ("max_steps", "max_epochs", "max_hours")
@@ -172,9 +175,8 @@ class Dataset(Checked):
     """Data set.
 
     Attributes:
-        data: data set: cifar10, cifar100 or synthetic; the path of your pictures, with
-            a folder for each class, or of an .npz file; or auto: CIFAR-10 from
-            --data_dir, else downloaded, else a synthetic stand-in
+        data: data set: cifar10, cifar100 or synthetic; auto: CIFAR-10 from --data_dir,
+            else downloaded, else a synthetic stand-in; or the path of your pictures:
         data_dir: folder that contains the .bin files, cifar-10-batches-bin/ or the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: the URL on the data set's site)
@@ -191,7 +193,7 @@ class Dataset(Checked):
             leave out or to move to other classes (default: none)
     """
 
-    data: Annotated[str, RESULT] = "auto"
+    data: Annotated[str, RESULT, Help(f" {data_flag.PATH}")] = "auto"
     data_dir: Annotated[str | None, WORKER, FLAG_ONLY] = None
     data_url: Annotated[str | None, WORKER] = None
     image_size: Annotated[_Pixels | None, RESULT] = None
@@ -217,15 +219,11 @@ class Images(Checked, scope=RESULT):
     """Distortions and augmentation of training images.
 
     Attributes:
-        distortions: random distortions of training images; tutorial: crop, flip,
-            brightness, contrast; crop_flip: crop, flip; flip_translate: flip every
-            other epoch, shift by up to 1/16 of the side; flip_translate_far: the same,
-            up to 1/8; random_resized_crop: crop 8 to 100 % of the area, enlarge to full
-            size, flip; none: unchanged images
+        distortions: random distortions of training images
         augmentation: further changes of training images (see config/augmentation.py)
     """
 
-    distortions: Distortion = "tutorial"
+    distortions: Annotated[str, Choices(DISTORTIONS)] = "tutorial"
     augmentation: Annotated[Mapping | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
@@ -255,22 +253,17 @@ class Loss(Checked, scope=RESULT):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Update(Checked, scope=RESULT):
+class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
-        optimizer: sgd; muon, as in airbench, with separate learning rates for biases
-            and the head; or a Keras optimizer: adadelta, adafactor, adagrad, adam,
-            adamax, adamw, lamb, lion, nadam, rmsprop
+        optimizer: one of Keras by its name there in lower case, or one of ours
         optimizer_arguments: further arguments of the optimizer's class, not for muon
             (see towers/optimizers.py)
-        momentum: momentum of the optimizer, only for sgd, muon, rmsprop
+        momentum: momentum of the optimizer, only for
         learning_rate: peak learning rate
-        schedule: learning-rate schedule; staircase: times 0.1 every --epochs_per_decay
-            epochs; linear, cosine: falls to zero at the last step; one_cycle: rises
-            first, then falls to almost zero at the last step
+        schedule: learning-rate schedule
         keras_schedule: Keras schedule object that a program passed as learning_rate
-        epochs_per_decay: epochs between two decays of the staircase schedule
         warmup_epochs: epochs in which the learning rate rises linearly from zero
         clip_norm: maximum global norm of the averaged gradients, which are scaled down
             if their norm is larger (default: none)
@@ -279,13 +272,12 @@ class Update(Checked, scope=RESULT):
         stages: stages of the training run (see towers/stages.py)
     """
 
-    optimizer: str | type = "sgd"
+    optimizer: Annotated[str | type, Choices(optimizers.NAMES)] = "sgd"
     optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
-    momentum: Fraction = 0.0
+    momentum: Annotated[Fraction, _WITH_MOMENTUM] = 0.0
     learning_rate: _NotNegative = 0.1
-    schedule: Literal["staircase", EndingSchedule] = "staircase"
+    schedule: _Schedule = "staircase"
     keras_schedule: _Own = None
-    epochs_per_decay: _AboveZero = 350.0
     warmup_epochs: _NotNegative = 0.0
     clip_norm: Annotated[float, Range(1e-12)] | None = None
     moving_average_decay: Fraction = 0.9999
@@ -299,14 +291,14 @@ class Update(Checked, scope=RESULT):
         if self.stages and not self.schedule_ends:
             raise UsageError(
                 f"--schedule {self.schedule}: stages need one that ends. Give "
-                f"{' or '.join(ENDING_SCHEDULES)}, or a copy of the recipe without "
+                f"{' or '.join(schedule.ENDING)}, or a copy of the recipe without "
                 "stages."
             )
 
     @property
     def schedule_ends(self) -> bool:
         """Whether the schedule ends at `max_steps`."""
-        return self.schedule in ENDING_SCHEDULES
+        return self.schedule in schedule.ENDING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@
         log_frequency: Count = 10
         seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
-The type says which values are valid: one of the words of a `Literal`, a number within
-a `Range`, or a string that matches a `Form`. `Annotated` can add a scope, `FLAG_ONLY`
-or `RECIPE_ONLY` to a type. The text on an attribute in the docstring of the class is
-the help of the flag. Flags, recipes, the arguments of `Config` and the entries of
-`config.json` are all made from these declarations.
+The type says which values are valid: one of the words of a `Literal` or of `Choices`, a
+number within a `Range`, or a string that matches a `Form`. `Annotated` can add a scope,
+`FLAG_ONLY` or `RECIPE_ONLY` to a type. The text on an attribute in the docstring of the
+class is the help of the flag. Flags, recipes, the arguments of `Config` and the entries
+of `config.json` are all made from these declarations.
 """
 
 import ast
@@ -20,10 +20,13 @@ import json
 import re
 import sys
 import typing
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from cifar10.errors import UsageError, has_controls, reason
+from cifar10.models.registry import PYTHON
 
+IN_PROGRAM = "a Python object. Resume the run from the program that defines it"
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
 # An attribute in a docstring: a name, and a text of one or several lines.
@@ -54,6 +57,23 @@ class Form(NamedTuple):
         return None if re.fullmatch(self.pattern, value) else f"it must be {self.words}"
 
 
+class Choices(NamedTuple):
+    """Valid words, each with its part of the flag's help, which may be empty."""
+
+    words: Mapping[str, str]
+
+    @property
+    def help(self) -> str:
+        """What follows the text on the attribute."""
+        return "".join(f"; {word}: {text}" for word, text in self.words.items() if text)
+
+
+class Help(NamedTuple):
+    """The help of an option, or the end of it, which no docstring can say."""
+
+    help: str
+
+
 Count: TypeAlias = Annotated[int, Range(1, _LARGEST_INTEGER)]
 CountOrZero: TypeAlias = Annotated[int, Range(0, _LARGEST_INTEGER)]
 Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
@@ -74,7 +94,7 @@ class Option:
 
     name: str = ""  # Of the field, the flag and the entry in `config.json`.
     type: Any = None  # Of the values, without limits.
-    choices: tuple[str, ...] = ()  # The valid words; empty if not a `Literal`.
+    choices: tuple[str, ...] = ()  # The valid words; empty if there are others.
     limits: tuple[Range | Form, ...] = ()
     default: Any = None  # `dataclasses.MISSING` if the flag is required.
     help: str = ""  # The text for the flag.
@@ -98,6 +118,8 @@ class Option:
         if callable(value):  # A function of a Python program, which has no limits.
             return None
         if self.choices and value not in self.choices:
+            if str(value).startswith(PYTHON):  # As `config.json` records an object.
+                return f"it must be {IN_PROGRAM}"
             return f"give one of {', '.join(self.choices)}"
         if value == "":
             return "the value is empty. Give a value, or leave out the option"
@@ -115,13 +137,23 @@ class Option:
 class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
-    The class argument `scope` is the default scope of the subclass's options.
+    The class argument `scope` is the default scope of the subclass's options. `numbers`
+    declares options after those of the class itself: numbers, each by its default,
+    limits and help.
     """
 
     scope: ClassVar[str] = SESSION
 
-    def __init_subclass__(cls, scope: str = SESSION) -> None:
+    def __init_subclass__(
+        cls,
+        scope: str = SESSION,
+        numbers: Mapping[str, tuple[float, float, float, str]] | None = None,
+    ) -> None:
         cls.scope = scope
+        for name, (default, least, most, text) in (numbers or {}).items():
+            hint: Any = Annotated[type(default), Range(least, most), Help(text)]
+            cls.__annotations__[name] = hint
+            setattr(cls, name, default)
 
     def __post_init__(self) -> None:
         declared: Any = type(self)
@@ -142,15 +174,19 @@ def options(declared: Any) -> dict[str, Option]:
         if not field.kw_only:
             continue
         plain = types[field.name]
-        choices = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
+        words = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
         marks = _marks(hints[field.name])
+        further = [mark for mark in marks if isinstance(mark, Choices | Help)]
+        choices = words or next(
+            (tuple(mark.words) for mark in marks if isinstance(mark, Choices)), ()
+        )
         found[field.name] = Option(
             name=field.name,
-            type=str if choices else plain,
+            type=str if words else plain,
             choices=choices,
             limits=tuple(mark for mark in marks if isinstance(mark, Range | Form)),
             default=field.default,
-            help=texts.get(field.name, ""),
+            help=texts.get(field.name, "") + "".join(mark.help for mark in further),
             scope=next((mark for mark in marks if mark in SCOPES), declared.scope),
             in_recipes=FLAG_ONLY not in marks,
             in_flags=RECIPE_ONLY not in marks,

@@ -11,6 +11,7 @@ from typing import Any
 
 from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON, name_of_function
+from cifar10.towers import schedule
 from cifar10.towers.optimizers import EXCLUDED
 
 # Losses and metrics, however their names are spelled.
@@ -34,7 +35,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):
         first = _described(rate).get("initial_learning_rate", 0.0)
-        _refuse(given, "a schedule of Keras", "schedule", "epochs_per_decay")
+        _refuse(given, "a schedule of Keras", "schedule", *schedule.PARAMETERS)
         given |= {"keras_schedule": rate, "learning_rate": first}
         given = {"schedule": "staircase", "warmup_epochs": 0.0, **given}
     if callable(loss := given.get("loss")):

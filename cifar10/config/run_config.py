@@ -42,9 +42,8 @@ class Facts:
     data_division: str | None = None  # As `regrouping.divided` returns it.
     data_fingerprint: str | None = None  # None for CIFAR.
     data_parts: list[str] = dataclasses.field(default_factory=list)  # The splits.
-    image_shape: list[int] = dataclasses.field(
-        default_factory=list
-    )  # Height, width, channels of the data's images.
+    # Height, width, channels of the data's images.
+    image_shape: list[int] = dataclasses.field(default_factory=list)
     classes: Annotated[int, Range(1, 10**6)] = 2
     class_names: list[str] = dataclasses.field(default_factory=list)
     parameters: Annotated[int, Range(0, 10**15)]  # Of the model.

@@ -144,11 +144,8 @@ def report(
     ]
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
-    right, table = (
-        f"{sums.correct:,} right of {subject}",
-        class_table(sums, class_names),
-    )
-    return f"{right}\n{', '.join(shown)}\n\n{table}"
+    right, table = f"{sums.correct:,} right of", class_table(sums, class_names)
+    return f"{right} {subject}\n{', '.join(shown)}\n\n{table}"
 
 
 def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:

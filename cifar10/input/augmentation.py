@@ -23,11 +23,6 @@ from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import distortions
 from cifar10.input.distortions import BatchSlice, draw, uniform
 
-# Streams of random numbers, numbered above the 31 bits of a run's seed. Append that of
-# a new augmentation: another order would change the results of every run. The first was
-# RandAugment's.
-STREAMS = ("unused", "random_erasing", "noise", "mixing", "cutout")
-
 # The erased fraction of the image's area, and its ratio of width to height (section 5.1
 # of the paper). The ratio's logarithm is drawn uniformly, as in torchvision, so that
 # tall and wide rectangles are equally frequent.
@@ -67,9 +62,10 @@ class Augmentation:
                 noise = tf.repeat(noise, batch_slice.batch_size, axis=0)
             drawn = draw(ERASING_NUMBERS, _stream(seed, "random_erasing"), batch_slice)
             images = erase(images, drawn, noise, **given)
-        if given := self._parts.get("cutout"):
-            drawn = draw(2, _stream(seed, "cutout"), batch_slice)
-            images = cut_out(images, *drawn, **given)
+        for name, (numbers, change) in SINGLE.items():
+            if given := self._parts.get(name):
+                drawn = draw(numbers, _stream(seed, name), batch_slice)
+                images = change(images, *drawn, **given)
         if any(self._mixing.values()):
             drawn = draw(MIXING_NUMBERS, _stream(seed, "mixing"), batch_slice)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
@@ -250,3 +246,12 @@ def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Ten
     """Returns `weight * values + (1 - weight) * others`, with one weight per image."""
     weight = tf.reshape(weight, [-1, *[1] * (len(values.shape) - 1)])
     return weight * values + (1.0 - weight) * others
+
+
+# Changes of single images, in their order: how many random numbers of each image, and
+# the function of images, these numbers and the recipe's values.
+SINGLE = {"cutout": (2, cut_out)}
+# Streams of random numbers, numbered above the 31 bits of a run's seed. Append a new
+# augmentation: another order would change the results of every run. The first was
+# RandAugment's.
+STREAMS = ("unused", "random_erasing", "noise", "mixing", *SINGLE)

@@ -4,12 +4,13 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields
-from cifar10.config.data_flag import FINDABLE, FOLDER, NPZ, PYTHON, located
+from cifar10.config.data_flag import FILES, FINDABLE, FOLDER, PYTHON, located
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
@@ -45,10 +46,10 @@ def find(
             f"The path of this run's {data} is not known: the run is of another "
             "machine, or its config.json was edited. Name it with --data_dir."
         )
-    if data == NPZ:
-        from cifar10.input.pictures.arrays import find_npz
-
-        return find_npz(Path(data_dir))
+    if data != FOLDER:
+        module, _, function = FILES[f".{data}"].partition(":")
+        find_file = vars(importlib.import_module(f"cifar10.input.{module}"))[function]
+        return find_file(Path(data_dir))
     from cifar10.input.pictures.dataset import find_folder
 
     # Not in CIFAR10_DATA_DIR, because other users may read or write that folder.

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from cifar10.config.fields import PRECISION, Groups
 from cifar10.errors import rounded
+from cifar10.models.step_metrics import STEP_METRICS
 
 # The decay of the moving averages, as in the tutorial; they make curves smoother.
 METRIC_AVERAGE_DECAY = 0.9
-AVERAGED = ("total_loss", "cross_entropy", "penalties", PRECISION)
 # The last is the average of whether a step was lost; absent before the loss has risen.
 _FIRST, _HIGHEST, LOST = "first loss", "highest loss", "lost steps"
 _MOST_LOST = 0.75  # After 14 lost steps in a row.
@@ -39,7 +39,7 @@ def average(
         is_lost |= min(loss, entropy) > _FAR * usual
         averages.setdefault(LOST, 0.0)
         newest = {**newest, LOST: float(is_lost)}
-    for name in [name for name in (*AVERAGED, LOST) if name in newest]:
+    for name in [name for name in (*STEP_METRICS, LOST) if name in newest]:
         old = averages.get(name, newest[name])
         averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
 

@@ -37,7 +37,7 @@ _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
-    what = "data set, as in --data of train: a folder, an .npz file, cifar10, ..."
+    what = "data set, as in --data of train: a folder, a file, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     what = "directory of a run, to list the labels that the run contradicts"
     parser.add_argument("--train_dir", metavar="S", help=what)

@@ -78,10 +78,7 @@ def in_float32(trained: TrainedModel) -> keras.Model:
 
 
 def write_model(
-    model: keras.Model,
-    path: Path,
-    file_format: str,
-    description: Mapping[str, Any],
+    model: keras.Model, path: Path, file_format: str, description: Mapping[str, Any]
 ) -> None:
     """Exports a float32 model, with its description.
 

@@ -35,11 +35,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     replay, given = open_run(parser, words)
     found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", given["steps"])
     first, last = map(int, found.groups()) if found else (0, 0)
-    begun, most, folder = (
-        replay.begun,
-        replay.recorded.config.run.max_steps,
-        given["images"],
-    )
+    begun, folder = replay.begun, given["images"]
+    most = replay.recorded.config.run.max_steps
     if not begun < first <= last <= most:
         raise UsageError(
             f"--steps {given['steps']}: give FIRST:LAST of steps {begun + 1} to {most}."

@@ -18,8 +18,9 @@ from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, rounded, say
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import entry_point, invocation
-from cifar10.run_directory.seeds import Seeds, grouped
+from cifar10.run_directory.seeds import grouped
 
 if TYPE_CHECKING:
     from cifar10.tools.report_run import ReportedRun
@@ -156,20 +157,16 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
             "%Y-%m-%d %H:%M %Z", time.localtime(seconds)
         ),
     }
+    seeds = grouped((run.name, run.recorded, *run.headline) for run in runs)
     return environment.get_template("report.html").render(
         runs=runs,
         rows=_compare(runs),
-        seeds=_of_seeds(runs),
+        seeds=seeds if any(row.interval for row in seeds) else [],
         colours=COLOURS,
         largest_matrix=_LARGEST_MATRIX,
         now=now,
+        metrics=STEP_METRICS,
     )
-
-
-def _of_seeds(runs: Sequence[ReportedRun]) -> list[Seeds]:
-    """Returns a row for each configuration; no rows if no seed differs."""
-    rows = grouped((run.name, run.recorded, *run.headline) for run in runs)
-    return rows if any(row.interval for row in rows) else []
 
 
 def _compare(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:

@@ -6,11 +6,14 @@ the same rate at the same epoch, whatever their number of towers. The decay of m
 averages depends on the number of updates, as in the tutorial.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import tensorflow as tf
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
@@ -23,28 +26,31 @@ _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
 
 
-def scaled(
-    highest_rate: float,
-    curve: Callable[[tf.Tensor], tf.Tensor],
-    examples: float,
-    examples_seen: tf.Tensor | int,
-) -> tf.Tensor:
-    """Returns the rate of a curve, multiplied by `highest_rate`, after some images.
+class Curve(NamedTuple):
+    """A value of `--schedule`.
 
-    The `curve`, one of `CURVES`, is a function of a time. The time is 1 after
-    `examples` images, counting repeats: those of the whole run if the schedule ends
-    with the run, else those of one period.
+    `function` maps a time, and the values of `parameters` by name, to a fraction of the
+    highest rate; both are float64 []. The time is 1 at the end of the run.
     """
-    return highest_rate * curve(tf.cast(examples_seen, tf.float64) / examples)
+
+    function: Callable[..., tf.Tensor]
+    help: str
+    # Each is a flag: its default, its least and largest value, and its help.
+    parameters: Mapping[str, tuple[float, float, float, str]] = {}
+    period: str | None = None  # Or the time is 1 after the epochs of this parameter.
 
 
 def staircase(time: tf.Tensor) -> tf.Tensor:
     """Returns a factor that falls tenfold whenever `time` reaches a whole number."""
+    import tensorflow as tf
+
     return tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), tf.floor(time))
 
 
 def linear(time: tf.Tensor) -> tf.Tensor:
     """Returns a factor that falls evenly from 1 to 0 while `time` runs from 0 to 1."""
+    import tensorflow as tf
+
     return tf.maximum(1.0 - time, 0.0)
 
 
@@ -54,6 +60,8 @@ def cosine(time: tf.Tensor) -> tf.Tensor:
     This is the formula of `keras.optimizers.schedules.CosineDecay`
     (https://arxiv.org/abs/1608.03983).
     """
+    import tensorflow as tf
+
     return 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(time, 1.0)))
 
 
@@ -64,6 +72,8 @@ def one_cycle(time: tf.Tensor) -> tf.Tensor:
     and the defaults of PyTorch's OneCycleLR: the rise and the fall are each half a
     cosine. Unlike in PyTorch, the momentum is constant.
     """
+    import tensorflow as tf
+
     start = 1.0 / _DIVISOR_AT_START
     end = start / _DIVISOR_AT_END
     rising = start + (1.0 - start) * (1.0 - cosine(time / _RISING_PART))
@@ -71,12 +81,20 @@ def one_cycle(time: tf.Tensor) -> tf.Tensor:
     return tf.where(time < _RISING_PART, rising, end + (1.0 - end) * falling)
 
 
-# Functions from a time to a fraction of the highest rate, both float64 [].
-CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
-    "staircase": staircase,
-    "linear": linear,
-    "cosine": cosine,
-    "one_cycle": one_cycle,
+CURVES: Mapping[str, Curve] = {
+    "staircase": Curve(
+        staircase,
+        "times 0.1 every --epochs_per_decay epochs",
+        {"epochs_per_decay": (350.0, 1e-6, 1e30, "epochs between two decays")},
+        period="epochs_per_decay",
+    ),
+    "linear": Curve(linear, "falls to zero at the last step"),
+    "cosine": Curve(cosine, "falls to zero at the last step, along half a cosine"),
+    "one_cycle": Curve(one_cycle, "rises, then falls to almost zero at the last step"),
+}
+ENDING = tuple(name for name, curve in CURVES.items() if curve.period is None)
+PARAMETERS = {
+    name: one for curve in CURVES.values() for name, one in curve.parameters.items()
 }
 
 
@@ -92,6 +110,8 @@ def warmed_up(
     would be 0, and the first update wasted. The schedule itself is not delayed: it
     begins at the first update and ends as it would without a warm-up.
     """
+    import tensorflow as tf
+
     seen_after = tf.cast(examples_seen + global_batch_size, tf.float64)
     return schedule(examples_seen) * tf.minimum(seen_after / examples, 1.0)
 
@@ -103,5 +123,7 @@ def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
     0.9999. The step is `global_step`, int64 [], the number of earlier updates. Early
     averages forget quickly, and are useful long before step 1 / (1 - maximum).
     """
+    import tensorflow as tf
+
     step = tf.cast(global_step, tf.float64)
     return tf.minimum(tf.constant(maximum, tf.float64), (1 + step) / (10 + step))

@@ -451,24 +451,22 @@ def build_tower(
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the `Update`: learning rate, moving averages and gradient clipping."""
     update, images = config.update, config.global_batch_size
-    # The staircase falls once per period, the other schedules once in the whole run.
-    examples = update.epochs_per_decay * examples_per_epoch
-    if update.schedule_ends:
-        examples = config.run.max_steps * images
     curve = schedule.CURVES[update.schedule]
-    learning_rate: schedule.Schedule = functools.partial(
-        schedule.scaled, update.learning_rate, curve, examples
-    )
-    if callable(of_steps := update.keras_schedule):
+    given = {name: getattr(update, name) for name in curve.parameters}
+    examples = config.run.max_steps * images
+    if curve.period:
+        examples = given.pop(curve.period) * examples_per_epoch
 
-        def learning_rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
+    def rate(examples_seen: tf.Tensor | int) -> tf.Tensor:
+        if callable(of_steps := update.keras_schedule):
             return tf.cast(of_steps(examples_seen // images), tf.float64)
+        time = tf.cast(examples_seen, tf.float64) / examples  # Counts repeats.
+        return update.learning_rate * curve.function(time, **given)
 
+    learning_rate: schedule.Schedule = rate
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
-        learning_rate = functools.partial(
-            schedule.warmed_up, learning_rate, rising, images
-        )
+        learning_rate = functools.partial(schedule.warmed_up, rate, rising, images)
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, update.moving_average_decay),

@@ -10,6 +10,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import format_duration, format_number, rounded
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
@@ -105,11 +106,14 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     if not math.isnan(rate):
         seconds = format_number(batch_size / rate, 2)
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
+    values = [
+        (one.label, metrics[name]) for name, one in STEP_METRICS.items() if one.label
+    ]
+    shown = "".join(f", {label} {value:.3f}" for label, value in values)
     own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
         f"step {step}, loss {rounded(metrics['total_loss'], 2)} "
-        f"(CE {rounded(metrics['cross_entropy'], 2)}), "
-        f"accuracy {metrics['precision @ 1']:.3f}, {speed}{own}"
+        f"(CE {rounded(metrics['cross_entropy'], 2)}){shown}, {speed}{own}"
     )
 
 

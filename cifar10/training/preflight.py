@@ -101,12 +101,8 @@ def _explained(
     differences: Mapping[str, tuple[Any, Any]], run: RecordedRun, wanted: RecordedRun
 ) -> str:
     """Returns how wanted settings differ, with commands that work when followed."""
-    path, data, values, now = (
-        run.directory,
-        run.config.dataset,
-        run.values,
-        wanted.values,
-    )
+    path, data = run.directory, run.config.dataset
+    values, now = run.values, wanted.values
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
         f"    {name}: {there} there, {here} now"

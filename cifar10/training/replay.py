@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
-from cifar10.run_directory.averages import AVERAGED, LOST, average
+from cifar10.run_directory.averages import LOST, average
 from cifar10.towers import noise_scale, schedule
 from cifar10.towers.copies import widened
 from cifar10.towers.graphs import split_numbers
@@ -40,6 +40,8 @@ _OF_STATE = 0.8
 _FAR = 1e308  # Larger numbers, and what is none, count as infinity.
 # Rounding moves these by their size, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
+# Parts of names of what is compared by differences, because it may be 0.
+_SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that the data and the model give again.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
@@ -165,7 +167,7 @@ class Replay:
         else:
             self._skipped += 1
         if self._has_averages:
-            names = self._averages.keys() & AVERAGED
+            names = self._averages.keys() & STEP_METRICS.keys()
             found |= {f"{name}/average": self._averages[name] for name in names}
         if config.checkpoints.on_nan == "skip":
             found["skipped_steps"] = self._skipped
@@ -176,8 +178,12 @@ class Replay:
 
         The replay goes on from the checkpoint.
         """
-        if self.step == 0:
-            yield from self._compare_start()
+        if self.step == 0:  # Then a checkpoint and scores are of the initial values.
+            if not self.recorded.config.fine_tuning.initial_weights:
+                self._restore(0, anew=True)
+                if 0 in self.saved:
+                    yield from self._compare_checkpoint()
+            yield from self._compare_scores()
         found = self.advance(batches)
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
@@ -185,14 +191,6 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
             yield from self._compare_checkpoint()
-        yield from self._compare_scores()
-
-    def _compare_start(self) -> Iterator[Difference]:
-        """Compares a checkpoint and scores of step 0 with the initial values."""
-        if not self.recorded.config.fine_tuning.initial_weights:
-            self._restore(0, anew=True)
-            if 0 in self.saved:
-                yield from self._compare_checkpoint()
         yield from self._compare_scores()
 
     def _differences(
@@ -207,7 +205,7 @@ class Replay:
             ours, logged = _number(found[name]), _number(line[name])
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
             far = relative_difference(ours, logged)
-            if bound and (PRECISION in name or name == LOST):  # A share may be 0.
+            if bound and any(share in name for share in _SHARES):
                 far = abs(ours - logged)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 

@@ -15,15 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import data_flag, layout
-from cifar10.errors import (
-    CorruptedError,
-    NotFiniteError,
-    UsageError,
-    first_few,
-    say,
-)
+from cifar10.errors import CorruptedError, NotFiniteError, UsageError, first_few, say
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
-from cifar10.run_directory.averages import AVERAGED, average, divergence, how_to_prevent
+from cifar10.run_directory.averages import average, divergence, how_to_prevent
 from cifar10.towers import noise_scale
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import Batch, StepResult
@@ -89,7 +84,7 @@ class Results:
                 self._count(step, metrics, losses[step - first_step])
                 averages = self._progress.metric_averages
                 # A damaged checkpoint may hold names that event files cannot store.
-                known = [name for name in AVERAGED if name in averages]
+                known = [name for name in STEP_METRICS if name in averages]
                 yield step, metrics | {f"{n}/average": averages[n] for n in known}
         self._pending = later
 

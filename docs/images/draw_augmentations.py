@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
+from cifar10.config.augmentation import PARTS
 from cifar10.input import datasets, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.distortions import channel_statistics
@@ -22,11 +23,12 @@ OUTPUT = Path(__file__).with_name("augmentations.png")
 # Rows, and what a recipe says to get them. Everything is changed, to show it.
 ROWS = {
     "flip_translate alone": {},
-    "random_erasing": {"random_erasing": {"probability": 1.0}},
-    "cutout": {"cutout": {}},
-    "mixup": {"mixup": {"alpha": 1.0}},
-    "cutmix": {"cutmix": {}},
+    **{
+        name: {name: {"probability": 1.0} if "probability" in values else {}}
+        for name, values in PARTS.items()
+    },
 }
+ROWS["mixup"]["mixup"]["alpha"] = 1.0
 SHOWN = 8
 SIDE = 96  # Three times as large as the images.
 GAP, LINE = 4, 18

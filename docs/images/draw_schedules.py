@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import tensorflow as tf
 from matplotlib.figure import Figure
 
 from cifar10.towers import schedule
@@ -20,38 +21,24 @@ OUTPUT = Path(__file__).with_name("schedules.svg")
 
 EXAMPLES = 1000  # Of the whole training; the curves are the same for any number.
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def of_curve(curve: schedule.Curve) -> schedule.Schedule:
+    """Returns the rate of a curve, as a share of the highest."""
+    examples = 0.4 * EXAMPLES if curve.period else EXAMPLES
+    return lambda seen: curve.function(tf.cast(seen, tf.float64) / examples)
+
+
 CURVES = {
-    "staircase": (
-        partial(schedule.scaled, 1.0, schedule.staircase, 0.4 * EXAMPLES),
-        "#000000",
-        "-",
-    ),
-    "linear": (
-        partial(schedule.scaled, 1.0, schedule.linear, EXAMPLES),
-        "#0072B2",
-        "-",
-    ),
-    "cosine": (
-        partial(schedule.scaled, 1.0, schedule.cosine, EXAMPLES),
-        "#D55E00",
-        "-",
-    ),
-    "one_cycle": (
-        partial(schedule.scaled, 1.0, schedule.one_cycle, EXAMPLES),
-        "#009E73",
-        "-",
-    ),
-    "cosine with a warm-up": (
-        partial(
-            schedule.warmed_up,
-            partial(schedule.scaled, 1.0, schedule.cosine, EXAMPLES),
-            100.0,
-            1,
-        ),
-        "#D55E00",
-        ":",
-    ),
+    name: (of_curve(curve), colour, "-")
+    for (name, curve), colour in zip(schedule.CURVES.items(), COLOURS, strict=False)
 }
+CURVES["cosine with a warm-up"] = (
+    partial(schedule.warmed_up, CURVES["cosine"][0], 100.0, 1),
+    CURVES["cosine"][1],
+    ":",
+)
 
 
 def draw() -> None:

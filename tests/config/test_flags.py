@@ -7,11 +7,12 @@ import pytest
 import runs
 from cifar10.config import fields
 from cifar10.config.config import Config
+from cifar10.towers.schedule import PARAMETERS
 
 TRAINING = """
     accumulate batch_size best_by checkpoint_steps clip_norm corrections data data_dir
     data_url
-    depth deterministic distortions epochs_per_decay eval_steps freeze fresh
+    depth deterministic distortions eval_steps freeze fresh
     global_batch_size hang_timeout help_all image_size initial_weights
     keep_best keep_checkpoints
     label_smoothing learning_rate log_device_placement
@@ -23,7 +24,7 @@ TRAINING = """
     verify_steps
     warmup_epochs width
     xla xla_update
-"""
+""" + "".join(f"{name} " for name in PARAMETERS)
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """
     batch_size calibrate data_dir device eval_data eval_dir eval_interval_secs json
@@ -68,11 +69,11 @@ FLAGS = {
 
 RESULT = """
     augmentation class_weights clip_norm data depth deterministic distortions
-    epochs_per_decay freeze global_batch_size image_size initial_weights keras_schedule
+    freeze global_batch_size image_size initial_weights keras_schedule
     label_smoothing learning_rate loss metrics model momentum moving_average_decay
     optimizer optimizer_arguments precision pretrained_rate schedule seed stages
     val_fraction validation_fraction warmup_epochs width xla xla_update
-"""
+""" + "".join(f"{name} " for name in PARAMETERS)
 
 
 def test_the_fields_fixed_for_a_run_are_the_decided_ones():

@@ -1,12 +1,13 @@
 """Helpers: towers of models that are computed by hand."""
 
-import types
+import dataclasses
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config.config import Config
+from cifar10.input.pictures.arrays import array_dataset
 from cifar10.model import inference, loss
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -25,16 +26,14 @@ def resolved(**options):
 
 def open_batches(config, placement, workers, images, labels, batch, step):
     """Opens the input of a training that has no parts but these, and ten classes."""
-    training = types.SimpleNamespace(
-        config=config,
-        placement=placement,
-        workers=workers,
-        dataset=types.SimpleNamespace(classes=10),
-        images=images,
-        labels=labels,
-        towers=None,
+    parts = {one.name: None for one in dataclasses.fields(assembly.Training)}
+    parts |= {"config": config, "placement": placement, "workers": workers}
+    parts |= {"images": images, "labels": labels}
+    black = np.zeros((10, 8, 8, 3), np.uint8)
+    parts["dataset"] = array_dataset(
+        {"x_test": black, "y_test": np.arange(10)}, "", "", None
     )
-    return assembly.Training.open_batches(training, batch, step)
+    return assembly.Training(**parts).open_batches(batch, step)
 
 
 def make_towers(

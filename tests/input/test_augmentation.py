@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config.augmentation import MIXING
+from cifar10.config.augmentation import MIXING, PARTS
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import augmentation, distortions, pipeline
@@ -20,9 +20,7 @@ RANDOM = np.random.default_rng(0)
 COUNT = 50
 IMAGES = RANDOM.integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
 LABELS = np.arange(COUNT, dtype=np.int32) % 10
-EVERYTHING = {
-    "random_erasing": {"probability": 0.5},
-    "cutout": {"side": 6},
+EVERYTHING = {name: {} for name in PARTS} | {
     "mixup": {"probability": 0.5},
     "cutmix": {"probability": 0.4},
 }

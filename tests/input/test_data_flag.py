@@ -6,6 +6,7 @@ import pytest
 
 import small_sets
 from cifar10.config.config import Config
+from cifar10.config.data_flag import FILES
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
 from cifar10.interface.data import fitting
@@ -19,7 +20,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("photos", "cifar10"):
         (tmp_path / folder).mkdir()
-    for file in ("set.npz", "one.png"):
+    for file in (*(f"set{suffix}" for suffix in FILES), "one.png"):
         (tmp_path / file).touch()
     return tmp_path
 
@@ -29,7 +30,7 @@ def place(tmp_path, monkeypatch):
     [
         ("photos", "folder", "photos"),
         ("./cifar10", "folder", "cifar10"),
-        ("set.npz", "npz", "set.npz"),
+        *((f"set{suffix}", suffix[1:], f"set{suffix}") for suffix in FILES),
         ("cifar10", "cifar10", None),
     ],
 )

@@ -276,7 +276,7 @@ def test_a_run_resumes_with_the_same_objects_alone(everything):
         with pytest.raises(UsageError, match=f"{name}|keras_schedule"):
             train(config(path, **{**given, name: other}, max_steps=4))
     given = {**given, "data": record.config.data_objects}
-    for name, missing in (("loss", "keras_schedule"), ("optimizer", "loss")):
+    for name, missing in (("loss", "--optimizer"), ("optimizer", "loss")):
         without = {key: value for key, value in given.items() if key in (name, "data")}
         with pytest.raises(UsageError, match=f"^{missing} .* Python object"):
             train(Config(resume=path, model=linear, **without))

@@ -18,6 +18,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.input import datasets
 from cifar10.input.pipeline import shuffled_indices
+from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.run_directory import checkpoints
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import audit, replay
@@ -76,10 +77,9 @@ class Found(NamedTuple):
     bound: float
 
 
-AVERAGED = ("total_loss", "cross_entropy", "penalties", "precision @ 1")
-METRICS = ("learning_rate", *AVERAGED, *(f"{name}/average" for name in AVERAGED))
+METRICS = "learning_rate", *STEP_METRICS, *(f"{name}/average" for name in STEP_METRICS)
 GROUPS = ("weights", "averages", "statistics", "optimizer", "counters")
-FACTS = (*AVERAGED, "first loss", "highest loss", "skipped_steps")
+FACTS = (*STEP_METRICS, "first loss", "highest loss", "skipped_steps")
 SCORES = ("precision @ 1", "low of precision @ 1", "high of precision @ 1")
 SCORES += ("precision @ 5", "macro F1", "balanced accuracy", "total_loss")
 SCORES += ("cross_entropy", "penalties", "expected calibration error")

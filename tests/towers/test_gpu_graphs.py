@@ -106,7 +106,8 @@ def test_augmentations_are_computed_on_a_gpu():
     augmentation = Augmentation(parts, 10)
     # Two for each of RandAugment's two operations, and for a square to cut out. The
     # noise of erased rectangles is as large as an image.
-    numbers = 5 + 4 + 2 + augmentations.ERASING_NUMBERS + augmentations.MIXING_NUMBERS
+    numbers = 5 + 4 + sum(count for count, _ in augmentations.SINGLE.values())
+    numbers += augmentations.ERASING_NUMBERS + augmentations.MIXING_NUMBERS
     numbers += math.prod(IMAGES.shape[1:]) / BATCH_SIZE
     assert_made_of_numbers(made_on_device("tutorial", augmentation), numbers, 40)
 

@@ -66,7 +66,7 @@ def moved(builder):
     "name",
     [
         pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow)
-        for name in optimizers.KERAS_NAMES
+        for name in optimizers.NAMES
     ],
 )
 def test_a_nonfinite_update_changes_nothing(name):

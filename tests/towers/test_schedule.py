@@ -1,5 +1,6 @@
 """The learning rate and the averages' decay by hand."""
 
+import itertools
 import math
 from functools import partial
 
@@ -8,8 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config.fields import Update
-from cifar10.config.options import options
 from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
     CURVES,
@@ -17,12 +16,17 @@ from cifar10.towers.schedule import (
     cosine,
     linear,
     one_cycle,
-    scaled,
     staircase,
     warmed_up,
 )
 from cifar10.training import assembly
 from small_towers import resolved
+
+
+def scaled(highest, curve, examples, seen):
+    """A rate as `build_update` computes it."""
+    return highest * curve(tf.cast(seen, tf.float64) / examples)
+
 
 # Falls after 100, 200, ... examples.
 STAIRCASE = partial(scaled, 0.5, staircase, 100)
@@ -46,8 +50,17 @@ def test_rate_falls_by_a_tenth_at_each_period():
     assert rates(partial(scaled, 0.1, staircase, period), seen) == expected
 
 
-def test_the_flag_takes_the_name_of_each_curve():
-    assert set(options(Update)["schedule"].choices) == set(CURVES)
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_is_a_fraction_of_the_highest_rate(name):
+    """For the least, the default and the largest value of each of its parameters."""
+    curve, seen = CURVES[name], [*range(0, 1001, 10), 1010]
+    shaping = {**curve.parameters}
+    shaping.pop(curve.period, None)  # This one only says what a time of 1 is.
+    values = {key: numbers for key, (*numbers, _) in shaping.items()}
+    for chosen in itertools.product(*values.values()):
+        factor = partial(curve.function, **dict(zip(values, chosen, strict=True)))
+        found = rates(partial(scaled, 1.0, factor, 1000), seen)
+        assert 0.0 <= min(found) < 0.5 < max(found) <= 1.0
 
 
 def test_a_schedule_that_ends_before_the_warmup_is_refused():

@@ -90,10 +90,11 @@ def test_fast_steps_do_not_flood_the_terminal(tmp_path, stand_in_dir, monkeypatc
     assert len([line for line in drawn if "loss" in line]) == 1
 
 
+@pytest.mark.usefixtures("an_hour_a_step")
 def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, terminal):
     config = {"train_dir": str(tmp_path / "run"), "data_dir": str(stand_in_dir)}
     config |= {"data": "synthetic", "model": runs.SMALL, "batch_size": 4}
-    train(Config(**config, max_hours=0.0005))
+    train(Config(**config, max_hours=20.0))
     assert re.search(r"step \d+, epoch \d+\.\d, loss", terminal())
 
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import types
 
 import keras
 import numpy as np
@@ -15,8 +14,7 @@ from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints
-from cifar10.training import progress, train as training
-from cifar10.training.loop import Loop
+from cifar10.training import train as training
 
 RANDOM = np.random.default_rng(0)
 # 96 images are 6 steps of 16.
@@ -114,21 +112,6 @@ def test_a_run_continues_for_more_epochs(train):
     done = runs.call("train.py", f"--resume={run}", "--max_steps=13")
     assert done.returncode == 0, done.stderr
     assert (recorded(run)["max_steps"], recorded(run)["max_epochs"]) == (13, None)
-
-
-@pytest.fixture
-def an_hour_a_step(monkeypatch):
-    """Each step takes an hour, and all else no time."""
-    now = [0.0]
-    fake = types.SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(progress, "time", fake)
-    call = Loop._call
-
-    def slow(self, batches, count):
-        now[0] += 3600.0 * count
-        return call(self, batches, count)
-
-    monkeypatch.setattr(Loop, "_call", slow)
 
 
 @pytest.mark.usefixtures("an_hour_a_step")

@@ -17,7 +17,6 @@ from typing import BinaryIO
 import numpy as np
 
 from cifar10 import files
-from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, reason
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
@@ -42,7 +41,7 @@ def find_npz(path: Path) -> Dataset:
             f"arrays with the names {', '.join(_ARRAYS)}, as np.savez writes them, and "
             "must fit in memory. A folder of pictures may be larger than memory."
         ) from error
-    return array_dataset(found, str(path), NPZ, path)
+    return array_dataset(found, str(path), "npz", path)
 
 
 def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
