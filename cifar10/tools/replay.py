@@ -71,6 +71,8 @@ def open_run(
             raise UsageError(f"--{name} {number}: give at least 1.")
     recorded = restoring.check_usable(str(run), given["trust_model"])
     if what_if and recorded.facts.what_if:
+        if not recorded.is_own:
+            raise UsageError(f"{run} was not written by you, or was edited.")
         run = Path(recorded.facts.what_if["run"])
         recorded = restoring.check_usable(str(run), given["trust_model"])
     if is_locked(run):

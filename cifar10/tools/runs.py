@@ -185,6 +185,8 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
             said += f", best {score} on {best['part']} at step {best['step']:,}"
         if len(starts := run.get("starts", ())) > 1:
             said += f", {len(starts)} starts, the last from step {starts[-1]['step']:,}"
+        if change := run.get("settings", {}).get("what_if", {}).get("change"):
+            said += f", {change}"
         if event := run.get("event"):
             said += f", {event['event']} at step {event['step']:,}"
         size = f"{run['bytes'] / 1e6:,.1f} MB"

@@ -88,8 +88,7 @@ class WhatIf(Replay):
     def change(self, labels: np.ndarray, settings: Mapping[str, Any]) -> Outcome:
         """Recomputes the steps with other training labels and settings of the update.
 
-        A label of -1 leaves a picture out; `regrouping.stand_ins` fills its place.
-        Needs `control`.
+        A label of -1 leaves a picture out, as `stand_ins` says. Needs `control`.
         """
         training, update = self._training, self._training.towers.update
         variables, (self.step, averages, self._skipped, self._share) = self._begin

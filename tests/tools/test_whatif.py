@@ -14,7 +14,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
 from cifar10.input.regrouping import stand_ins
 from cifar10.run_directory import checkpoints
-from cifar10.tools import audit, replay, whatif
+from cifar10.tools import audit, replay, runs as list_runs, whatif
 from cifar10.training import train as training
 from cifar10.training.assembly import assemble
 from forging import edit
@@ -171,7 +171,9 @@ def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_traine
         training.train(
             Config.from_values(json.loads((out / "config.json").read_text()))
         )
-    # Somebody else's weights are noticed.
+    listed = called(capsys, out.parent, command=list_runs)[1]
+    assert "what if in steps 5 to 8 without 16 pictures" in listed
+    # Somebody else's weights are noticed, and another's files are not followed.
     saved = out / "checkpoints" / "step-00000008"
     manifest = json.loads((saved / "manifest.json").read_text())
     for file in saved.iterdir():
@@ -185,6 +187,10 @@ def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_traine
     assert manifest["step"] == 8
     assert code == 1
     assert "differs from" in said
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "what_if": {"run": "/"}}))
+    with pytest.raises(UsageError, match="not written by you"):
+        called(capsys, out)
 
 
 def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys):
