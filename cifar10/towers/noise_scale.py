@@ -41,7 +41,7 @@ def with_square(
     xla: bool,
     flat: bool,
 ) -> list[Any]:
-    """Adds SQUARE, of the first tower, to the metrics, which are averaged over towers.
+    """Adds SQUARE of the first tower to the metrics; several replicas average theirs.
 
     If XLA compiles the step, it is known in every step. On a CPU no gradient is added
     to others before: TensorFlow could not reuse its memory for the sum, and would add,
