@@ -2,10 +2,9 @@
 
 import argparse
 import json
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from cifar10 import files
 from cifar10.config import layout
@@ -14,6 +13,8 @@ from cifar10.errors import UsageError, counted, first_few
 from cifar10.tools.replay import open_run, window
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from cifar10.training.what_if import Outcome, WhatIf
 
 HELP = "train steps of a run again without some pictures, or with another rate"
@@ -70,7 +71,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     how = f"what if in steps {first} to {last} {_in_words(what_if, labels, settings)}"
     _print(what_if, outcome, how)
     if out:
-        changed = np.flatnonzero(labels != what_if.labels)
+        changed = (labels != what_if.labels).nonzero()[0]
         record = {
             "run": str(what_if.run),
             "config": files.sha256(what_if.run / layout.CONFIG),
@@ -104,7 +105,7 @@ def _check(what_if: "WhatIf", made: RecordedRun) -> int:
 
 def _changes(
     what_if: "WhatIf", given: dict[str, Any]
-) -> tuple[np.ndarray, dict[str, float]]:
+) -> "tuple[np.ndarray, dict[str, float]]":
     """Returns the training labels, -1 to leave out, and settings, as changed."""
     from cifar10.input.regrouping import corrected_labels
 
@@ -140,13 +141,15 @@ def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
     return not differs
 
 
-def _in_words(what_if: "WhatIf", labels: np.ndarray, settings: dict[str, float]) -> str:
+def _in_words(
+    what_if: "WhatIf", labels: "np.ndarray", settings: dict[str, float]
+) -> str:
     from cifar10.input.regrouping import names_of
 
     names, said = names_of(what_if.dataset, "train", len(labels)), []
     out, moved = labels < 0, (labels >= 0) & (labels != what_if.labels)
     for which, how in ((out, "without"), (moved, "with another class of")):
-        if chosen := [names[at] for at in np.flatnonzero(which).tolist()]:
+        if chosen := [names[at] for at in which.nonzero()[0].tolist()]:
             some = first_few(chosen, 3)
             said.append(f"{how} {counted(len(chosen), 'picture')} ({some})")
     said += [f"with {name} {value:g}" for name, value in settings.items()]
@@ -166,7 +169,7 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
     for name, value in before.scalars.items():
         print(f"  {name:28}{value:10.4f}{after.scalars[name]:10.4f}")
     differ = before.outcomes.predictions != after.outcomes.predictions
-    print(f"  {np.count_nonzero(differ):,} of {len(differ):,} predictions differ")
+    print(f"  {differ.sum():,} of {len(differ):,} predictions differ")
     right = [result.sums.confusion.diagonal() for result in (before, after)]
     for name, one, two in zip(what_if.dataset.class_names, *right, strict=True):
         if one != two:
@@ -174,7 +177,7 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
 
 
 def _rank(
-    what_if: "WhatIf", first: int, last: int, windows: int, labels: np.ndarray
+    what_if: "WhatIf", first: int, last: int, windows: int, labels: "np.ndarray"
 ) -> int:
     """Prints pictures by the effect of changing each alone; returns the exit code."""
     from cifar10.input.regrouping import names_of
@@ -182,7 +185,7 @@ def _rank(
     length, most = last - first + 1, what_if.recorded.config.run.max_steps
     if not 1 <= windows <= (possible := (most - first + 1) // length):
         raise UsageError(f"--windows {windows}: give 1 to {possible}.")
-    suspects = np.flatnonzero(labels != what_if.labels).tolist()
+    suspects = (labels != what_if.labels).nonzero()[0].tolist()
     found: dict[int, list[float]] = {one: [] for one in suspects}
     for begin in range(first, first + windows * length, length):
         end = begin + length - 1
@@ -195,9 +198,9 @@ def _rank(
             before, after = [result.scalars["cross_entropy"] for result in results]
             found[one].append(after - before)
     print("Rise of the validation loss if one picture is changed, and its deviation:")
-    seen = [(float(np.mean(of)), one, of) for one, of in found.items() if of]
+    seen = [(statistics.mean(of), one, of) for one, of in found.items() if of]
     for mean, one, values in sorted(seen):
-        spread = f"{np.std(values, ddof=1):.2g}" if len(values) > 1 else "?"
+        spread = f"{statistics.stdev(values):.2g}" if len(values) > 1 else "?"
         print(
             f"  {mean:+.3g} +- {spread} in {counted(len(values), 'window')}: ", end=""
         )
