@@ -96,7 +96,7 @@ class ReplicaBuilder(TowerBuilder):
             with tf.device(state.device):
                 these = state, self.devices[towers], batches[towers]
                 results = self._trace_towers(*these, first)
-                local = self._trace_averages(*these, results)
+                local = self._trace_averages(*these, results, first)
                 replicas = self._strategy.num_replicas_in_sync
                 stops = self._wishes * replicas  # Their mean is the sum of wishes.
                 if replica > 0:

@@ -81,9 +81,8 @@ def open_run(
     from cifar10.training.replay import Replay
     from cifar10.training.what_if import WhatIf
 
-    return (WhatIf if what_if else Replay)(
-        run, given["num_gpus"], given["data_dir"]
-    ), given
+    kind = WhatIf if what_if else Replay
+    return kind(run, given["num_gpus"], given["data_dir"]), given
 
 
 def window(replay: "Replay", words: str) -> tuple[int, int]:

@@ -47,6 +47,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     add("--out", metavar="DIR", help=_OUT)
     what_if, given = open_run(parser, words, what_if=True)
     made = RecordedRun.read(layout.absolute_path(given["run"]))
+    _refuse_unused(given, made)
     if made.facts.what_if:
         return _check(what_if, made)
     if given["steps"] is None:
@@ -83,6 +84,16 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         what_if.save(out, record, outcome)
         print(f"The changed run is in {out}")
     return 0
+
+
+def _refuse_unused(given: dict[str, Any], made: RecordedRun) -> None:
+    what = "a changed run" if made.facts.what_if else "--each" if given["each"] else ""
+    names = ["until", "corrections", "without_class", "out", *_SETTINGS] if what else []
+    names += ["steps", "each"] if made.facts.what_if else []
+    if found := [name for name in names if given[name] is not None]:
+        raise UsageError(f"{what} and --{found[0]} exclude each other. Omit one.")
+    if given["windows"] != 1 and not given["each"]:
+        raise UsageError("--windows needs --each.")
 
 
 def _check(what_if: "WhatIf", made: RecordedRun) -> int:

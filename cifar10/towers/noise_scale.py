@@ -37,12 +37,14 @@ def with_square(
     state: TrainState,
     devices: Sequence[str],
     results: Sequence[Any],
-    *,
+    towers: int,
+    is_first: bool,
     xla: bool,
     flat: bool,
 ) -> list[Any]:
-    """Adds SQUARE of the first tower to the metrics; several replicas average theirs.
+    """Adds SQUARE of the first of all `towers` to the metrics, which are averaged.
 
+    Other replicas compute theirs too, since programs that differ may round differently.
     If XLA compiles the step, it is known in every step. On a CPU no gradient is added
     to others before: TensorFlow could not reuse its memory for the sum, and would add,
     and so round, in another order. On a GPU what is read travels `flat` in any case.
@@ -56,7 +58,7 @@ def with_square(
             for one in read:
                 sizes.setdefault(one.dtype, []).append(one.shape.num_elements())
             read = [*Flat(read, device).joined.values()]
-        of = functools.partial(_square, factor=len(results), sizes=sizes)
+        of = functools.partial(_square, factor=towers, sizes=sizes)
         square = of(read) if xla else _if(is_due, of, read)
         if not flat:
             with tf.control_dependencies([square]):
@@ -64,6 +66,9 @@ def with_square(
         scale = state.optimizer.scale_loss(1.0)
         if tf.is_tensor(scale):  # Of float16.
             square /= tf.cast(scale, square.dtype) ** 2
+        if not is_first:  # Steps are never negative, which XLA does not know.
+            never = state.global_step.read_value() < 0
+            square = tf.where(never, square, tf.zeros_like(square))
     first = results[0]._replace(gradients=gradients)
     measured: list[Any] = []
     for device, one in zip(devices, [first, *results[1:]], strict=True):

@@ -331,13 +331,15 @@ class TowerBuilder(Agreement):
         devices: Sequence[str],
         batches: list[Batch],
         results: list[TowerResult],
+        first: int = 0,
     ) -> Averages:
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
             self._warn_of_missing(results[0].gradients)
             flat, xla = self._is_flat(state, devices), self._compiles
             if self.num_towers > 1:
-                results = with_square(state, devices, results, xla=xla, flat=flat)
+                which = self.num_towers, self.first_tower + first == 0
+                results = with_square(state, devices, results, *which, xla, flat)
             if flat:
                 found = flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found

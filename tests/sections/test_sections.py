@@ -16,7 +16,6 @@ from cifar10.layers import NewSection, QuickGelu
 from cifar10.model import inference, loss
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
-from cifar10.towers import noise_scale
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 from cifar10.training import train as training
@@ -129,7 +128,7 @@ def builder_of(states, towers, cuts, accumulate=1, *, xla=False, on=None):
 
 
 def train(build, towers, cuts=None, accumulate=1, *, steps=3, replicas=1, **options):
-    """Trains from the same start; returns metrics and all variables."""
+    """Trains from the same start; returns all metrics and all variables."""
     states = [state_of(built(build)) for _ in range(replicas)]
     builder = builder_of(states, towers, cuts, accumulate, **options)
     state = states[0]
@@ -144,9 +143,7 @@ def train(build, towers, cuts=None, accumulate=1, *, steps=3, replicas=1, **opti
             strict=True,
         )
         metrics = builder.step(list(parts)).metrics
-        # Each replica's first tower is measured, so this is of other images.
-        names = sorted(metrics.keys() - {noise_scale.SQUARE})
-        values += [metrics[name].numpy() for name in names]
+        values += [metrics[name].numpy() for name in sorted(metrics)]
     variables = [*state.model.variables, *state.optimizer.variables, *state.averages]
     return [*values, *(variable.numpy() for variable in variables)]
 

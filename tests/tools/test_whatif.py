@@ -164,6 +164,8 @@ def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_traine
     code, said = called(capsys, out)
     assert code == 0
     assert "at most 0 apart" in said
+    with pytest.raises(UsageError, match="a changed run and --steps exclude"):
+        called(capsys, out, "--steps", "5:6")
     for command, more in ((audit, []), (replay, ["--steps", "5:6"])):
         with pytest.raises(UsageError, match="computed from another run"):
             called(capsys, out, *more, command=command)
@@ -229,6 +231,9 @@ def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys)
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
         ("--steps 3:4 --clip_norm 1 --out .", "exists"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
+        ("--steps 3:4 --each {file} --out there", "--each and --out exclude"),
+        ("--steps 3:4 --each {file} --clip_norm 1", "--each and --clip_norm exclude"),
+        ("--steps 3:4 --clip_norm 1 --windows 2", "needs --each"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(run_dir, tmp_path, capsys, words, why):
