@@ -17,7 +17,7 @@ def main() -> None:
         split_gpu=1,
         local_workers=None,
         variable_update="towers",
-        worker_timeout=1.0,
+        worker_timeout=300.0,
     )
     train_command.train_or_launch(config, alone=True)
 

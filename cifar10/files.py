@@ -62,6 +62,15 @@ def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> 
     return content
 
 
+def read_end(path: Path, most: int) -> bytes:
+    """Returns the whole lines among the last `most` bytes of a regular file."""
+    with opened(path) as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - most)
+        file.seek(begin)
+        content = file.read(most)
+    return content.partition(b"\n")[2] if begin else content
+
+
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a regular file's content, in hexadecimal."""
     with opened(path) as file:
@@ -148,6 +157,7 @@ def unreadable(path: Path, error: OSError) -> DiskError:
     """Returns the error to raise for a file that exists and cannot be read."""
     is_no_file = error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR)
     fix = "Put a file in its place" if is_no_file else "Make it readable for this user"
+    fix = "Move it away" if error.errno == errno.EFBIG else fix
     return DiskError(f"{path} cannot be read: {reason(error)}.", f"{fix}, then repeat.")
 
 

@@ -6,9 +6,11 @@
 
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
-Answers are those of `python -m cifar10 serve`. GET /health names the model; GET
-/metrics counts requests in Prometheus's text format. The service has no passwords and
-no limits on connections: publish it to strangers through a proxy.
+The body is the file itself, not a form. Answers are those of `python -m cifar10
+serve`. GET /health names the model; GET /metrics counts, in Prometheus's text format,
+requests to /predict by status, and sums up the seconds until their answers. The
+service has no passwords and no limits on connections: publish it to strangers through
+a proxy.
 """
 
 import argparse
@@ -32,6 +34,10 @@ from starlette.routing import Route
 _MOST_BYTES, _MOST_PIXELS = 10_000_000, 50_000_000
 
 
+class UnusableError(Exception):
+    """A file holds no model that this server can use."""
+
+
 class Classifier:
     """An exported model, from `export --with_preprocessing`.
 
@@ -40,11 +46,16 @@ class Classifier:
     """
 
     def __init__(self, path: str) -> None:
-        self._session = onnxruntime.InferenceSession(path)
+        try:
+            self._session = onnxruntime.InferenceSession(path)
+        except Exception as error:  # onnxruntime's errors have no common class.
+            raise UnusableError(
+                f"{path} is not read as an ONNX model: {error}"
+            ) from error
         found = self._session.get_modelmeta().custom_metadata_map
         self.description = json.loads(found.get("cifar10.json", "{}"))
         if not self.description.get("with_preprocessing"):
-            raise SystemExit(f"{path}: export it with --with_preprocessing.")
+            raise UnusableError(f"{path}: export it with --with_preprocessing.")
         self._shape = self.description["picture_shape"]
 
     def classify(self, content: bytes, top_k: int) -> list[dict[str, object]]:
@@ -73,6 +84,11 @@ class Classifier:
         ]
 
 
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return JSONResponse({"error": getattr(error, "detail", "")}, status)
+
+
 def application(classifier: Classifier) -> Starlette:
     """Returns the service of a model."""
     counts: collections.Counter[str] = collections.Counter()
@@ -81,7 +97,19 @@ def application(classifier: Classifier) -> Starlette:
 
     async def predict(request: Request) -> JSONResponse:
         nonlocal seconds
-        began, counts["requests"] = time.monotonic(), counts["requests"] + 1
+        began, status = time.monotonic(), 500
+        try:
+            answer = JSONResponse({"step": step, "predictions": await found(request)})
+            status = 200
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            counts[f"{status // 100}xx"] += 1
+            seconds += time.monotonic() - began
+        return answer
+
+    async def found(request: Request) -> list[dict[str, object]]:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -93,13 +121,10 @@ def application(classifier: Classifier) -> Starlette:
         try:
             # In a thread, so that no request blocks another.
             how = classifier.classify, bytes(body), int(top_k[:9])
-            found = await asyncio.to_thread(*how)
+            return await asyncio.to_thread(*how)
         except ValueError as error:
-            counts["refused"] += 1
             fix = "Send a file itself: curl --data-binary @FILE."
             raise HTTPException(400, f"{error} {fix}") from error
-        seconds += time.monotonic() - began
-        return JSONResponse({"step": step, "predictions": found})
 
     async def health(_: Request) -> JSONResponse:
         names = {key: classifier.description[key] for key in ("model", "class_names")}
@@ -107,22 +132,22 @@ def application(classifier: Classifier) -> Starlette:
 
     async def metrics(_: Request) -> PlainTextResponse:
         lines = [
-            f"cifar10_requests_total {counts['requests']}",
-            f"cifar10_refused_total {counts['refused']}",
+            f'cifar10_requests_total{{status="{status}"}} {counts[status]}'
+            for status in ("2xx", "4xx", "5xx")
+        ]
+        lines += [
             f"cifar10_answer_seconds_sum {seconds:.6f}",
+            f"cifar10_answer_seconds_count {counts.total()}",
+            f"cifar10_weights_step {step}",
         ]
         return PlainTextResponse("\n".join([*lines, ""]))
-
-    async def refuse(_: Request, error: Exception) -> JSONResponse:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return JSONResponse({"error": getattr(error, "detail", "")}, status)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
 
 
 def main() -> None:
@@ -133,7 +158,10 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
-    app = application(Classifier(given.model))
+    try:
+        app = application(Classifier(given.model))
+    except UnusableError as error:
+        parser.error(str(error))
     uvicorn.run(app, host=given.host, port=given.port, timeout_graceful_shutdown=7)
 
 

@@ -16,6 +16,7 @@ from cifar10.config import augmentation, data_flag, fields, python_objects, run_
 from cifar10.config.options import defaults, options
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import default_recipe, name_of_function
+from cifar10.towers import schedule
 from cifar10.towers.stages import Stage, resolve_stages
 
 _RECIPES = Path(__file__).parent / "recipes"
@@ -229,22 +230,23 @@ def flags_of(
 ) -> dict[str, Any]:
     """Returns the flags that give a new run the configuration of `run`.
 
-    Leaves out what the recipe, or the `source` of initial weights, gives, and flags
-    that do not affect the result, except the run's length.
+    Leaves out what the recipe, or the `source` of initial weights, gives, and devices
+    and processes, which do not affect the result.
     """
     known, values = options(fields.ALL), run.values
     usual = defaults(fields.ALL) | read_recipe(values["recipe"]) | {"recipe": None}
     usual["xla"] = False  # A new run finds out by itself whether XLA helps.
     usual |= _kept_of(source, values)
     length = next(name for name in reversed(fields.LENGTHS) if values[name])
-    determining = [
+    written = options((fields.Checkpoints, fields.Output))
+    names = [
         name
-        for name in fields.result_determining(run.config)
+        for name in (*fields.result_determining(run.config), *written)
         if name in known and name not in fields.LENGTHS
     ]
     found = {
         name: values[name]
-        for name in ("data", "data_dir", "corrections", "recipe", *determining, length)
+        for name in ("data", "data_dir", "corrections", "recipe", *names, length)
         if known[name].in_flags and values[name] not in (None, usual[name])
     }
     if values["data"] in data_flag.KINDS:
@@ -285,7 +287,14 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
+    _refuse_parameters_of_others(values.get("schedule", fields.Update.schedule), given)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
+
+
+def _refuse_parameters_of_others(chosen: str, given: Mapping[str, Any]) -> None:
+    for name in schedule.PARAMETERS.keys() & given.keys():
+        if chosen in schedule.CURVES and name not in schedule.CURVES[chosen].parameters:
+            raise UsageError(f"--{name} has no effect on --schedule {chosen}. Omit it.")
 
 
 def _kept_of(

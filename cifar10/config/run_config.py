@@ -216,8 +216,8 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     run = RecordedRun.read(layout.absolute_path(name))
     if run.check_model(given.get("model"), "--model"):
         del given["model"]  # The run keeps its name for the model.
-    known = options(fields.ALL).keys() & run.entries.keys()
-    values = {field: run.entries[field] for field in known}
+    known = options(fields.ALL).keys() - options(fields.Processes).keys()
+    values = {field: run.entries[field] for field in known & run.entries.keys()}
     return {**values, "train_dir": str(run.directory), "fresh": False}
 
 

@@ -60,11 +60,12 @@ def launch(
         if ends := [*ends, *(128 + number for number in stops)]:
             why = f"the run ended with exit code {ends[0]} and is not restarted."
             raise StoppedError(why, ends[0])
+        names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(
-            f"worker {index} was killed by {signal.Signals(-code).name}"
+            f"{name} was killed by {signal.Signals(-code).name}"
             if code < 0
-            else f"worker {index} ended with exit code {code}"
-            for index, code in enumerate(codes)
+            else f"{name} ended with exit code {code}"
+            for name, code in zip(names, codes, strict=True)
         )
         if restart < max_restarts:
             say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
@@ -73,10 +74,15 @@ def launch(
                 command = flags.without(command, "fresh")
             if not workers and not cluster.is_requested():
                 command = _on_gpus_left(command, train_dir)
-    message = (
-        f"{losses}.\nThe same command, without --fresh, resumes from the last "
+    message = f"{losses}.\nThe same command, without --fresh, resumes from the last "
+    message += (
         "checkpoint. With --max_restarts N, that happens up to N times by itself."
     )
+    if max_restarts:
+        message = f"{losses}, after {counted(max_restarts, 'restart')}, as many as "
+        message += (
+            "--max_restarts allows. The same command, without --fresh, resumes it."
+        )
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
 
@@ -111,7 +117,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     for one in grouped(found):
         print(one)
     if not any(line for *_, line in found):
-        say("No seed was scored. Score each with eval, or train with --eval_steps.")
+        say("No seed was scored. Score each with eval; --eval_steps comes too late.")
     if diverged:
         raise StoppedError("Some seeds have diverged.", errors.EXIT_DIVERGED)
 

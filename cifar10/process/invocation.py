@@ -85,15 +85,15 @@ def as_flags(**values: Any) -> str:
     return shlex.join(words)
 
 
-def in_memory(model: str, data: str) -> str:
-    """Lists which of `model=...` and `data=...` are objects of a user's program."""
-    named = {"model": model, "data": data}
-    return ", ".join(f"{name}=..." for name in named if named[name].startswith(PYTHON))
+def in_memory(**values: Any) -> str:
+    """Lists which recorded values are objects of a user's program: `model=...`."""
+    own = [name for name, value in values.items() if f"{value}".startswith(PYTHON)]
+    return ", ".join(f"{name}=..." for name in own)
 
 
 def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
     """Returns how to score a run's newest checkpoint, or that of a step."""
-    if given := in_memory(model, data):
+    if given := in_memory(model=model, data=data):
         which = "" if step is None else f"step={step}, "
         return f"cifar10.evaluate({str(train_dir)!r}, {which}{given})"
     which = "--run_once" if step is None else f"--step {step}"

@@ -5,9 +5,10 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from cifar10 import files
 from cifar10.config import layout
@@ -62,7 +63,7 @@ class RunLock:
             lock = files.opened(path / _LOCK, "a+b", buffering=0)
             held.enter_context(lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(lock)
             except BlockingIOError as error:
                 holder = os.pread(lock.fileno(), 300, 0).decode(errors="replace")
                 raise UsageError(
@@ -76,6 +77,16 @@ class RunLock:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             self._held = held.pop_all()
+
+
+def _take(lock: BinaryIO) -> None:
+    """Locks a file; tries for a second, since `is_locked` locks it for a moment."""
+    for pause in (0.1, 0.3, 0.6):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(pause)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def holds_run(path: Path) -> bool:
@@ -110,7 +121,7 @@ def is_locked(path: Path) -> bool:
     """Returns whether a training run holds a directory's lock; True if unknown.
 
     Refuses what is no file: no training run of this package has made it.
-    The check itself locks the file for a moment, in which no training run can start.
+    The check itself locks the file for a moment, for which a training run waits.
     """
     try:
         with files.opened(path / _LOCK) as file:

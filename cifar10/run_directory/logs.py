@@ -6,6 +6,7 @@ lines that a killed process left incomplete or that a disk has damaged.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from cifar10.config.schema import wrong
 from cifar10.errors import DiskError, reason, say
 
 LARGEST_LOG = 2**30  # Bytes; far more than millions of training steps log.
+_RECENT = 2**25  # Bytes, of some 50,000 steps: what a list of runs reads.
 _PREFIX = "events.out.tfevents."  # TensorFlow's prefix; a time in seconds follows.
 _GO_ON = "Free space or make it writable, then repeat the command without --fresh."
 
@@ -48,10 +50,14 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
             raise
 
 
-def read_lines(path: Path) -> list[Any]:
-    """Returns the JSON value of each line of a log; None for a damaged line."""
+def read_lines(path: Path, last: int | None = None) -> list[Any]:
+    """Returns the JSON value of each line of a log; None for a damaged line.
+
+    With `last`, reads only so many bytes, at the end.
+    """
     try:
-        lines = files.read(path, LARGEST_LOG).splitlines()
+        whole = files.read_end(path, last) if last else files.read(path, LARGEST_LOG)
+        lines = whole.splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -66,14 +72,15 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def read_recent(path: Path) -> list[dict[str, Any]]:
-    """Returns the entries with a step of a log, and of the log last moved away.
+    """Returns the last entries with a step of a log, and of the log last moved away.
 
     Of the latter, those are left out that the present log has begun to repeat.
     """
+    read = functools.partial(read_lines, last=_RECENT)
     aside = [one for one in path.parent.glob(f"{path.name}[.-]*[0-9]") if one.is_file()]
     newest = sorted(aside, key=lambda one: one.stat().st_mtime)[-1:]
     before, now = (
-        [*filter(_has_step, itertools.chain(*map(read_lines, paths)))]
+        [*filter(_has_step, itertools.chain(*map(read, paths)))]
         for paths in (newest, [path])
     )
     first = min((line["step"] for line in now), default=math.inf)
@@ -141,9 +148,16 @@ class LogWriter:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Discards all records after `step`, which will be run again, and damaged lines."""
+    """Discards all records after `step`, which will be run again, and damaged lines.
+
+    A `silence` stays, which no step repeats.
+    Moves a log away that has become too large to be read.
+    """
     if events.exists():
         _mark_resume(events, step)
+    if log.exists() and log.lstat().st_size > LARGEST_LOG:
+        aside = files.rename(log, files.unused(log.with_name(f"{log.name}.")))
+        say(f"The log was moved to {aside}, since it has over {LARGEST_LOG:,} bytes.")
     kept = lines_up_to(log, step)
     if log.exists() and kept != files.read(log, LARGEST_LOG):
         files.write_atomically(log, kept)
@@ -182,5 +196,10 @@ def lines_up_to(log: Path, step: int, *, events: bool = True) -> bytes:
         return b""
     lines = files.read(log, LARGEST_LOG).splitlines(keepends=True)
     complete = [(line, _value(line)) for line in lines if line.endswith(b"\n")]
-    kept = [(line, value) for line, value in complete if _has_step(value, step)]
-    return b"".join(line for line, value in kept if events or "event" not in value)
+    found = [(line, value) for line, value in complete if _has_step(value)]
+    return b"".join(
+        line
+        for line, value in found
+        if (value["step"] <= step or value.get("event") == "silence")
+        and (events or "event" not in value)
+    )

@@ -103,7 +103,14 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, int | None]) -
     for name, expected in identity.items():
         recorded = checkpoint.manifest.get(name)
         if recorded != expected:
-            raise UsageError(
-                f"{checkpoint.path} is of another run: its {name} is {recorded!r}, but "
-                f"this run's is {expected!r}. Move the checkpoint away."
-            )
+            raise of_another_run(checkpoint, name, recorded, expected)
+
+
+def of_another_run(
+    checkpoint: Checkpoint, name: str, recorded: object, expected: object
+) -> UsageError:
+    """Describes a checkpoint that a run with another setting wrote."""
+    return UsageError(
+        f"{checkpoint.path} is of another run: its {name} is {recorded!r}, but this "
+        f"run's is {expected!r}. Move the checkpoint away."
+    )

@@ -61,8 +61,9 @@ def grouped(
     """
     groups: dict[Any, list[tuple[str, int, float]]] = defaultdict(list)
     for name, run, split, line in scored:
-        names = sorted({*result_determining(run.config), "data_fingerprint"} - {"seed"})
-        alike = [run.values[name] for name in names]
+        # By the batches of towers, too, of which batch norm sees one at a time.
+        names = {*result_determining(run.config), "data_fingerprint", "batch_size"}
+        alike = [run.values[name] for name in sorted(names - {"seed"})]
         if line:
             key = split, line["step"], line.get("num_examples"), repr(alike)
             groups[key].append((name, run.config.run.seed, line[PRECISION]))

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import io
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ from typing import Any
 
 from cifar10 import files
 from cifar10.config import flags, layout
-from cifar10.config.fields import PRECISION
+from cifar10.config.fields import PRECISION, RECORDED
+from cifar10.config.options import options
 from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import EVENT
 from cifar10.errors import UsageError, counted, printable, reason, say
@@ -119,7 +121,12 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
     found = {}
-    for folder, inner, names in os.walk(directory):
+
+    def skip(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # Moved by a training.
+            say(f"NOTE: {printable(str(error.filename))} is left out: {reason(error)}.")
+
+    for folder, inner, names in os.walk(directory, onerror=skip):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         if _HELD_BY_RUNS & {*names} and (run := _read(Path(folder))):
             found[os.path.relpath(folder, directory)] = run
@@ -227,7 +234,13 @@ def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if not isinstance(v, list | dict)}
+    """Writes tables of the configuration as JSON; leaves out other lists and dicts."""
+    tables, known = (list, dict), options(RECORDED)
+    return {
+        name: json.dumps(value) if isinstance(value, tables) else value
+        for name, value in values.items()
+        if name in known or not isinstance(value, tables)
+    }
 
 
 def _hours(age: str) -> int:

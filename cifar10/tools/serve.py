@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import errno
 import socket
 import threading
 from collections.abc import Sequence
@@ -106,8 +107,10 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except (OSError, TypeError) as error:  # A TypeError for an impossible name.
+        is_of_port = getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES)
+        another = "--port, or 0" if is_of_port else "--host"
         raise UsageError(
-            f"--host {host} --port {port}: {reason(error)}. Give another --port, or 0."
+            f"--host {host} --port {port}: {reason(error)}. Give another {another}."
         ) from error
     # Connections inherit this option, which asyncio does not set for this listener.
     # Without it, the body of an answer waits for the ACK of its headers.

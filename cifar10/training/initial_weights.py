@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from cifar10 import files
-from cifar10.config import layout
+from cifar10.config import data_flag, layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, FineTuning
-from cifar10.config.run_config import RecordedRun
+from cifar10.config.run_config import RecordedRun, run_of_weights
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
@@ -98,20 +98,20 @@ def locate_source(name: str) -> tuple[Path, int | None]:
 def take_initial_weights(
     config: ResolvedConfig,
     state: "TrainState",
-    class_names: Sequence[str],
+    run: RecordedRun,
     earlier: RecordedRun | None,
 ) -> str:
     """Assigns the initial weights that `config` names to a newly built model.
 
-    `class_names` are the new run's, and `earlier` is an earlier run in its directory,
-    if any. Returns a line to print.
+    `run` is the new one, and `earlier` is an earlier run in its directory, if any.
+    Returns a line to print.
     """
     if earlier and not config.run.fresh and not earlier.is_own:
         raise UsageError(
             "--initial_weights: the run has no checkpoint, and its config.json was not "
             "written by you on this machine, or was edited. Start over with --fresh."
         )
-    source, layers = find_weights(config, state.model, class_names)
+    source, layers = find_weights(config, state.model, run.facts.class_names)
     variables, taken = _variables(state.model), set()
     for name, values in layers.items():
         for variable, value in zip(variables[name], values, strict=True):
@@ -126,7 +126,24 @@ def take_initial_weights(
     line = f"Starts: with {len(layers)} of {len(variables)} layers from {source}."
     if new := [name for name in variables if name not in layers]:
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
+    origin = run_of_weights({**run.entries, "fresh": True})
+    if origin and _may_have_seen_val(origin, run):
+        line += (
+            "\nNOTE: these weights may have been trained on images that are val here."
+        )
+        line += " Scores on val are then too good; those on test are not."
     return line
+
+
+def _may_have_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
+    """Returns whether `origin` divided the same images in another way."""
+    of_origin, of_run = (
+        (one.config.dataset.data, one.facts.data_fingerprint) for one in (origin, run)
+    )
+    # Of folders, a run takes the division from that which gives its weights.
+    is_same = of_origin == of_run and of_run[0] != data_flag.FOLDER
+    has_other = origin.facts.data_division != run.facts.data_division
+    return is_same and has_other and "val" in run.facts.data_parts
 
 
 def find_weights(

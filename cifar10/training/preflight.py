@@ -13,8 +13,8 @@ from cifar10 import files
 from cifar10.config import fields, layout
 from cifar10.config.config import Config, ResolvedConfig, flags_of
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError
-from cifar10.models.registry import check_name
+from cifar10.errors import UsageError, counted
+from cifar10.models.registry import PYTHON, check_name
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, starting
@@ -61,7 +61,8 @@ def check_run(
     """
     run = starting.find_run(wanted.directory)
     if run is not None and not fresh:
-        if (run.directory / layout.PRUNED).exists():
+        ends = [one.config.run.max_steps for one in (run, wanted)]
+        if (run.directory / layout.PRUNED).exists() and max(ends) > ends[0]:
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
                 f"{run.directory / layout.PRUNED} says that --prune has left only the "
@@ -78,6 +79,8 @@ def nothing_to_do(config: ResolvedConfig, step: int, record: EarlyStopping) -> s
     train_dir = layout.absolute_path(config.run.train_dir)
     limits = vars(config.run)
     name = next(name for name in reversed(fields.LENGTHS) if limits[name])
+    if (pruned := train_dir / layout.PRUNED).exists():
+        return f"Nothing to do: the run has finished, and {pruned} says what is left."
     lines = [
         f"Nothing to do: the run is at step {step}, and --{name} is {limits[name]}.",
         early_stopping.outcome(config, step, record),
@@ -109,9 +112,17 @@ def _explained(
         for name, (there, here) in differences.items()
         if name != _DATA
     ]
-    if {*differences} <= {"batch_size", "global_batch_size"}:
+    if {*differences} == {"global_batch_size"}:
         batch = invocation.as_flags(global_batch_size=values["global_batch_size"])
         lines.append(f"    {batch} in place of --batch_size keeps that of the run")
+    elif {*differences} <= {"batch_size", "global_batch_size"}:
+        size = values["batch_size"]
+        batches = values["global_batch_size"] // size
+        towers = max(n for n in range(1, now["towers"] + 1) if batches % n == 0)
+        batch = invocation.as_flags(batch_size=size, accumulate=batches // towers)
+        lines.append(
+            f"    {batch} on {counted(towers, 'tower')} keeps those of the run"
+        )
     others = [name for name in _OF_DATA if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]
@@ -123,7 +134,8 @@ def _explained(
     elif _DATA in differences and (name := others[0]) not in differences:
         lines.append(f"    {name}: {values[name]} there, {now[name]} now")
     resume = invocation.as_flags(resume=path)
-    if given := invocation.in_memory(run.config.network.model, data.data):
+    own_rate = {"learning_rate": PYTHON} if values["keras_schedule"] else {}
+    if given := invocation.in_memory(**values | own_rate):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
     if not has_changed:
         lines.append(f"Give {resume} alone to resume that run as it is.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from cifar10 import files
 from cifar10.config import layout
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, logs, restoring, starting
@@ -25,17 +26,19 @@ class Progress:
     """
 
     def __init__(self, training: Training) -> None:
-        config, of_run = training.config, training.run.values
+        config, self._run = training.config, training.run
         self._writes = training.workers.is_chief
-        of_machine = {name: of_run[name] for name in starting.OF_MACHINE}
-        self._settings = {**training.determining(), **of_machine}
+        of_machine = {name: self._run.values[name] for name in starting.OF_MACHINE}
+        self._determining = training.determining()
+        self._settings = {**self._determining, **of_machine}
         self.step = 0  # The number of steps done so far.
         self.left_out = 0  # Input batches skipped because of rollbacks.
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
         self.noise_averages: dict[str, float] = {}  # Of `noise_scale`.
-        self.is_time_up = False  # Whether the run ends here because of `max_hours`.
+        # Whether the run has no hours left, or nothing to go on from.
+        self.is_time_up = False
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._directory = training.train_dir / layout.CHECKPOINTS
         self._state = training.towers.state
@@ -95,16 +98,30 @@ class Progress:
             self.noise_averages = manifest.get("gradient_noise", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
-            self.is_time_up = why_ended(self._config, manifest) == "max_hours"
+            is_pruned = (self._directory.parent / layout.PRUNED).exists()
+            self.is_time_up = (
+                why_ended(self._config, manifest) == "max_hours" or is_pruned
+            )
         return messages
 
     def load(
         self, wanted: int | None = None, **options: Any
     ) -> tuple[checkpoints.Checkpoint | None, dict[int, Exception]]:
         """Loads variables from a step's checkpoint, or the newest: `restore_newest`."""
+
+        def restore(found: checkpoints.Checkpoint) -> None:
+            link = checkpoints.link_of(found.manifest).get("settings", {})
+            there = RecordedRun.of(
+                self._directory.parent, {**self._run.entries, **link}
+            )
+            differ = starting.find_differences(there, self._determining).items()
+            for name, (was, here) in differ:
+                raise restoring.of_another_run(found, name, was, here)
+            checkpoints.restore(found, self._state.trackables())
+
         return restoring.restore_newest(
             self._directory,
-            lambda found: checkpoints.restore(found, self._state.trackables()),
+            restore,
             self._config.identity,
             wanted=wanted,
             **options,

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 
+from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
@@ -94,12 +95,13 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     saved = None if fresh else loop.progress.last_saved()
     if config.fine_tuning.initial_weights and saved is None:
         taken = initial_weights.take_initial_weights(
-            config, training.towers.state, run.facts.class_names, earlier
+            config, training.towers.state, run, earlier
         )
     note, end = "", config.run.max_steps
     # A finished run keeps its config.json, unless this step has become its end.
     is_new_end = saved == end and not (earlier and earlier.config.run.max_steps == end)
-    if starts := saved is None or saved < end or is_new_end:
+    is_pruned = (run.directory / layout.PRUNED).exists() and not fresh
+    if starts := not is_pruned and (saved is None or saved < end or is_new_end):
         note = starting.start_run(run, earlier, lock, fresh=fresh) or ""
     restored = [*loop.progress.restore(), loop.progress.first_line()]
     if starts:

@@ -72,6 +72,16 @@ def test_bad_values_are_refused_with_their_flag(refusal):
     )
 
 
+def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
+    for curve in ("linear", "cosine", "one_cycle"):
+        words = "--epochs_per_decay", 3, "--schedule", curve
+        assert f"--epochs_per_decay has no effect on --schedule {curve}" in refusal(
+            *words
+        )
+    assert "--epochs_per_decay" in refusal("--recipe", "fast", "--epochs_per_decay", 3)
+    assert parse("--epochs_per_decay", 3).update.epochs_per_decay == 3
+
+
 def test_numbers_of_numpy_are_those_of_python():
     given = {"max_steps": np.int64(5), "momentum": np.float32(0.5), "xla": np.True_}
     values = Config(**given).values
@@ -174,7 +184,7 @@ def recorded(path):
     given = {"recipe": "fast", "batch_size": 32, "learning_rate": 0.5, "fresh": True}
     config = Config.from_values(given)
     changes = {"train_dir": "elsewhere", "data": "cifar10", "data_dir": "/data"}
-    changes |= {"global_batch_size": 64, "precision": "float32"}
+    changes |= {"global_batch_size": 64, "precision": "float32", "worker_timeout": 1.0}
     write(path, **{**config.values, **changes, "towers": 2, "workers": 1})
     run_config.mark_as_own(path.read_bytes())
     return path.parent
@@ -190,6 +200,7 @@ def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
     assert config.dataset.data_dir == "/data"
     assert (config.run.max_steps, config.batch.num_gpus) == (7, 1)
     assert (config.run.train_dir, config.run.fresh) == (str(recorded), False)
+    assert config.processes.worker_timeout == 300.0, "of that process, not of the run"
 
 
 def test_resume_refuses_another_directory_or_recipe(refusal, recorded, tmp_path):

@@ -135,7 +135,9 @@ def test_bad_requests_are_refused_with_the_reason_and_counted(
     assert answer.status_code == status
     assert answer.json()["error"]
     counted = client.get("/metrics").text
-    assert int(re.search(r"requests_total (\d+)", counted)[1]) > 0
+    refused = re.search(r'requests_total{status="4xx"} (\d+)', counted)
+    assert (int(refused[1]) > 0) is path.startswith("/predict")
+    assert int(re.search(r"answer_seconds_count (\d+)", counted)[1]) >= int(refused[1])
 
 
 def test_an_export_that_does_not_prepare_images_is_refused(folder):
@@ -144,5 +146,11 @@ def test_an_export_that_does_not_prepare_images_is_refused(folder):
     assert runs.call("cifar10/__main__.py", "export", *words).returncode == 0
     command = [sys.executable, str(SERVER), str(other)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--with_preprocessing" in done.stderr
+    (folder / "text.onnx").write_text("no model")
+    for name in ("text.onnx", "missing.onnx"):
+        command = [sys.executable, str(SERVER), str(folder / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert name in done.stderr

@@ -87,7 +87,7 @@ def test_a_restart_takes_the_gpus_that_are_left(
     assert words == [given, [*given[:2], *flags] if flags else given]
     said = capsys.readouterr().err
     assert (f"{left} of 4 GPUs are left" in said) == bool(flags)
-    assert "worker 0 was killed by SIGABRT" in said
+    assert "the training was killed by SIGABRT" in said
 
 
 def test_a_restart_without_any_gpu_ends_with_the_reason(tmp_path, launch, monkeypatch):

@@ -14,9 +14,10 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import runs
 from cifar10.errors import DiskError, UsageError
-from cifar10.run_directory import checkpoints, logs, starting
+from cifar10.run_directory import checkpoints, logs
 from cifar10.training import periodic, timing
 from cifar10.training.progress import Progress
+from recorded_runs import recorded
 from small_towers import resolved
 
 DATA = "state.data-00000-of-00001"
@@ -149,7 +150,7 @@ def progress(train_dir, step, **options):
         towers=types.SimpleNamespace(state=state),
         images=range(8),
         workers=types.SimpleNamespace(is_chief=True),
-        run=types.SimpleNamespace(values=dict.fromkeys(starting.OF_MACHINE)),
+        run=recorded(train_dir),
         determining=dict,
     )
     found = Progress(training)

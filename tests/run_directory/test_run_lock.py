@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ options = {"batch_size": 1, "checkpoint_steps": 2, "num_gpus": 1}
 config = Config(data="synthetic", **options, **words)
 train.train(config, hooks=[Waiting()])
 """
+
+
+def test_a_training_waits_while_a_list_of_runs_looks_at_its_lock(tmp_path):
+    with RunLock(tmp_path / "run"):
+        pass
+    (tmp_path / "run").mkdir(exist_ok=True)
+    with (tmp_path / "run/.lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        later = threading.Timer(0.2, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        later.start()
+        with RunLock(tmp_path / "run"):
+            later.join()
 
 
 def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_dir):

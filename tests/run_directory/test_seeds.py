@@ -45,9 +45,10 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
         scored("s3", 0.8, step=20),
         scored("s4", None),  # It was not scored.
         scored("s5", 0.9, log_frequency=3, num_gpus=2, data_dir="/elsewhere"),
+        scored("s6", 0.9, batch_size=32, accumulate=4),  # Batch norm sees fewer.
     ]
     found = {tuple(one.names): one for one in grouped(rows)}
-    assert found.keys() == {("s0", "s1", "s5"), ("s2",), ("s3",)}
+    assert found.keys() == {("s0", "s1", "s5"), ("s2",), ("s3",), ("s6",)}
     assert found[("s0", "s1", "s5")].mean == pytest.approx(2 / 3)
     assert found[("s2",)].interval is None, "one seed has no interval"
 

@@ -15,7 +15,7 @@ import runs
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
-from cifar10.run_directory import checkpoints, scores, starting
+from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 from small_runs import describe, save
@@ -209,6 +209,59 @@ def test_a_table_is_utf8_with_columns_in_one_order_whatever_runs_are_there(folde
     assert first == second
     assert first[:4] == ["name", "state", "step", "scored"]
     assert first.index("precision @ 1") < first.index("batch_size")
+
+
+def test_a_log_too_large_to_read_makes_no_run_damaged(folder, monkeypatch):
+    log = folder / "trials/killed/metrics.jsonl"
+    monkeypatch.setattr(logs, "_RECENT", 100)
+    monkeypatch.setattr(logs, "LARGEST_LOG", 1000)
+    log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 301)))
+    found = listed(folder)["trials/killed"]
+    assert (found["state"], found["step"]) == ("failed", 300)
+    # A resume goes on with a new log.
+    logs.forget_later(folder / "events", log, 200)
+    logs.append_line(log, {"step": 201})
+    assert [line["step"] for line in logs.read_steps(log)] == [201]
+    assert log.with_name("metrics.jsonl.1").exists()
+    assert listed(folder)["trials/killed"]["step"] == 201
+
+
+def test_a_resume_keeps_the_events_of_steps_that_hung(folder):
+    log = folder / "stopped/metrics.jsonl"
+    for step, event in ((10, "skip"), (11, "silence"), (12, "skip")):
+        line = {"step": step, "time": 1.0, "event": event, "what": "as told"}
+        logs.append_line(log, line)
+    logs.forget_later(folder / "events", log, 10)
+    lines = [(line["step"], line.get("event")) for line in logs.read_lines(log)]
+    assert lines == [(5, None), (10, None), (10, "skip"), (11, "silence")]
+    assert listed(folder)["stopped"]["event"]["event"] == "silence"
+    assert listed(folder)["stopped"]["state"] == "stopped"
+
+
+def test_a_folder_that_cannot_be_entered_is_named(folder, monkeypatch):
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path).endswith("trials"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    done = call(folder)
+    assert "stopped" in done.stdout
+    assert f"{folder / 'trials'} is left out" in done.stderr
+
+
+def test_a_table_holds_the_tables_of_a_configuration(folder):
+    config = json.loads((folder / "stopped/config.json").read_text())
+    config["optimizer_arguments"] = {"nesterov": True}
+    (folder / "stopped/config.json").write_text(json.dumps(config))
+    rows = {
+        row["name"]: row
+        for row in csv.DictReader(call(folder, "--csv").stdout.splitlines())
+    }
+    assert json.loads(rows["stopped"]["optimizer_arguments"]) == {"nesterov": True}
+    assert rows["hours"]["optimizer_arguments"] == ""
 
 
 def test_a_run_within_another_counts_once(folder):
@@ -480,10 +533,9 @@ def test_a_run_that_cannot_be_pruned_keeps_no_other_from_it(folder, tmp_path, do
 def test_a_training_does_not_go_on_from_the_best(done_run):
     checkpoints.delete_all_but_best(done_run)
     run = starting.find_run(done_run)
-    for steps in (30, 60):
-        wanted = RecordedRun.of(done_run, {**run.entries, "max_steps": steps})
-        with pytest.raises(UsageError, match="--initial_weights"):
-            preflight.check_run(wanted, {}, fresh=False)
-        assert preflight.check_run(wanted, {}, fresh=True) == run
+    wanted = RecordedRun.of(done_run, {**run.entries, "max_steps": 60})
+    with pytest.raises(UsageError, match="--initial_weights"):
+        preflight.check_run(wanted, {}, fresh=False)
+    assert preflight.check_run(wanted, {}, fresh=True) == run
     followed = FollowedRun(done_run)
     assert list(followed.follow(0.01)) == [20], "it ends"

@@ -451,6 +451,8 @@ def test_wrong_options_are_refused(tmp_path, small_run):
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")
     given = {"train_dir": str(small_run), "port": 0}
+    with pytest.raises(UsageError, match="another --host"):
+        serve.listen("192.0.2.1", 0)  # A block that no machine has.
     with serve.listen("127.0.0.1", 0) as taken:
         in_use = taken.getsockname()[1]
         for options, why in (

@@ -34,6 +34,7 @@ from cifar10.training import (
     preflight,
 )
 from cifar10.training.initial_weights import read_layers
+from recorded_runs import recorded
 
 ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -117,7 +118,9 @@ def assert_taken(state, expected):
 
 
 def begin(state, config, class_names=tuple("abcdefghij")):
-    return initial_weights.take_initial_weights(config, state, class_names, None)
+    name = config.fine_tuning.initial_weights
+    run = recorded(class_names=[*class_names], initial_weights=name)
+    return initial_weights.take_initial_weights(config, state, run, None)
 
 
 # ---- what fits

@@ -1,11 +1,15 @@
 """A run that was killed ends bit for bit where one that was not killed ends."""
 
+import json
 import os
 import random
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -201,8 +205,54 @@ def test_other_towers_with_batch_norm_are_refused_with_a_way_that_works(
     refused = runs.call(SCRIPT, *words)
     assert refused.returncode == 2
     assert "    batch_size: 8 there, 16 now" in refused.stderr
-    done = runs.call(SCRIPT, *words, "--accumulate", 2)
+    (way,) = re.findall(r"^ *(--.*) on 1 tower keeps", refused.stderr, re.MULTILINE)
+    done = runs.call(SCRIPT, *words, *way.split())
     assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_of_another_configuration_is_not_resumed(tmp_path, stand_in_dir):
+    """As a copy that only adds files holds it after --fresh."""
+    for name, steps, rate in (("old", 6, 0.1), ("run", 3, 0.05)):
+        flags = {"max_steps": steps, "learning_rate": rate}
+        words = runs.training_flags(tmp_path / name, stand_in_dir, **flags)
+        assert runs.call("train.py", *words).returncode == 0
+    old = runs.checkpoint(tmp_path / "old", 6)
+    shutil.copytree(old, left := runs.checkpoint(tmp_path / "run", 6))
+    words = runs.flags(resume=tmp_path / "run", max_steps=9)
+    refused = runs.call("train.py", *words)
+    assert refused.returncode == 2
+    assert f"{left} is of another run: its learning_rate is 0.1" in refused.stderr
+    shutil.rmtree(left)
+    assert resumed_step(runs.call("train.py", *words).stdout) == 3
+
+
+def test_the_proposed_command_keeps_what_a_training_writes(tmp_path, stand_in_dir):
+    run = tmp_path / "run"
+    words = runs.training_flags(run, stand_in_dir, max_steps=4)
+    assert runs.call("train.py", *words).returncode == 0
+    others = runs.flags(learning_rate=0.05, eval_steps=2, keep_checkpoints=9)
+    refused = runs.call("train.py", *words, *others).stderr.splitlines()
+    _, *proposed = shlex.split(refused[-1])
+    assert {*map(str, others)} <= {*proposed}
+    done = runs.call("train.py", *proposed[1:])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path(f"{run}.1/config.json").read_text())["keep_checkpoints"] == 9
+
+
+def test_a_pruned_run_has_nothing_left_to_do(tmp_path, stand_in_dir):
+    """As cron starts the same command again and again."""
+    run = tmp_path / "run"
+    flags = {"max_steps": 4, "eval_steps": 2, "checkpoint_steps": 2}
+    words = runs.training_flags(run, stand_in_dir, **flags)
+    assert runs.call("train.py", *words).returncode == 0
+    prune = "--prune", "run", "--keep", "best", "--yes"
+    assert runs.call("cifar10/__main__.py", "runs", tmp_path, *prune).returncode == 0
+    before = runs.files(run)
+    done = runs.call("train.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to do" in done.stdout
+    assert runs.files(run) == before
+    assert runs.call("train.py", *words, "--max_steps", 9).returncode == 2
 
 
 # ---- Signals

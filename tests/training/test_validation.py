@@ -285,6 +285,18 @@ def test_the_last_lines_show_the_score_of_the_best_on_test(
         assert scored(tmp_path, step) == [expected]
 
 
+def test_val_that_initial_weights_have_seen_is_named(tmp_path, stand_in_dir, capsys):
+    options = {"max_steps": 1, "fresh": True}
+    for of_origin, of_run, is_told in ((0.0, 0.2, True), (0.2, 0.2, False)):
+        origin, run = tmp_path / "origin", tmp_path / "run"
+        train(origin, stand_in_dir, val_fraction=of_origin, **options)
+        capsys.readouterr()
+        given = {"val_fraction": of_run, "initial_weights": str(origin)}
+        train(run, stand_in_dir, **options, **given)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("trained on images that are val here" in said) is is_told
+
+
 def test_a_best_step_that_is_the_newest_is_scored_once(
     tmp_path, stand_in_dir, correct, capsys
 ):
