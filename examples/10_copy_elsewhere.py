@@ -4,7 +4,7 @@ python examples/10_copy_elsewhere.py [STEPS] [COMMAND ...]
 
 COMMAND copies the folder {run}; it is started after each checkpoint:
 
-    rsync -a {run}/ backup.example.org:runs/mine/
+    rsync -a --delete {run}/ backup.example.org:runs/mine/
     rclone copy {run} bucket:runs/mine
     aws s3 sync {run} s3://bucket/runs/mine
     cp -r {run}/. /mnt/backup/mine          (the default, to runs/copied.copy)
