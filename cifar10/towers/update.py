@@ -131,21 +131,14 @@ class Update:
             gradients before clipping) and, in float16, `loss_scale` (the factor by
             which the loss is multiplied).
         """
-        present = [
-            (gradient, variable)
-            for gradient, variable in zip(
-                averages.gradients, state.model.trainable_variables, strict=True
-            )
-            if gradient is not None
-        ]
+        pairs = zip(averages.gradients, state.model.trainable_variables, strict=True)
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        gradients = [one for one in averages.gradients if one is not None]
         rate = self.learning_rate(state.global_step * averages.global_batch_size)
-        metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
+        metrics = _gradient_metrics(state, gradients)
         if self.clip_norm is not None:
             factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
-            present = [
-                (tf.cast(factor, gradient.dtype) * gradient, variable)
-                for gradient, variable in present
-            ]
+            gradients = [tf.cast(factor, one.dtype) * one for one in gradients]
         writes = _all_finite(averages.tower_losses)
         writes &= _all_finite(metrics["gradient_norm"])
         if self.halts:
@@ -155,7 +148,7 @@ class Update:
             writes, fails = writes & is_wanted, fails & is_wanted
         undone = state.variables()
         before = [variable.read_value() for variable in undone]
-        self._write(state, present, averages.statistics, rate)
+        self._write(state, gradients, variables, averages.statistics, rate)
         if self.halts:
             state.halted.assign(fails if is_wanted is None else fails | state.halted)
         else:  # A skipped step counts: `global_step` is the last variable.
@@ -166,7 +159,8 @@ class Update:
     def _write(
         self,
         state: TrainState,
-        gradients_and_variables: Sequence[tuple[Gradient, keras.Variable]],
+        gradients: list[tf.Tensor],
+        variables: list[keras.Variable],
         statistics: Sequence[tf.Tensor | None],
         rate: tf.Tensor,
     ) -> None:
@@ -176,8 +170,7 @@ class Update:
         for variable, value in zip(written, statistics, strict=True):
             if value is not None:
                 variable.assign(value)
-        gradients, variables = zip(*gradients_and_variables, strict=True)
-        state.optimizer.apply(list(gradients), list(variables))
+        state.optimizer.apply(gradients, variables)
         if self.average_decay is not None:
             decay = self.average_decay(state.global_step)
             trained = state.model.trainable_variables
