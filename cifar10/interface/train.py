@@ -177,8 +177,7 @@ def _start_tensorflow(*, deterministic: bool) -> None:
 def know_model(config: Config) -> None:
     """Registers `config.model_function` under the name `config.network.model`."""
     if config.model_function and config.network.model.startswith(PYTHON):
-        name = config.network.model
-        ARCHITECTURES[name] = Architecture(name, config.model_function)
+        ARCHITECTURES[config.network.model] = Architecture(config.model_function)
 
 
 class _SignalsOfSteps(StopSignals):

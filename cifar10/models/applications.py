@@ -32,7 +32,7 @@ def find_architecture(name: str) -> Architecture:
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
         raise UsageError(f"--model {name}: Keras's networks are {', '.join(there)}.")
-    return Architecture(name, functools.partial(build, application))
+    return Architecture(functools.partial(build, application))
 
 
 def build(
