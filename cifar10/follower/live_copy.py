@@ -229,11 +229,9 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         written = checkpoint.manifest.get("time", time.time())  # Or of an old version.
         with tf.device(self._device):
             # Copies, which later assignments to the variables do not change.
-            trainable, non_trainable = (
-                [tf.identity(variable) for variable in variables]
-                for variables in (model.trainable, model.non_trainable)
-            )
-        weights = trainable, non_trainable, written, model.temperature
+            trainable = [tf.identity(variable) for variable in model.trainable]
+            others = [tf.identity(variable) for variable in model.non_trainable]
+        weights = trainable, others, written, model.temperature
         self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
 
     def _require_snapshot(self) -> Snapshot:
