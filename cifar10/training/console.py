@@ -119,16 +119,13 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    placement, lines = training.placement, [training.sections or ""]
-    suits = (
-        placement.suits_nccl and len(placement.devices) > 1 == training.workers.count
-    )
-    if suits and training.config.batch.variable_update == "auto":
+    config, placement = training.config, training.placement
+    lines = [_parts(config, training.run, len(training.images))]
+    lines.append(training.sections or "")
+    is_alone = len(placement.devices) > 1 == training.workers.count
+    if is_alone and placement.suits_nccl and config.batch.variable_update == "auto":
         lines.append(_FASTER)
-    return [
-        wrap(_parts(training.config, training.run, len(training.images))),
-        *map(wrap, lines),
-    ]
+    return [*map(wrap, lines)]
 
 
 def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:

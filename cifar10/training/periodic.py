@@ -105,11 +105,8 @@ class Validation:
         """If `val` has decided, evaluates the best and the last step on `test`."""
         loop, progress = self._loop, self._loop.progress
         of_val = self._scored and self._scored.split == "val"
-        if (
-            why != "finished"
-            or not of_val
-            or "test" not in loop.training.dataset.splits
-        ):
+        has_test = "test" in loop.training.dataset.splits
+        if why != "finished" or not of_val or not has_test:
             return
         scored = scored_set(loop.training, "test")
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
