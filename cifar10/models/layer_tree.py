@@ -4,10 +4,12 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-
-import keras
+from typing import TYPE_CHECKING
 
 from cifar10.errors import UsageError
+
+if TYPE_CHECKING:
+    import keras
 
 GENERATOR_STATE = "seed_generator_state"  # What Keras calls such a variable.
 # That of the random numbers that a model draws without a generator in its layers.
@@ -15,18 +17,18 @@ UNSEEDED = "unseeded"
 _MODEL_ITSELF = -1  # In place of a layer's index.
 
 
-def written_variables(model: keras.Layer) -> list[keras.Variable]:
+def written_variables(model: "keras.Layer") -> "list[keras.Variable]":
     """Returns the variables that a call may assign, the trainable ones last."""
     return [*model.non_trainable_variables, *model.trainable_variables]
 
 
-def unseeded(model: keras.Layer) -> keras.Variable | None:
+def unseeded(model: "keras.Layer") -> "keras.Variable | None":
     """Returns the state of random numbers drawn without a generator in a layer."""
     path = f"{UNSEEDED}/{GENERATOR_STATE}"
     return next((v for v in model.non_trainable_variables if v.path == path), None)
 
 
-def layers(model: keras.Layer) -> list[keras.Layer]:
+def layers(model: "keras.Layer") -> "list[keras.Layer]":
     """Returns all layers of a model, each followed by the layers nested in it."""
     found: list[keras.Layer] = []
     for layer in _inner(model):
@@ -35,7 +37,7 @@ def layers(model: keras.Layer) -> list[keras.Layer]:
 
 
 @contextlib.contextmanager
-def called_otherwise(functions: Mapping[keras.Layer, Callable]) -> Iterator[None]:
+def called_otherwise(functions: "Mapping[keras.Layer, Callable]") -> Iterator[None]:
     """Replaces `call` of some layers in the block."""
     for layer, function in functions.items():
         layer.call = function
@@ -46,11 +48,13 @@ def called_otherwise(functions: Mapping[keras.Layer, Callable]) -> Iterator[None
             del layer.call
 
 
-def mark_head(model: keras.Model, read: Sequence[keras.Variable]) -> None:
+def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
     """Marks the head: the layer whose trainable variables a call `read` last.
 
     A wrapper and the layer in it are one. The model itself may have such variables.
     """
+    import keras
+
     found = layers(model)
     trainable = {id(variable) for variable in model.trainable_variables}
     last = next((v for v in reversed(read) if id(v) in trainable), None)
@@ -69,7 +73,7 @@ def mark_head(model: keras.Model, read: Sequence[keras.Variable]) -> None:
     model.head_index = head  # A number, because Keras would track a layer.
 
 
-def head(model: keras.Model) -> list[keras.Variable]:
+def head(model: "keras.Model") -> "list[keras.Variable]":
     """Returns the variables of the trained layer that was called last."""
     if (index := getattr(model, "head_index", None)) is None:
         raise UsageError(f"{model.name} has no layer with trainable variables.")
@@ -80,7 +84,7 @@ def head(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.variables if id(variable) not in held]
 
 
-def by_name(model: keras.Layer) -> dict[str, list[keras.Variable]]:
+def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
     """Maps the names of layers to the floating-point variables of each layer.
 
     The name of a nested layer is OUTER/INNER. Keras numbers unnamed layers per process.
@@ -88,6 +92,8 @@ def by_name(model: keras.Layer) -> dict[str, list[keras.Variable]]:
     are left out: they compute with constants, which were made from their variables when
     the model was built.
     """
+    import keras
+
     named: dict[str, list[keras.Variable]] = {}
     counts: Counter[str] = Counter()
     for layer in _inner(model):
@@ -112,7 +118,7 @@ def by_name(model: keras.Layer) -> dict[str, list[keras.Variable]]:
     return named
 
 
-def paths(model: keras.Model) -> dict[int, str]:
+def paths(model: "keras.Model") -> dict[int, str]:
     """Maps the ids of floating-point variables to LAYER/VARIABLE, as in `by_name`."""
     found = {id(variable): variable.name for variable in model.trainable_variables}
     for layer, variables in by_name(model).items():
@@ -125,14 +131,18 @@ def same_but_number(name: str, other: str) -> bool:
     return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
 
 
-def is_graph(model: keras.Model) -> bool:
+def is_graph(model: "keras.Model") -> bool:
     """Returns whether a model is sequential or functional, and not a subclass."""
+    import keras
+
     image = keras.Input([1])
     # A subclass may compute something other than its graph of layers.
     return type(model) in (keras.Sequential, type(keras.Model(image, image)))
 
 
-def _inner(layer: keras.Layer) -> list[keras.Layer]:
+def _inner(layer: "keras.Layer") -> "list[keras.Layer]":
+    import keras
+
     if isinstance(layer, keras.Sequential) or hasattr(layer, "input_layers"):
         return layer.layers
     # Keras has no public way to list the layers of subclasses.

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cifar10.errors import UsageError, first_few
+from cifar10.models import layer_tree
 
 if TYPE_CHECKING:
     import keras
@@ -105,8 +106,6 @@ def prepare_model(
 
 def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> None:
     """Refuses names that match no layer or variable, or that freeze all variables."""
-    from cifar10.models import layer_tree
-
     known = layer_tree.paths(model)
     paths = [known[id(variable)] for variable in model.trainable_variables]
     for one in frozen:
@@ -126,8 +125,6 @@ def find_frozen(
     model: "keras.Model", variables: Sequence["keras.Variable"], names: Sequence[str]
 ) -> list[bool]:
     """Returns for each variable whether `names`, from `Stage.frozen`, freeze it."""
-    from cifar10.models import layer_tree
-
     paths, of_head = layer_tree.paths(model), set(map(id, variables))
     if _ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model)}
@@ -157,8 +154,6 @@ def frozen_as_in_evaluation(
     optimizer and the checkpoints.
     """
     import keras
-
-    from cifar10.models import layer_tree
 
     found = {}
     for layer in layer_tree.layers(model) if names else ():
