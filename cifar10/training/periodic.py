@@ -123,13 +123,11 @@ class Validation:
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
-        events = self._events(scored)
-        self._logs.attempt(lambda: scored.record(events, step, result))
+        self._logs.attempt(lambda: scored.record(self._events(scored), step, result))
         if scored is self._scored:
             best = progress.early_stopping
-            progress.early_stopping = best.updated(
-                step, result.scalars[best.best_by], result.sums.count
-            )
+            score = result.scalars[best.best_by]
+            progress.early_stopping = best.updated(step, score, result.sums.count)
         self._loop.say(scored.line(step, result))
         return result.scalars
 
@@ -209,11 +207,7 @@ def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:
     """
     training, of_chief = loop.training, []
     if training.workers.is_chief:
-        of_chief = [
-            Console(loop),
-            TensorBoard(training.train_dir, loop.timer),
-            *users,
-            Summaries(loop),
-        ]
+        before = Console(loop), TensorBoard(training.train_dir, loop.timer)
+        of_chief = [*before, *users, Summaries(loop)]
     hooks = [Watchdog(loop), *of_chief, Log(loop), Validation(loop), Saving(loop)]
     return Hooks(hooks, users=users, how_to_resume=loop.progress.how_to_resume)
