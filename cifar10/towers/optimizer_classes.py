@@ -81,10 +81,7 @@ class Muon(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.momentums = [
-            self.add_variable_from_reference(variable, name="momentum")
-            for variable in variables
-        ]
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
         parts = dict(self._trained_parts)
         self._parts = [parts.get(variable.path) for variable in variables]
         self._indices = _indices(variables)
