@@ -52,12 +52,9 @@ class TrainState:
 
         The last one is `global_step`.
         """
-        keras_variables = [
-            *self.model.trainable_variables,
-            *self.model.non_trainable_variables,
-            *self.optimizer.variables,
-        ]
-        of_keras = [variable.value for variable in keras_variables]
+        model, optimizer = self.model, self.optimizer
+        of_model = [*model.trainable_variables, *model.non_trainable_variables]
+        of_keras = [variable.value for variable in (*of_model, *optimizer.variables)]
         return [*of_keras, *self.averages, self.global_step]
 
     def trackables(self) -> dict[str, Any]:
