@@ -62,8 +62,8 @@ class Config(fields.Groups):
         1
     """
 
-    model_function: Callable[..., Any] | None
-    data_objects: Any
+    model_function: Callable[..., Any] | None = None
+    data_objects: Any = None
     given: frozenset[str] = frozenset()
 
     def __init__(
@@ -96,7 +96,6 @@ class Config(fields.Groups):
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Builds a configuration from values and defaults, without any recipe."""
         config = cls.__new__(cls)
-        config.model_function = config.data_objects = None
         config._assign(values)  # noqa: SLF001 - of this class.
         return config
 
