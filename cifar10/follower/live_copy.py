@@ -131,11 +131,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         """The `model` and `class_names` in use; empty if there are no weights yet."""
         if not (snapshot := self._snapshot):
             return {}
-        model = snapshot.model
-        return {
-            "model": model.run.config.network.model,
-            "class_names": model.class_names,
-        }
+        name = snapshot.model.run.config.network.model
+        return {"model": name, "class_names": snapshot.model.class_names}
 
     @property
     def weights_step(self) -> int | None:

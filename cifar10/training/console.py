@@ -106,10 +106,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     if not math.isnan(rate):
         seconds = format_number(batch_size / rate, 2)
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
-    values = [
-        (one.label, metrics[name]) for name, one in STEP_METRICS.items() if one.label
-    ]
-    shown = "".join(f", {label} {value:.3f}" for label, value in values)
+    labels = {name: one.label for name, one in STEP_METRICS.items() if one.label}
+    shown = "".join(f", {labels[name]} {metrics[name]:.3f}" for name in labels)
     own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
         f"step {step}, loss {rounded(metrics['total_loss'], 2)} "
