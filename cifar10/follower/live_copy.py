@@ -172,9 +172,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
                 f"{', '.join(map(str, shape))}] with at least one image."
             )
         with tf.device(self._device):
-            logits = snapshot.logits(
-                snapshot.trainable, snapshot.non_trainable, tf.constant(images)
-            )
+            weights = snapshot.trainable, snapshot.non_trainable
+            logits = snapshot.logits(*weights, tf.constant(images))
             calibrated = (logits / snapshot.temperature).numpy()
         return Prediction(snapshot.step, calibrated, snapshot.model.class_names)
 
@@ -217,10 +216,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
                 logger.exception("The follower of %s failed to check.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        distortion = model.run.config.images.distortions
-        self._logits = traced_logits(
-            model.model, model.picture_shape, distortion, self._device
-        )
+        how = model.picture_shape, model.run.config.images.distortions, self._device
+        self._logits = traced_logits(model.model, *how)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         written = checkpoint.manifest.get("time", time.time())  # Or of an old version.

@@ -32,9 +32,8 @@ class ScaledUpdates:
         if self.built:
             return
         super().build(variables)  # type: ignore[misc]
-        self.factors = self.add_variable(
-            [len(variables)], initializer="ones", name="factors"
-        )
+        shape = [len(variables)]
+        self.factors = self.add_variable(shape, initializer="ones", name="factors")
         self.indices = _indices(variables)
 
     def apply(
