@@ -81,7 +81,7 @@ def time_limit(request):
     marks = (mark.name for mark in request.node.iter_markers())
     limit = next((LIMITS[name] for name in marks if name in LIMITS), 300)
     before = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, limit, 10.0)  # Once more: clean-up hangs too.
+    signal.setitimer(signal.ITIMER_REAL, limit, 60.0)  # Once more: clean-up hangs too.
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

@@ -6,11 +6,13 @@ lines that a killed process left incomplete or that a disk has damaged.
 """
 
 import contextlib
+import itertools
 import json
+import math
 import operator
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,30 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=operator.itemgetter("step"))
 
 
+def read_recent(path: Path) -> list[dict[str, Any]]:
+    """Returns the entries with a step of a log, and of the log last moved away.
+
+    Of the latter, those are left out that the present log has begun to repeat.
+    """
+    aside = [one for one in path.parent.glob(f"{path.name}[.-]*[0-9]") if one.is_file()]
+    newest = sorted(aside, key=lambda one: one.stat().st_mtime)[-1:]
+    before, now = (
+        [*filter(_has_step, itertools.chain(*map(read_lines, paths)))]
+        for paths in (newest, [path])
+    )
+    first = min((line["step"] for line in now), default=math.inf)
+    return [*(line for line in before if line["step"] < first), *now]
+
+
 def read_intact(path: Path, schema: Mapping[str, tuple]) -> list[dict[str, Any]]:
     """Returns the lines of a log that `schema` describes, without other entries."""
-    lines = [one for one in read_lines(path) if not wrong(one, schema, needs_all=True)]
-    return [{name: one[name] for name in schema} for one in lines]
+    return intact(read_lines(path), schema)
+
+
+def intact(lines: Sequence[Any], schema: Mapping[str, tuple]) -> list[dict[str, Any]]:
+    """Returns the lines that `schema` describes, without other entries."""
+    whole = [one for one in lines if not wrong(one, schema, needs_all=True)]
+    return [{name: one[name] for name in schema} for one in whole]
 
 
 def _value(line: bytes) -> Any:

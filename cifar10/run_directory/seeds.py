@@ -2,9 +2,10 @@
 
 import itertools
 import math
+import os
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cifar10.config.fields import PRECISION, result_determining
@@ -18,6 +19,7 @@ class Seeds(NamedTuple):
     """The scores of one configuration, over the seeds that were trained."""
 
     names: list[str]  # Of the runs.
+    left_out: list[str]  # Of those whose seed another of the runs has.
     split: str  # The split that was scored.
     step: int
     seeds: int
@@ -54,31 +56,33 @@ def grouped(
 ) -> list[Seeds]:
     """Groups runs of the same configuration, scored at the same step.
 
-    Each run is given with its name, and with the split and a line of its scores.
+    Each run is given with its name, and with the split and a line of its scores. Of
+    runs of the same seed, the one whose folder holds most of the others counts.
     """
-    groups: dict[Any, dict[int, tuple[str, float]]] = defaultdict(dict)
+    groups: dict[Any, list[tuple[str, int, float]]] = defaultdict(list)
     for name, run, split, line in scored:
         names = sorted({*result_determining(run.config), "data_fingerprint"} - {"seed"})
         alike = [run.values[name] for name in names]
         if line:
             key = split, line["step"], line.get("num_examples"), repr(alike)
-            groups[key][run.config.run.seed] = name, line[PRECISION]
-    return [
-        _average(split, step, *zip(*of_seeds.values(), strict=True))
-        for (split, step, *_), of_seeds in groups.items()
-    ]
+            groups[key].append((name, run.config.run.seed, line[PRECISION]))
+    return [_average(split, step, of) for (split, step, *_), of in groups.items()]
 
 
-def _average(
-    split: str, step: int, names: Sequence[str], values: Sequence[float]
-) -> Seeds:
-    mean, count = statistics.mean(values), len(values)
-    if count == 1:
-        return Seeds([*names], split, step, count, mean, None, None)
+def _average(split: str, step: int, runs: list[tuple[str, int, float]]) -> Seeds:
+    count = Counter(os.path.dirname(name) for name, *_ in runs)  # noqa: PTH120 - text.
+    ranked = sorted(runs, key=lambda run: count[os.path.dirname(run[0])])  # noqa: PTH120
+    chosen = {seed: (name, value) for name, seed, value in ranked}
+    names = [name for name, *_ in runs if name in dict(chosen.values())]
+    left_out = [name for name, *_ in runs if name not in names]
+    values = [value for _, value in chosen.values()]
+    mean = statistics.mean(values)
+    about = names, left_out, split, step, len(values), mean
+    if len(values) == 1:
+        return Seeds(*about, None, None)
     deviation = statistics.stdev(values)
-    half = _student(count - 1) * deviation / math.sqrt(count)
-    interval = max(0.0, mean - half), min(1.0, mean + half)
-    return Seeds([*names], split, step, count, mean, deviation, interval)
+    half = _student(len(values) - 1) * deviation / math.sqrt(len(values))
+    return Seeds(*about, deviation, (max(0.0, mean - half), min(1.0, mean + half)))
 
 
 def _student(freedom: int) -> float:

@@ -58,7 +58,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     count = 0 if breaks else min(given["segments"], len(segments))
     drawn = sorted(random.Random(given["seed"]).sample(segments, count))  # noqa: S311
     say(f"Recomputing {sum(last - first for first, last in drawn):,} steps ...")
-    worst = {(first, last): compare(replay, first + 1, last) for first, last in drawn}
+    worst = {at: compare(replay, at[0] + 1, at[1])[0] for at in drawn}
     agree = sum(last - first for (first, last), one in worst.items() if not one[0])
     report = {
         "exact": not replay.why_not_exact,

@@ -23,7 +23,8 @@ DESCRIPTION = """Recomputes steps of a run, and compares them with its records.
 
     python -m cifar10 replay runs/cifar10_train --steps 1001:1100 --find
 
-Writes nothing to the run. Exit code 1: something differs by more than rounding.
+Says whether they are equal, equal but for rounding, or different (exit code 1).
+Writes nothing to the run.
 """
 
 
@@ -44,12 +45,17 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         for norm, loss, name, _ in ranked[:4]:
             print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
         return 0
-    differs, far, bound, step, place = compare(replay, first, last, folder)
-    print(
-        f"Steps {first:,} to {replay.step:,}: the largest relative difference is "
-        f"{far:.2g}, in step {step:,} ({place}). Rounding explains up to {bound:g}.\n"
-        f"The run {'differs' if differs else 'is the same'}."
-    )
+    (differs, far, bound, step, place), begins = compare(replay, first, last, folder)
+    verdict = "different" if differs else "equal but for rounding" if far else "equal"
+    said = f"Steps {first:,} to {replay.step:,} are {verdict}"
+    if far:
+        said += (
+            f": from step {begins:,} on, and by {far:.2g} in step {step:,} ({place}), "
+            f"where rounding explains up to {bound:g}"
+        )
+    print(f"{said}.")
+    if replay.why_not_exact:
+        print(f"Not compared bit for bit, {replay.why_not_exact}.")
     return int(differs)
 
 
@@ -99,17 +105,23 @@ def window(replay: "Replay", words: str) -> tuple[int, int]:
 
 def compare(
     replay: "Replay", first: int, last: int, folder: str | None = None
-) -> "Difference":
-    """Recomputes steps until one differs; returns the worst difference from the run."""
+) -> "tuple[Difference, int | None]":
+    """Recomputes steps until one differs by more than rounding.
+
+    Returns the worst difference from the run, and the first step with any.
+    """
     worst: list[Difference] = []
+    begins = None
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
         worst = sorted([*worst, *replay.compare(batches)])[-1:]
+        if begins is None and worst and worst[0][1]:
+            begins = worst[0][3]
         if any(differs for differs, *_ in worst):
             break
     if not worst:
         raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
-    return worst[0]
+    return worst[0], begins
 
 
 def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:

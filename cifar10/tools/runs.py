@@ -3,10 +3,10 @@
 import argparse
 import contextlib
 import csv
+import io
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -36,6 +36,8 @@ ended so, but the model only guesses; `stopped` if training ended earlier, with 
 checkpoint of its last step; `failed` if the last checkpoint is older than the
 last step; `damaged` if files cannot be read.
 """
+# Either is in a run's directory, the second even if the first is lost.
+_HELD_BY_RUNS = {layout.CONFIG, layout.STARTS}
 # Files whose newest change dates a run. Any command may write other files.
 _OF_A_TRAINING = (layout.CONFIG, layout.METRICS, checkpoints.MANIFEST)
 # By the flag --sort; best scores and newest runs come first.
@@ -96,8 +98,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def _check(given: Mapping[str, Any]) -> None:
     """Refuses flags that say nothing together."""
-    if given["keep"] and given["prune"] is None:
-        raise UsageError("--keep needs --prune.")
+    for name in [name for name in ("keep", "yes") if given[name]]:
+        if given["prune"] is None:
+            raise UsageError(f"--{name} needs --prune.")
     if given["json"] and given["csv"]:
         raise UsageError("--json excludes --csv. Omit one.")
     if given["prune"] == [] and given["older_than"] is None:
@@ -118,7 +121,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for folder, inner, names in os.walk(directory):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        if layout.CONFIG in names and (run := _read(Path(folder))):
+        if _HELD_BY_RUNS & {*names} and (run := _read(Path(folder))):
             found[os.path.relpath(folder, directory)] = run
     return found
 
@@ -127,7 +130,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Returns the run in a directory, or None if another program made `config.json`."""
     size, changed = 0, 0.0
     for folder, inner, names in os.walk(path):
-        if layout.CONFIG in names and folder != str(path):
+        if _HELD_BY_RUNS & {*names} and folder != str(path):
             inner.clear()  # Another run, which has its own entry.
             continue
         for name in names:
@@ -149,7 +152,8 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     """Returns the state of a run, its last step and its best score."""
     path, limits = run.directory, run.config.run
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
-    logged = [line["step"] for line in logs.read_steps(path / layout.METRICS)]
+    lines = logs.read_recent(path / layout.METRICS)
+    logged = [line["step"] for line in lines if "event" not in line]
     # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
@@ -169,7 +173,7 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     numbers = {"step": step, "max_steps": last, "best": best}
     split, line = seeds.last_scores(run)
     found = {"settings": run.entries, "scored": split, "scores": line}
-    events = [None, *logs.read_intact(path / layout.METRICS, EVENT)]
+    events = [None, *logs.intact(lines, EVENT)]
     numbers |= {"event": events[-1], "starts": starting.read_starts(path)}
     return {"state": state, **numbers, **found}
 
@@ -199,23 +203,31 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
         if run.get("scores")
     ):
         if one.interval:
-            print(f"{one}: {printable(', '.join(one.names))}")
+            names = ", ".join([*one.names, *(f"not {name}" for name in one.left_out)])
+            print(f"{one}: {printable(names)}")
     size = f"{sum(run['bytes'] for run in runs.values()) / 1e6:,.1f} MB"
     print(f"{counted(len(runs), 'run')} in {printable(str(directory))}, {size}")
 
 
 def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     """Prints a row for each run: what it is, its scores, and its settings."""
-    rows = []
-    for run in runs:
-        of_run = {name: run.get(name) for name in ("name", "state", "step", "scored")}
-        several = {**run.get("settings", {}), **of_run, **run.get("scores", {})}
-        plain = {k: v for k, v in several.items() if not isinstance(v, list | dict)}
-        rows.append({**dict.fromkeys([*of_run, *run.get("scores", {})]), **plain})
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    first = dict.fromkeys(("name", "state", "step", "scored"))
+    scored = [
+        {name: run.get(name) for name in first} | run.get("scores", {}) for run in runs
+    ]
+    groups = [[*map(_plain, scored)], [_plain(run.get("settings", {})) for run in runs]]
+    columns = dict.fromkeys(name for group in groups for one in group for name in one)
+    rows = [{**settings, **scores} for scores, settings in zip(*groups, strict=True)]
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
+    # A name that is no UTF-8 would end every reader of the table.
+    print(text.getvalue().encode(errors="backslashreplace").decode(), end="")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if not isinstance(v, list | dict)}
 
 
 def _hours(age: str) -> int:
@@ -240,7 +252,7 @@ def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
     if run is None:
         return "there is no run of this name and age."
     path = Path(run["path"])
-    inner = (folder for folder, _, names in os.walk(path) if layout.CONFIG in names)
+    inner = (at for at, _, names in os.walk(path) if _HELD_BY_RUNS & {*names})
     if run["state"] == "training":
         return "a process is training this run. Stop the process first."
     if any(folder != run["path"] and _read(Path(folder)) for folder in inner):
@@ -273,7 +285,7 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
             raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
         if keep:
             if checkpoints.delete_all_but_best(path):
-                say(f"Pruned {path}.")
+                say(f"Pruned {printable(str(path))}.")
             return
         files.rename(path, aside)  # A half-removed directory is no run.
         try:
@@ -281,4 +293,4 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
         except (OSError, RecursionError) as error:
             what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
             raise UsageError(what) from error
-    say(f"Removed {path}.")
+    say(f"Removed {printable(str(path))}.")

@@ -505,6 +505,7 @@ def describe_training(
         "versions": {
             "cifar10": invocation.package_version(),
             "python": platform.python_version(),
+            **placement.hardware(),
             # From the modules: release candidates of TensorFlow install keras-nightly.
             **{package.__name__: package.__version__ for package in (tf, keras, np)},
         },

@@ -132,8 +132,10 @@ class Replay:
         here = _machine(now.values)
         recorded = {layout.CONFIG: dict(self.recorded.entries)}
         for place, found in (recorded | places).items():
-            if (there := _machine({**now.values, **found})) != here:
-                return f"because {there} in {place} is {here} on this machine"
+            there = _machine({**now.values, **found})
+            for name in [name for name in there if there[name] != here.get(name)]:
+                was, now_is = (str(one.get(name)) for one in (there, here))
+                return f"because {name} in {place} is {was}, and here {now_is}"
         return ""
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
@@ -354,4 +356,6 @@ def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = settings["versions"]  # Other versions of these round otherwise.
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
     found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
+    # Earlier versions did not record these.
+    found |= {one: versions[one] for one in ("processor", "driver") if one in versions}
     return found | {name: settings.get(name) for name in ("workers", "devices")}

@@ -52,9 +52,14 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
     assert found[("s2",)].interval is None, "one seed has no interval"
 
 
-def test_a_seed_trained_twice_counts_once():
-    (found,) = grouped([scored("s0", 0.5), scored("t0", 0.5), scored("s1", 0.6)])
-    assert found.seeds == 2
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_seed_trained_twice_counts_once_beside_its_siblings(order):
+    rows = [scored("t0", 0.9), scored("s0", 0.5), scored("s1", 0.6)]
+    named = [(f"{name[0]}/{name}", *rest) for name, *rest in rows]
+    (found,) = grouped(named[::order])
+    assert {*found.names} == {"s/s0", "s/s1"}
+    assert found.left_out == ["t/t0"]
+    assert (found.seeds, found.mean) == (2, pytest.approx(0.55))
 
 
 def test_seeds_with_contradicting_flags_are_refused(monkeypatch):

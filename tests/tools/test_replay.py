@@ -91,7 +91,8 @@ def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     words = [run_dir, "--steps", "7:20", "--num_gpus", towers]
     code, said = called(replay, capsys, *words)
     assert code == 0
-    assert "Steps 7 to 20: the largest relative difference is" in said
+    assert f"Steps 7 to 20 are equal{'.' if towers == 2 else ''}" in said
+    assert ("Not compared bit for bit" in said) is (towers != 2)
     found = compared(Replay(run_dir, towers), 7, 20)
     # Only a replay that is exact compares the gradient's norm and each variable.
     metrics = (*METRICS, "gradient_norm") if towers == 2 else METRICS
@@ -127,7 +128,45 @@ def test_the_first_differing_step_is_named(copied, capsys):
     code, said = called(replay, capsys, copied, "--steps", "11:20")
     assert code == 1
     assert "in step 14 (cross_entropy in metrics.jsonl)" in said
-    assert "Steps 11 to 14" in said
+    assert "Steps 11 to 14 are different: from step 14 on" in said
+
+
+@pytest.mark.parametrize("name", ["processor", "driver", "tensorflow"])
+def test_rounding_of_other_hardware_and_versions_is_told_from_a_difference(
+    copied, capsys, name
+):
+    """A run that another processor, driver or TensorFlow computed, which rounds so."""
+    record = json.loads((copied / "config.json").read_text())
+    record["versions"][name] = "another"
+    (copied / "config.json").write_text(json.dumps(record))
+    log = copied / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+
+    def replayed(step, factor):
+        for line in lines:
+            line["cross_entropy"] *= factor if line["step"] >= step else 1
+        log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        trusted = "--trust_model", "small_model:two_layers"
+        return called(replay, capsys, copied, "--steps", "11:20", *trusted)
+
+    code, said = replayed(1, 1)
+    assert code == 0
+    assert "Steps 11 to 20 are equal." in said
+    code, said = replayed(14, 1.0001)
+    assert code == 0
+    assert "are equal but for rounding: from step 14 on" in said
+    assert f"{name} in config.json is another, and here " in said
+    code, said = replayed(16, 3)
+    assert code == 1
+    assert "Steps 11 to 16 are different: from step 14 on" in said
+
+
+def test_a_run_without_a_recorded_processor_is_compared_bit_for_bit(copied):
+    """As earlier versions wrote it."""
+    record = json.loads((copied / "config.json").read_text())
+    assert record["versions"].pop("processor")
+    (copied / "config.json").write_text(json.dumps(record))
+    assert not Replay(copied).why_not_exact
 
 
 def precision_bounds():

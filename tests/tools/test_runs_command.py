@@ -178,6 +178,39 @@ def test_a_list_tells_of_each_run_what_its_files_do_in_every_order(folder):
     assert call(folder, "--json", "--csv").returncode == 2
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl.1", "metrics.jsonl-20261129"])
+def test_a_killed_run_stays_one_after_its_log_was_moved_away(folder, name):
+    log = folder / "trials/killed/metrics.jsonl"
+    event = {"step": 11, "time": 1.0, "event": "skip", "what": "NaN"}
+    log.write_text(f'{{"step": 10}}\n{json.dumps(event)}\n{{"step": 11}}\n')
+    log.rename(log.with_name(name))
+    found = listed(folder)["trials/killed"]
+    assert (found["state"], found["step"]) == ("failed", 11)
+    assert found["event"]["what"] == "NaN"
+    log.write_text('{"step": 11}\n')  # A resume computes the step again.
+    assert listed(folder)["trials/killed"]["event"] is None
+
+
+def test_a_run_whose_configuration_is_lost_is_damaged(folder):
+    starting.record_start(RecordedRun.read(folder / "stopped"), 0)
+    (folder / "stopped/config.json").unlink()
+    assert listed(folder)["stopped"]["state"] == "damaged"
+
+
+def test_a_table_is_utf8_with_columns_in_one_order_whatever_runs_are_there(folder):
+    """Of a name that is none, and of runs with and without scores."""
+    (folder / "stopped").rename(folder / os.fsdecode(b"bad\xff, \n"))
+    orders = []
+    for order in ("name", "score"):
+        table = call(folder, "--csv", "--sort", order).stdout
+        assert "bad\\udcff, " in table
+        orders.append(next(csv.reader(table.splitlines())))
+    first, second = orders
+    assert first == second
+    assert first[:4] == ["name", "state", "step", "scored"]
+    assert first.index("precision @ 1") < first.index("batch_size")
+
+
 def test_a_run_within_another_counts_once(folder):
     alone = listed(folder)["stopped"]["bytes"]
     shutil.copytree(folder / "lost", folder / "stopped/within")
@@ -200,7 +233,7 @@ def test_only_named_runs_are_removed_and_only_after_confirmation(folder, tmp_pat
         "no_config",
         "trials/killed",
     ]
-    assert call(folder, "--yes").returncode == 0
+    assert call(folder, "--yes").returncode == 2
     assert remaining(folder) == before
     assert call(*words, "--yes").returncode == 0
     gone = "lost", "no_config", "trials/killed"
