@@ -48,7 +48,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     given = {"precision": "float64", **values, "recipe": recipe}
     config = assembly.resolve_config(Config(**given), placement)
     shape = records.IMAGE_SHAPE
-    classes = records.CIFAR10.classes
+    classes = len(records.CIFAR10.class_names)
     state = assembly.build_state(config, "/cpu:0", shape, classes)
     tower = assembly.build_tower(config.loss)
     height, width, channels = distortions.image_shape(config.images.distortions, shape)

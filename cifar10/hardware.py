@@ -94,21 +94,19 @@ def resolve_precision(
     """
     if requested != "auto":
         return requested
-    return "bfloat16" if has_bfloat16(devices) and not deterministic else "float32"
-
-
-def has_bfloat16(devices: Sequence[str]) -> bool:
-    """Returns whether all devices multiply bfloat16 natively."""
+    if deterministic:
+        return "float32"
     import tensorflow as tf
 
+    # Without oneDNN, these instructions are unused.
+    is_native = uses_onednn(by_default=True) and bool(bfloat16_features())
     if any("gpu" in device.lower() for device in devices):
         capabilities = [
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
         ]
-        return all((one or (0, 0)) >= _NATIVE_CAPABILITY for one in capabilities)
-    # Without oneDNN, these instructions are unused.
-    return uses_onednn(by_default=True) and bool(bfloat16_features())
+        is_native = all((one or (0, 0)) >= _NATIVE_CAPABILITY for one in capabilities)
+    return "bfloat16" if is_native else "float32"
 
 
 def uses_onednn(*, by_default: bool) -> bool:

@@ -132,9 +132,8 @@ def evaluation_logits(
 
     Like `model.inference`, whose arguments it takes, this is a pure function.
     """
-    logits, _, penalties = inference(
-        model, trainable, non_trainable, images, training=False
-    )
+    values = trainable, non_trainable
+    logits, _, penalties = inference(model, *values, images, training=False)
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
     return logits, penalties

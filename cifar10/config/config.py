@@ -4,6 +4,7 @@ Flags, recipes, the arguments of `Config` and `config.json` all set the fields t
 `fields.py` declares, in groups.
 """
 
+import copy
 import dataclasses
 import os
 import tomllib
@@ -15,7 +16,7 @@ from cifar10 import files
 from cifar10.config import augmentation, data_flag, fields, python_objects, run_config
 from cifar10.config.options import defaults, options
 from cifar10.errors import UsageError, reason
-from cifar10.models.registry import default_recipe, name_of_function
+from cifar10.models.registry import ARCHITECTURES, name_of_function
 from cifar10.towers import schedule
 from cifar10.towers.stages import Stage, resolve_stages
 
@@ -62,8 +63,8 @@ class Config(fields.Groups):
         1
     """
 
-    model_function: Callable[..., Any] | None
-    data_objects: Any
+    model_function: Callable[..., Any] | None = None
+    data_objects: Any = None
     given: frozenset[str] = frozenset()
 
     def __init__(
@@ -96,16 +97,13 @@ class Config(fields.Groups):
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Builds a configuration from values and defaults, without any recipe."""
         config = cls.__new__(cls)
-        config.model_function = config.data_objects = None
         config._assign(values)  # noqa: SLF001 - of this class.
         return config
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy of the configuration with some values changed."""
-        config = self.from_values({**self.values, **changes})
-        config.model_function = self.model_function
-        config.data_objects = self.data_objects
-        config.given = self.given
+        config = copy.copy(self)
+        config._assign({**self.values, **changes})  # noqa: SLF001 - of this class.
         return config
 
     @property
@@ -151,9 +149,9 @@ class Config(fields.Groups):
             yield count
             step += count
 
-    def _assign(self, values: Mapping[str, Any], *, check: bool = True) -> None:
+    def _assign(self, values: Mapping[str, Any]) -> None:
         """Sets all fields; refuses values that contradict those of another group."""
-        super()._assign(values, check=check)
+        super()._assign(values)
         if not self.batch.global_batch_size:
             augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
         keep = self.checkpoints
@@ -271,8 +269,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
                 f"--validation_fraction {fraction}: --data {data} is not a folder of "
                 f"pictures. Omit this flag, or give --val_fraction {fraction} instead."
             )
-        of_data = "tutorial" if data in data_flag.NAMES else "pictures"
-        default = default_recipe(given.get("model", "")) or of_data
+        default = "tutorial" if data in data_flag.NAMES else "pictures"
+        if known := ARCHITECTURES.get(given.get("model", "")):
+            default = known.recipe or default
         kept = {}
         if given.get("initial_weights"):
             default = "finetune"

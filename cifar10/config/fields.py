@@ -479,20 +479,12 @@ class Groups:
         size = self.batch.global_batch_size
         return {"seed": self.run.seed, "global_batch_size": size}
 
-    def _assign(self, values: Mapping[str, Any], *, check: bool = True) -> None:
-        """Sets all fields, to the given values or else to their defaults.
-
-        Recorded values need no `check`: they name Python objects, and another version
-        of this package may have allowed others.
-        """
+    def _assign(self, values: Mapping[str, Any]) -> None:
+        """Sets all fields, to the given values or else to their defaults."""
         for group in dataclasses.fields(self):
             build: Any = group.type
-            known = options(build)
-            given = {name: values[name] for name in known.keys() & values.keys()}
-            if check:
-                setattr(self, group.name, build(**given))
-            else:
-                setattr(self, group.name, unchecked(build, given))
+            names = options(build).keys() & values.keys()
+            setattr(self, group.name, build(**{name: values[name] for name in names}))
 
 
 @dataclasses.dataclass(init=False)
@@ -503,16 +495,23 @@ class Recorded(Groups):
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
-        """Returns the values of a `config.json`, with defaults for missing ones."""
+        """Returns the values of a `config.json`, with defaults for missing ones.
+
+        They are not checked: they name Python objects, and another version of this
+        package may have allowed others.
+        """
         config = cls()
-        config._assign(entries, check=False)
+        for group in dataclasses.fields(cls):
+            build: Any = group.type
+            setattr(config, group.name, unchecked(build, entries))
         return config
 
 
 def unchecked(group: type[_Group], values: Mapping[str, Any]) -> _Group:
     """Returns a group of these values, or else its defaults, without any check."""
     found = object.__new__(group)
-    vars(found).update({**defaults(group), **values})
+    usual = defaults(group)
+    vars(found).update({name: values.get(name, usual[name]) for name in usual})
     return found
 
 

@@ -131,10 +131,9 @@ def from_flags(
         for name, one in options(section).items():
             if name in fixed or not one.in_flags:
                 continue
-            if name in fields.MAIN:
-                _add_flag(main, one)
-            else:
-                _add_flag(group, one, hidden=not show_all)
+            is_main = name in fields.MAIN
+            where = main if is_main else group
+            _add_flag(where, one, hidden=not (is_main or show_all))
     _add_flag(main, fields.RESUME)
     try:
         return Config(**{**parse(parser, arguments), **fixed})

@@ -116,6 +116,5 @@ def _count_wrong(devices: Sequence[str]) -> Iterator[Any]:
         return sums
 
     right *= len(devices)  # Sums of such whole numbers are exact.
-    yield sum(
-        np.count_nonzero(s.numpy() != right) for _ in range(_SUMS) for s in total()
-    )
+    differ = (one.numpy() != right for _ in range(_SUMS) for one in total())
+    yield sum(map(np.count_nonzero, differ))

@@ -167,11 +167,6 @@ class _Replica(TowerBuilder):
         with tf.device(state.device):
             self._order = tf.Variable(0.0, trainable=False)
 
-    def freeze(self, names: Sequence[str]) -> None:
-        """Freezes only the named variables and layers. The next step is retraced."""
-        super().freeze(names)
-        self.is_compiled = self._compiles
-
     def _is_on_one_device(self) -> bool:
         # XLA computes an all-reduce on GPUs alone.
         return super()._is_on_one_device() and "gpu" in self.state.device

@@ -192,8 +192,7 @@ def all_reduced(
         is_mean = value.dtype.is_floating
         flat[index] = total / replicas if is_mean else tf.cast(total, value.dtype)
     gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
-    size = local.global_batch_size
-    return Averages(gradients, statistics, metrics, losses, size)
+    return Averages(gradients, statistics, metrics, losses, local.global_batch_size)
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

@@ -43,26 +43,19 @@ class Workers:
     The first worker is the chief, which prints messages and writes files. Without a
     cluster, this process is the only worker. At the start, each waits for the others
     for `timeout` seconds (--worker_timeout).
+
+    Attributes:
+        count: The number of processes that train together.
+        index: The index of this process, from 0.
+        is_chief: Whether this process prints messages and writes files.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         self._cluster = cluster or Cluster(("",), 0)
         self._timeout = timeout
-
-    @property
-    def count(self) -> int:
-        """The number of processes that train together."""
-        return len(self._cluster.addresses)
-
-    @property
-    def index(self) -> int:
-        """The index of this process, from 0."""
-        return self._cluster.index
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process prints messages and writes files."""
-        return self.index == 0
+        self.count = len(self._cluster.addresses)
+        self.index = self._cluster.index
+        self.is_chief = self.index == 0
 
     def connect(
         self, variable_update: str, placement: Placement, stop: StopSignals

@@ -9,7 +9,7 @@ from cifar10.config import layout
 from cifar10.errors import say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
-from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.evaluation.scored_set import Result, ScoredSet, Scoring
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.input import datasets
 from cifar10.run_directory import logs, temperature
@@ -58,14 +58,7 @@ class _Evaluator(FollowedRun):
             self._events = layout.absolute_path(options.eval_dir)
         else:
             layout.refuse_link(self._events)
-        scoring = Scoring(
-            split=options.split,
-            num_examples=options.num_examples,
-            batch_size=options.batch_size,
-            use_averages=options.use_averages,
-            test_time_augmentation=options.test_time_augmentation,
-        )
-        self._scored = ScoredSet(model.model, model.run.config, dataset, scoring)
+        self._scored = ScoredSet(model.model, model.run.config, dataset, options)
         if options.calibrate:
             layout.refuse_link(self.directory / layout.CHECKPOINTS)
             model.is_to_calibrate = True
@@ -83,19 +76,16 @@ class _Evaluator(FollowedRun):
             trained.calibrate(temperature.fit(found.logits, found.labels))
         result = self._scored.score(trained.trainable, device, trained.temperature)
         self._scored.record(self._events, step, result)
-        sums, scalars = result[:2]
         text = self._scored.line(step, result)
         if options.json:
-            text = logs.as_json(self._as_json(step, sums, scalars))
+            text = logs.as_json(self._as_json(step, result))
         elif options.once:
             names = self._scored.dataset.class_names
-            text += f"\n{metrics.report(self._scored.subject, sums, scalars, names)}"
+            text += f"\n{metrics.report(self._scored.subject, *result[:2], names)}"
         print(text, flush=True)
 
-    def _as_json(
-        self, step: int, sums: metrics.Sums, scalars: dict[str, float]
-    ) -> dict[str, Any]:
-        dataset = self._scored.dataset
+    def _as_json(self, step: int, result: Result) -> dict[str, Any]:
+        sums, dataset = result.sums, self._scored.dataset
         return {
             "step": step,
             "data": dataset.name,
@@ -106,7 +96,7 @@ class _Evaluator(FollowedRun):
             "simulated": self._trained.run.facts.simulated,
             "num_examples": sums.count,
             "correct": sums.correct,
-            **scalars,
+            **result.scalars,
             "per_class": sums.per_class(dataset.class_names),
             "confusion": sums.confusion.tolist(),
         }

@@ -136,7 +136,10 @@ class Sums:
 def report(
     subject: str, sums: Sums, scalars: Mapping[str, float], class_names: Sequence[str]
 ) -> str:
-    """Formats an evaluation as text; `subject` names the images and the variables."""
+    """Formats an evaluation as text, with a table of the metrics of each class.
+
+    `subject` names the images and the variables.
+    """
     shown = [
         f"{name} = {rounded(value, 4)}"
         for name, value in scalars.items()
@@ -144,27 +147,22 @@ def report(
     ]
     if (scored := np.count_nonzero(sums.confusion.any(axis=1))) < len(class_names):
         shown.append(f"means over the {scored} classes with images")
-    right, table = f"{sums.correct:,} right of", class_table(sums, class_names)
-    return f"{right} {subject}\n{', '.join(shown)}\n\n{table}"
+    width = max(len(name) for name in (*class_names, "class"))
+    table = [f"{'class':{width}}  images  recall  precision      F1"]
+    table += [
+        f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
+        f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
+        f"{'' if row['images'] >= _FEWEST else '  few images: chance'}"
+        for row in sums.per_class(class_names)
+    ]
+    head = [f"{sums.correct:,} right of {subject}", ", ".join(shown), ""]
+    return "\n".join([*head, *table])
 
 
 def headline(scalars: Mapping[str, float], count: int, classes: int) -> str:
     """Formats precision@1, scored on `count` images, beside chance."""
     text = scores.shown(PRECISION, scalars[PRECISION], count)
     return f"{text} (chance: {1 / classes:.3f})"
-
-
-def class_table(sums: Sums, class_names: Sequence[str]) -> str:
-    """Formats the metrics of each class as a table."""
-    width = max(len(name) for name in (*class_names, "class"))
-    lines = [f"{'class':{width}}  images  recall  precision      F1"]
-    lines += [
-        f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
-        f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
-        f"{'' if row['images'] >= _FEWEST else '  few images: chance'}"
-        for row in sums.per_class(class_names)
-    ]
-    return "\n".join(lines)
 
 
 def _part(some: int, whole: int) -> float | None:

@@ -20,6 +20,7 @@ from cifar10.config.python_objects import OwnMetrics
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
+from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.metrics import Outcomes
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
@@ -187,7 +188,7 @@ class ScoredSet:
         model: keras.Model,
         config: Groups,
         dataset: Dataset,
-        scoring: Scoring,
+        scoring: Scoring | Options,
         own_metrics: OwnMetrics | None = None,
     ) -> None:
         self._own_metrics = own_metrics

@@ -131,11 +131,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         """The `model` and `class_names` in use; empty if there are no weights yet."""
         if not (snapshot := self._snapshot):
             return {}
-        model = snapshot.model
-        return {
-            "model": model.run.config.network.model,
-            "class_names": model.class_names,
-        }
+        name = snapshot.model.run.config.network.model
+        return {"model": name, "class_names": snapshot.model.class_names}
 
     @property
     def weights_step(self) -> int | None:
@@ -175,9 +172,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
                 f"{', '.join(map(str, shape))}] with at least one image."
             )
         with tf.device(self._device):
-            logits = snapshot.logits(
-                snapshot.trainable, snapshot.non_trainable, tf.constant(images)
-            )
+            weights = snapshot.trainable, snapshot.non_trainable
+            logits = snapshot.logits(*weights, tf.constant(images))
             calibrated = (logits / snapshot.temperature).numpy()
         return Prediction(snapshot.step, calibrated, snapshot.model.class_names)
 
@@ -220,20 +216,16 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
                 logger.exception("The follower of %s failed to check.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        distortion = model.run.config.images.distortions
-        self._logits = traced_logits(
-            model.model, model.picture_shape, distortion, self._device
-        )
+        how = model.picture_shape, model.run.config.images.distortions, self._device
+        self._logits = traced_logits(model.model, *how)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         written = checkpoint.manifest.get("time", time.time())  # Or of an old version.
         with tf.device(self._device):
             # Copies, which later assignments to the variables do not change.
-            trainable, non_trainable = (
-                [tf.identity(variable) for variable in variables]
-                for variables in (model.trainable, model.non_trainable)
-            )
-        weights = trainable, non_trainable, written, model.temperature
+            trainable = [tf.identity(variable) for variable in model.trainable]
+            others = [tf.identity(variable) for variable in model.non_trainable]
+        weights = trainable, others, written, model.temperature
         self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
 
     def _require_snapshot(self) -> Snapshot:

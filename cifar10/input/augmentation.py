@@ -123,8 +123,7 @@ def cut_out(
         tf.fill(vertical.shape, tf.constant(round(size * side / 32), tf.float64))
         for size in images.shape[1:3]
     ]
-    cut = _rectangle(images, (vertical, horizontal), sizes)
-    return tf.where(cut, 0.0, images)
+    return tf.where(_rectangle(images, (vertical, horizontal), sizes), 0.0, images)
 
 
 def mix(

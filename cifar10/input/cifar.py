@@ -58,8 +58,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
     directory = layout.absolute_path(named) if named else cache()
     with records.explained(directory):
         if data == "synthetic":
-            home = directory if data_dir else None
-            return _stand_in("--data synthetic", home)
+            return _stand_in("--data synthetic", directory if data_dir else None)
         name = "cifar10" if data == "auto" else data
         first, *_ = versions = FORMATS[name], PYTHON_FORMATS[name]
         for version, folder in _unpacked(versions, directory):

@@ -4,8 +4,8 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
-import importlib
 import os
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,7 @@ def find(
             "machine, or its config.json was edited. Name it with --data_dir."
         )
     if data != FOLDER:
-        module, _, function = FILES[f".{data}"].partition(":")
-        find_file = vars(importlib.import_module(f"cifar10.input.{module}"))[function]
+        find_file = pkgutil.resolve_name(f"cifar10.input.{FILES[f'.{data}']}")
         return find_file(Path(data_dir))
     from cifar10.input.pictures.dataset import find_folder
 

@@ -136,9 +136,8 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
     """
     means, deviations = channel_statistics(images.shape[-1])
     scale = [1.0 / (255.0 * deviation) for deviation in deviations]
-    shift = [
-        -mean / deviation for mean, deviation in zip(means, deviations, strict=True)
-    ]
+    pairs = zip(means, deviations, strict=True)
+    shift = [-mean / deviation for mean, deviation in pairs]
     return tf.cast(images, tf.float32) * scale + shift
 
 

@@ -97,8 +97,7 @@ class BatchMaker:
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:
-            batch = images, labels
-            return self.augmentation(*batch, plan.seed, batch_slice)
+            return self.augmentation(images, labels, plan.seed, batch_slice)
         return images, labels
 
 

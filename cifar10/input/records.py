@@ -58,11 +58,6 @@ class Format:
     label_keys: tuple[str, ...] = ()  # In pickles: names of the labels.
 
     @property
-    def classes(self) -> int:
-        """Number of classes; labels are 0 to `classes - 1`."""
-        return len(self.class_names)
-
-    @property
     def record_bytes(self) -> int:
         """Length of one record."""
         return self.label_bytes + HEIGHT * WIDTH * CHANNELS
@@ -109,7 +104,7 @@ def read_split(
         the files.
     """
     check_files(directory, file_format, splits=(split,))
-    files = file_format.files(split)
+    files, classes = file_format.files(split), len(file_format.class_names)
     images = np.empty((sum(files.values()), HEIGHT, WIDTH, CHANNELS), np.uint8)
     labels = np.empty(len(images), np.int32)
     first = 0
@@ -122,11 +117,11 @@ def read_split(
                 records = np.fromfile(path, np.uint8)
                 records = records.reshape(count, file_format.record_bytes)
         file_labels = records[:, file_format.label_bytes - 1]
-        wrong = np.flatnonzero(file_labels >= file_format.classes)
+        wrong = np.flatnonzero(file_labels >= classes)
         if wrong.size:
             problem = (
                 f"{path}, record {wrong[0]}: the label is {file_labels[wrong[0]]}, but "
-                f"labels of {file_format.title} are 0 to {file_format.classes - 1}."
+                f"labels of {file_format.title} are 0 to {classes - 1}."
             )
             raise _damaged(directory, problem)
         rows = slice(first, first + count)

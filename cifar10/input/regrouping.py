@@ -199,9 +199,8 @@ def read(name: str) -> list[tuple[int, str, str, str]]:
         # Paths need not be UTF-8. Spreadsheets add a byte order mark.
         text = content.decode("utf-8-sig", "surrogateescape")
         mark = max(",;\t", key=text.partition("\n")[0].count)
-        rows = csv.DictReader(
-            io.StringIO(text, newline=""), delimiter=mark, strict=True
-        )
+        lines = io.StringIO(text, newline="")
+        rows = csv.DictReader(lines, delimiter=mark, strict=True)
         columns = [*(rows.fieldnames or ())]
         if not columns.count("picture") == columns.count("class") == 1:
             raise ValueError("it lacks one column picture or class")  # noqa: TRY301

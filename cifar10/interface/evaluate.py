@@ -57,9 +57,12 @@ def evaluate(
         raise UsageError(f"evaluate: split={split!r}: give {' or '.join(SPLITS)}.")
     entry_point.import_tensorflow(stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.
+    import tensorflow as tf
+
     from cifar10.evaluation.scored_set import ScoredSet, Scoring
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
+    from cifar10.towers import devices
     from cifar10.trained_model import TrainedModel
 
     scoring = Scoring(
@@ -81,7 +84,9 @@ def evaluate(
         own = Config(model=model)
         trusted = own.network.model
         know_model(own)
-    device = _device()
+    # The first GPU, with memory that grows as needed, or else the CPU.
+    devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
+    device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
     trained = TrainedModel(
         directory, device, use_averages=use_averages, trust_model=trusted
     )
@@ -106,13 +111,3 @@ def evaluate(
     )
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}
-
-
-def _device() -> str:
-    """Returns the first GPU, with memory that grows as needed, or else the CPU."""
-    import tensorflow as tf
-
-    from cifar10.towers import devices
-
-    devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
-    return "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"

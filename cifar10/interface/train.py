@@ -112,7 +112,14 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             "train."
         )
     began = time.perf_counter()
-    _start_tensorflow(deterministic=config.speed.deterministic)
+    deterministic = config.speed.deterministic
+    uses_onednn = hardware.uses_onednn(by_default=True)
+    if deterministic and "tensorflow" in sys.modules and uses_onednn:
+        raise UsageError(
+            "deterministic=True: TensorFlow is imported already, with oneDNN. Set "
+            "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."
+        )
+    entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
@@ -163,22 +170,10 @@ def _why_ended(train_dir: Path, step: int, config: Config) -> str:
     return early_stopping.why_ended(trained, manifest) or "no_gain"
 
 
-def _start_tensorflow(*, deterministic: bool) -> None:
-    """Imports TensorFlow, unless the program has already imported it."""
-    uses_onednn = hardware.uses_onednn(by_default=True)
-    if deterministic and "tensorflow" in sys.modules and uses_onednn:
-        raise UsageError(
-            "deterministic=True: TensorFlow is imported already, with oneDNN. Set "
-            "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."
-        )
-    entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())
-
-
 def know_model(config: Config) -> None:
     """Registers `config.model_function` under the name `config.network.model`."""
     if config.model_function and config.network.model.startswith(PYTHON):
-        name = config.network.model
-        ARCHITECTURES[name] = Architecture(name, config.model_function)
+        ARCHITECTURES[config.network.model] = Architecture(config.model_function)
 
 
 class _SignalsOfSteps(StopSignals):

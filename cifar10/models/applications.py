@@ -32,7 +32,7 @@ def find_architecture(name: str) -> Architecture:
     there = [one for one in dir(keras.applications) if one[0].isupper()]
     if application not in there:
         raise UsageError(f"--model {name}: Keras's networks are {', '.join(there)}.")
-    return Architecture(name, functools.partial(build, application))
+    return Architecture(functools.partial(build, application))
 
 
 def build(
@@ -71,9 +71,8 @@ def _set_normalization(application: str, network: keras.Model) -> None:
     Networks built without these weights lack that layer, and so need true variances.
     """
     if _module(application).__name__.endswith(".efficientnet"):
-        (layer,) = (
-            one for one in network.layers if isinstance(one, keras.layers.Normalization)
-        )
+        kind = keras.layers.Normalization
+        (layer,) = (one for one in network.layers if isinstance(one, kind))
         mean, variance = layer.weights[:2]
         mean.assign(_IMAGENET_MEAN)
         variance.assign(np.square(_IMAGENET_DEVIATION))

@@ -1,7 +1,7 @@
 """The class that describes an architecture, and the channel statistics of CIFAR-10."""
 
 import dataclasses
-import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,6 @@ class Architecture:
     Each built-in architecture has a file in this folder and an entry in `registry.py`.
 
     Attributes:
-        name: Value of `--model` that selects the architecture.
         build: Function that returns a Keras model. It takes image_shape, as
             (height, width, channels); the number of classes; and perhaps depth and
             width. It raises an error if images are too small.
@@ -37,7 +36,6 @@ class Architecture:
             images for the model without distorting them.
     """
 
-    name: str
     build: Callable[..., Any] = lambda *_: None
     module: str | None = None
     recipe: str | None = None
@@ -53,7 +51,5 @@ def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]
     """
     if channels == len(CHANNEL_MEAN):
         return CHANNEL_MEAN, CHANNEL_DEVIATION
-    return (
-        [math.fsum(CHANNEL_MEAN) / len(CHANNEL_MEAN)] * channels,
-        [math.fsum(CHANNEL_DEVIATION) / len(CHANNEL_DEVIATION)] * channels,
-    )
+    mean, deviation = map(statistics.fmean, (CHANNEL_MEAN, CHANNEL_DEVIATION))
+    return [mean] * channels, [deviation] * channels

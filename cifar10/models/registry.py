@@ -22,18 +22,14 @@ if TYPE_CHECKING:
     import keras
 
 ARCHITECTURES = {
-    known.name: known
-    for known in (
-        Architecture("tutorial", module="tutorial"),
-        Architecture(
-            "airbench",
-            module="airbench",
-            recipe="fast",
-            # airbench94_muon.py trains this bias in the first 3 of 8 epochs.
-            trained_parts={"whitening/bias": 3 / 8},
-        ),
-        Architecture("resnet", module="resnet", recipe="resnet"),
-    )
+    "tutorial": Architecture(module="tutorial"),
+    "airbench": Architecture(
+        module="airbench",
+        recipe="fast",
+        # airbench94_muon.py trains this bias in the first 3 of 8 epochs.
+        trained_parts={"whitening/bias": 3 / 8},
+    ),
+    "resnet": Architecture(module="resnet", recipe="resnet"),
 }
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
@@ -83,7 +79,7 @@ def take_for(name: str, function: str) -> None:
     """Registers a function, given as module:function, to build the model `name`."""
     check_name(function)
     ARCHITECTURES[name] = Architecture(
-        name, lambda *shape, **given: find_architecture(function).build(*shape, **given)
+        lambda *shape, **given: find_architecture(function).build(*shape, **given)
     )
 
 
@@ -101,11 +97,6 @@ def name_of_function(builder: Callable[..., Any]) -> str:
     return PYTHON + function
 
 
-def default_recipe(name: str) -> str | None:
-    """Returns a model's default recipe, or None if the data determines the recipe."""
-    return ARCHITECTURES[name].recipe if name in ARCHITECTURES else None
-
-
 def find_architecture(name: str) -> Architecture:
     """Returns the architecture that a name selects, with its functions imported."""
     known = ARCHITECTURES.get(name)
@@ -120,7 +111,7 @@ def find_architecture(name: str) -> Architecture:
 
     if name.startswith(APPLICATIONS_PREFIX):
         return applications.find_architecture(name)
-    return Architecture(name, custom.import_function(name))
+    return Architecture(custom.import_function(name))
 
 
 def build_model(

@@ -49,9 +49,8 @@ def run_program(
             print(error, flush=True)
             return
         say(f"{invocation.program_name()}: {error}")
-        if isinstance(error, errors.MissingGpuError) and (
-            why := explain_missing_gpus()
-        ):
+        lacks_gpu = isinstance(error, errors.MissingGpuError)
+        if lacks_gpu and (why := explain_missing_gpus()):
             say(why)
         if isinstance(error, LostWorkerError):
             # Skips Python's shutdown, where TensorFlow would wait for the lost worker.

@@ -54,9 +54,7 @@ class StopSignals:
         self._stderr = os.dup(2)
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
-        self._before = {
-            number: signal.signal(number, _ignore) for number in stop_signals()
-        }
+        self._before = {one: signal.signal(one, _ignore) for one in stop_signals()}
         self._wakeup_before = signal.set_wakeup_fd(self._sending.fileno())
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
         return self

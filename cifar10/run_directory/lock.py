@@ -81,12 +81,14 @@ class RunLock:
 
 def _take(lock: BinaryIO) -> None:
     """Locks a file; tries for a second, since `is_locked` locks it for a moment."""
-    for pause in (0.1, 0.3, 0.6):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(pause)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    end = time.monotonic() + 1.0
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def holds_run(path: Path) -> bool:

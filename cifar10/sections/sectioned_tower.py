@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.sections.cutting import Section, cut
+from cifar10.towers.copies import Gradient, Tensors
 from cifar10.towers.towers import Tower
-from cifar10.towers.update import Gradient
 
-Tensors: TypeAlias = "list[tf.Tensor]"
 # Outputs, new values of the non-trainable variables, penalties.
 Inferred: TypeAlias = "tuple[Tensors, list[tf.Tensor | None], Tensors]"
 SectionFunction: TypeAlias = "Callable[[Tensors, Tensors, Tensors], Inferred]"

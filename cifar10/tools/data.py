@@ -41,9 +41,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("data", metavar="PATH", help=what)
     what = "directory of a run, to list the labels that the run contradicts"
     parser.add_argument("--train_dir", metavar="S", help=what)
-    parser.add_argument(
-        "--json", action="store_true", help="print the contents as JSON"
-    )
+    what = "print the contents as JSON"
+    parser.add_argument("--json", action="store_true", help=what)
     flags.add_flags(parser, run_options.RunOptions, only={"trust_model"})
     flags.add_flags(parser, fields.ALL, only=_PREPARATION)
     given = flags.parse(parser, words)

@@ -47,7 +47,6 @@ def describe(
     """Describes an export, its run, and how to prepare images, as JSON values."""
     config = trained.run.config
     distortion = config.images.distortions
-    how = preparation.describe(distortion, trained.picture_shape)
     return {
         "model": config.network.model,
         "step": step,
@@ -60,7 +59,7 @@ def describe(
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
         "distortions": distortion,
-        "preparation": how,
+        "preparation": preparation.describe(distortion, trained.picture_shape),
         "with_preprocessing": with_preprocessing,
     }
 

@@ -59,8 +59,7 @@ def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
 
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(path, providers=providers)
-        (computed,) = session.run(None, {"images": images})
-        return computed
+        return session.run(None, {"images": images})[0]
     if file_format == "litert":
         from ai_edge_litert.interpreter import Interpreter
 

@@ -88,8 +88,7 @@ def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:
     parameters = f"{planner.state.model.count_params():,} parameters"
     print(f"{network.model}, {parameters}, {network.precision}")
     print(f"Towers: {training.placement.description}")
-    variables = _megabytes(planner.variable_bytes)
-    print(f"Variables, averages and optimizer: {variables}\n")
+    print(f"Variables, averages and optimizer: {_megabytes(planner.variable_bytes)}\n")
     where = "on each GPU" if training.placement.on_gpus else "in all"
     print(f"sections  a tower's step  {where:>11}  cut before")
     for plan in plans:

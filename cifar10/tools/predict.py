@@ -70,9 +70,8 @@ class Options(run_options.RunOptions):
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="image file or folder"
-    )
+    what = "image file or folder"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=what)
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     if not options.follow:

@@ -79,8 +79,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "directory of a run"
     parser.add_argument("run_dirs", nargs="*", metavar="RUN_DIR", help=what)
     parser.add_argument("--train_dir", "--checkpoint_dir", help=what, **several)
-    others = {"step", "trust_model", "output", "data_dir"}
-    flags.add_flags(parser, Options, only=others)
+    flags.add_flags(parser, Options, {"step", "trust_model", "output", "data_dir"})
     given = flags.parse(parser, words)
     invocation.require_packages("report", "jinja2", "matplotlib")
     names = [*given.pop("run_dirs"), *given.pop("train_dir")] or [fields.TRAIN_DIR]

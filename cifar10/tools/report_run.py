@@ -111,8 +111,7 @@ class ReportedRun:
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.split == "test" and datasets.is_of_run(dataset, self.recorded):
-            lines = [*self.scored, self.tested]
-            self.scored = [*scores.comparable(lines).values()]
+            self.scored = [*scores.comparable([*self.scored, self.tested]).values()]
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:

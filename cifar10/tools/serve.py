@@ -121,7 +121,6 @@ def listen(host: str, port: int) -> socket.socket:
 def _say_news(follower: "Follower", interval: float) -> None:
     """Says which step is served and what was refused; runs in a thread."""
     while not follower.closed.wait(interval):
-        if follower.weights_step is None:
-            follower.say_news(follower.why_no_weights)
-        else:
-            follower.say_news(f"Serving step {follower.weights_step}.")
+        step = follower.weights_step
+        serving = f"Serving step {step}."
+        follower.say_news(follower.why_no_weights if step is None else serving)

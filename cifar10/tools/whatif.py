@@ -212,10 +212,9 @@ def _rank(
     seen = [(statistics.mean(of), one, of) for one, of in found.items() if of]
     for mean, one, values in sorted(seen):
         spread = f"{statistics.stdev(values):.2g}" if len(values) > 1 else "?"
-        print(
-            f"  {mean:+.3g} +- {spread} in {counted(len(values), 'window')}: ", end=""
-        )
-        print(names_of(what_if.dataset, "train", len(labels))[one])
+        name = names_of(what_if.dataset, "train", len(labels))[one]
+        seen_in = counted(len(values), "window")
+        print(f"  {mean:+.3g} +- {spread} in {seen_in}: {name}")
     if unseen := len(suspects) - len(seen):
         print(f"  In no batch of these steps: {counted(unseen, 'picture')}")
     return 0

@@ -85,10 +85,8 @@ def flat_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tup
     Returns gradients, statistics, metrics and the towers' losses.
     """
     sums = [Flat(of, on) for on, of in sum_on_devices(devices, results).items()]
-    towers = [
-        Flat((result.statistics, result.metrics), device)
-        for device, result in zip(devices, results, strict=True)
-    ]
+    others = ((one.statistics, one.metrics) for one in results)
+    towers = [*map(Flat, others, devices)]
     with tf.device(home):
         gradients = sums[0].unpacked(sums[1:], len(results))
         statistics, metrics = towers[0].unpacked(towers[1:], len(results))

@@ -32,9 +32,8 @@ class ScaledUpdates:
         if self.built:
             return
         super().build(variables)  # type: ignore[misc]
-        self.factors = self.add_variable(
-            [len(variables)], initializer="ones", name="factors"
-        )
+        shape = [len(variables)]
+        self.factors = self.add_variable(shape, initializer="ones", name="factors")
         self.indices = _indices(variables)
 
     def apply(
@@ -81,10 +80,7 @@ class Muon(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.momentums = [
-            self.add_variable_from_reference(variable, name="momentum")
-            for variable in variables
-        ]
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
         parts = dict(self._trained_parts)
         self._parts = [parts.get(variable.path) for variable in variables]
         self._indices = _indices(variables)

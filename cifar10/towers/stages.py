@@ -125,8 +125,6 @@ def find_frozen(
     model: "keras.Model", variables: Sequence["keras.Variable"], names: Sequence[str]
 ) -> list[bool]:
     """Returns for each variable whether `names`, from `Stage.frozen`, freeze it."""
-    if not names:
-        return [False] * len(variables)
     paths, of_head = layer_tree.paths(model), set(map(id, variables))
     if _ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model)}

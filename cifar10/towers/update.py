@@ -52,12 +52,9 @@ class TrainState:
 
         The last one is `global_step`.
         """
-        keras_variables = [
-            *self.model.trainable_variables,
-            *self.model.non_trainable_variables,
-            *self.optimizer.variables,
-        ]
-        of_keras = [variable.value for variable in keras_variables]
+        model, optimizer = self.model, self.optimizer
+        of_model = [*model.trainable_variables, *model.non_trainable_variables]
+        of_keras = [variable.value for variable in (*of_model, *optimizer.variables)]
         return [*of_keras, *self.averages, self.global_step]
 
     def trackables(self) -> dict[str, Any]:
@@ -131,21 +128,14 @@ class Update:
             gradients before clipping) and, in float16, `loss_scale` (the factor by
             which the loss is multiplied).
         """
-        present = [
-            (gradient, variable)
-            for gradient, variable in zip(
-                averages.gradients, state.model.trainable_variables, strict=True
-            )
-            if gradient is not None
-        ]
+        pairs = zip(averages.gradients, state.model.trainable_variables, strict=True)
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        gradients = [one for one in averages.gradients if one is not None]
         rate = self.learning_rate(state.global_step * averages.global_batch_size)
-        metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
+        metrics = _gradient_metrics(state, gradients)
         if self.clip_norm is not None:
             factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
-            present = [
-                (tf.cast(factor, gradient.dtype) * gradient, variable)
-                for gradient, variable in present
-            ]
+            gradients = [tf.cast(factor, one.dtype) * one for one in gradients]
         writes = _all_finite(averages.tower_losses)
         writes &= _all_finite(metrics["gradient_norm"])
         if self.halts:
@@ -155,7 +145,7 @@ class Update:
             writes, fails = writes & is_wanted, fails & is_wanted
         undone = state.variables()
         before = [variable.read_value() for variable in undone]
-        self._write(state, present, averages.statistics, rate)
+        self._write(state, gradients, variables, averages.statistics, rate)
         if self.halts:
             state.halted.assign(fails if is_wanted is None else fails | state.halted)
         else:  # A skipped step counts: `global_step` is the last variable.
@@ -166,7 +156,8 @@ class Update:
     def _write(
         self,
         state: TrainState,
-        gradients_and_variables: Sequence[tuple[Gradient, keras.Variable]],
+        gradients: list[tf.Tensor],
+        variables: list[keras.Variable],
         statistics: Sequence[tf.Tensor | None],
         rate: tf.Tensor,
     ) -> None:
@@ -176,8 +167,7 @@ class Update:
         for variable, value in zip(written, statistics, strict=True):
             if value is not None:
                 variable.assign(value)
-        gradients, variables = zip(*gradients_and_variables, strict=True)
-        state.optimizer.apply(list(gradients), list(variables))
+        state.optimizer.apply(gradients, variables)
         if self.average_decay is not None:
             decay = self.average_decay(state.global_step)
             trained = state.model.trainable_variables

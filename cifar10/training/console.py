@@ -106,10 +106,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     if not math.isnan(rate):
         seconds = format_number(batch_size / rate, 2)
         speed = f"{format_number(rate)} images/s, {seconds} s/batch"
-    values = [
-        (one.label, metrics[name]) for name, one in STEP_METRICS.items() if one.label
-    ]
-    shown = "".join(f", {label} {value:.3f}" for label, value in values)
+    labels = {name: one.label for name, one in STEP_METRICS.items() if one.label}
+    shown = "".join(f", {labels[name]} {metrics[name]:.3f}" for name in labels)
     own = "".join(f", {n} {metrics[n]:.3g}" for n in metrics if n.startswith(METRICS))
     return (
         f"step {step}, loss {rounded(metrics['total_loss'], 2)} "
@@ -119,16 +117,13 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    placement, lines = training.placement, [training.sections or ""]
-    suits = (
-        placement.suits_nccl and len(placement.devices) > 1 == training.workers.count
-    )
-    if suits and training.config.batch.variable_update == "auto":
+    config, placement = training.config, training.placement
+    lines = [_parts(config, training.run, len(training.images))]
+    lines.append(training.sections or "")
+    is_alone = len(placement.devices) > 1 == training.workers.count
+    if is_alone and placement.suits_nccl and config.batch.variable_update == "auto":
         lines.append(_FASTER)
-    return [
-        wrap(_parts(training.config, training.run, len(training.images))),
-        *map(wrap, lines),
-    ]
+    return [*map(wrap, lines)]
 
 
 def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:

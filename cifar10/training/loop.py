@@ -184,10 +184,9 @@ class Loop:
     ) -> StepResult:
         config, towers = self.training.config, self.training.towers
         if is_verified:
-            rounding = ROUNDING[config.network.precision]
             are_alike = len(self.training.placement.gpu_names) < 2
             exact = config.speed.deterministic and are_alike
-            bound = 0.0 if exact else rounding
+            bound = 0.0 if exact else ROUNDING[config.network.precision]
             return verified_step(towers, self._of_step(batches, 0), bound)
         if self._in_calls:
             return towers.steps(batches, count)

@@ -105,11 +105,8 @@ class Validation:
         """If `val` has decided, evaluates the best and the last step on `test`."""
         loop, progress = self._loop, self._loop.progress
         of_val = self._scored and self._scored.split == "val"
-        if (
-            why != "finished"
-            or not of_val
-            or "test" not in loop.training.dataset.splits
-        ):
+        has_test = "test" in loop.training.dataset.splits
+        if why != "finished" or not of_val or not has_test:
             return
         scored = scored_set(loop.training, "test")
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
@@ -126,13 +123,11 @@ class Validation:
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
-        events = self._events(scored)
-        self._logs.attempt(lambda: scored.record(events, step, result))
+        self._logs.attempt(lambda: scored.record(self._events(scored), step, result))
         if scored is self._scored:
             best = progress.early_stopping
-            progress.early_stopping = best.updated(
-                step, result.scalars[best.best_by], result.sums.count
-            )
+            score = result.scalars[best.best_by]
+            progress.early_stopping = best.updated(step, score, result.sums.count)
         self._loop.say(scored.line(step, result))
         return result.scalars
 
@@ -212,11 +207,7 @@ def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:
     """
     training, of_chief = loop.training, []
     if training.workers.is_chief:
-        of_chief = [
-            Console(loop),
-            TensorBoard(training.train_dir, loop.timer),
-            *users,
-            Summaries(loop),
-        ]
+        before = Console(loop), TensorBoard(training.train_dir, loop.timer)
+        of_chief = [*before, *users, Summaries(loop)]
     hooks = [Watchdog(loop), *of_chief, Log(loop), Validation(loop), Saving(loop)]
     return Hooks(hooks, users=users, how_to_resume=loop.progress.how_to_resume)

@@ -159,12 +159,7 @@ class Progress:
         with contextlib.suppress(DiskError):  # Makes room if many have accumulated.
             checkpoints.delete_old(self._directory, keep, self.step)
         link = checkpoints.make_link(self._directory, self.step, self._settings)
-        path = checkpoints.save(
-            self._directory,
-            self._state.trackables(),
-            step=self.step,
-            facts={**self._facts(), checkpoints.LINK: link},
-        )
+        path = self._write(self._directory, {checkpoints.LINK: link})
         checkpoints.delete_old(self._directory, keep, self.step)
         return path
 
@@ -187,12 +182,7 @@ class Progress:
             return None
         if self.step in checkpoints.steps(directory):
             checkpoints.set_aside(directory, self.step, "earlier")
-        return checkpoints.save(
-            directory,
-            self._state.trackables(),
-            step=self.step,
-            facts={**self._facts(), **facts},
-        )
+        return self._write(directory, facts)
 
     def log_event(self, step: int, event: str, what: str) -> None:
         """Appends an event to `metrics.jsonl`, for alerts; a full disk loses it."""
@@ -218,10 +208,10 @@ class Progress:
             how = f"resume the run with:\n    {command}"
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
-    def _facts(self) -> dict[str, Any]:
-        """Returns what the manifest of a checkpoint records about this step."""
+    def _write(self, directory: Path, further: Mapping[str, Any]) -> Path:
+        """Writes a checkpoint whose manifest records this step and `further` facts."""
         epoch, position = self._epoch_and_position()
-        return {
+        facts = {
             **self._config.identity,
             "epoch": epoch,
             "position": position,
@@ -231,7 +221,10 @@ class Progress:
             "gradient_noise": self.noise_averages,
             **self.early_stopping.to_manifest(),
             **({"hours": self.hours} if self._config.run.max_hours else {}),
+            **further,
         }
+        parts = self._state.trackables()
+        return checkpoints.save(directory, parts, step=self.step, facts=facts)
 
     def _epoch_and_position(self) -> tuple[int, int]:
         """Returns the epoch, from 0, and how many of its images have been used."""

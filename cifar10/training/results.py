@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from cifar10.config import data_flag, layout
 from cifar10.errors import CorruptedError, NotFiniteError, UsageError, first_few, say
@@ -205,8 +204,7 @@ class NotFinitePolicy:
             names = [
                 variable.path
                 for variable, gradient in zip(variables, result.gradients, strict=True)
-                if gradient is not None
-                and not np.isfinite(tf.convert_to_tensor(gradient)).all()
+                if gradient is not None and not np.isfinite(gradient).all()
             ]
             if names:
                 found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names

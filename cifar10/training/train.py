@@ -72,9 +72,8 @@ def train(
         if loop.progress.is_over:
             if workers.is_chief:
                 found = loop.progress.early_stopping
-                messages.append(
-                    preflight.nothing_to_do(training.config, loop.step, found)
-                )
+                why = preflight.nothing_to_do(training.config, loop.step, found)
+                messages.append(why)
             _print(messages)
             return loop.step
         stop.defer()

@@ -44,14 +44,14 @@ PNG = bytes.fromhex(
 def registered(tmp_path, monkeypatch):
     """Registers the models, and a place for notes: some tests write the same run."""
     for name, build in MODELS.items():
-        monkeypatch.setitem(ARCHITECTURES, name, Architecture(name, build))
+        monkeypatch.setitem(ARCHITECTURES, name, Architecture(build))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "small", Architecture("small", MODELS["small"]))
+        patch.setitem(ARCHITECTURES, "small", Architecture(MODELS["small"]))
         run = tmp_path_factory.mktemp("saved")
         describe(run)
         save(run, 10)

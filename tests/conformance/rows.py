@@ -113,7 +113,7 @@ def make_towers(row, devices):
     requested = Config(**{k: v for k, v in given.items() if v is not None})
     config = assembly.resolve_config(requested, placement)
     name = config.network.model
-    ARCHITECTURES[name] = Architecture(name, row.build)
+    ARCHITECTURES[name] = Architecture(row.build)
     state = assembly.build_state(config, "/cpu:0", plain.SHAPE, plain.CLASSES)
     images = np.broadcast_to(np.uint8(0), (IMAGES, *plain.SHAPE))
     whole = config, placement, [state], None, Workers(), images

@@ -22,7 +22,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     for name, build in MODELS.items():
-        monkeypatch.setitem(ARCHITECTURES, name, Architecture(name, build))
+        monkeypatch.setitem(ARCHITECTURES, name, Architecture(build))
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_local_copy_is_found(tmp_path, cache, data, place, named_by):
     in_folder = place != "the files themselves"
     assert found.directory == (unpacked / SMALL[name].folder if in_folder else home)
     assert (found.name, found.is_real) == (name, True)
-    assert found.classes == len(found.class_names) == SMALL[name].classes
+    assert found.classes == len(found.class_names) == len(SMALL[name].class_names)
     assert set(found.read("train")[1].tolist()) == {3}
 
 

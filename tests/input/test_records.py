@@ -26,7 +26,7 @@ def write_tiny(directory, file_format):
             count = file_format.files(split)[name]
             content = random.randint(0, 256, (count, file_format.record_bytes))
             label = file_format.label_bytes - 1
-            content[:, label] = random.randint(0, file_format.classes, count)
+            content[:, label] = random.randint(0, len(file_format.class_names), count)
             written[name] = content.astype(np.uint8)
             (directory / name).write_bytes(written[name].tobytes())
     return written

@@ -13,7 +13,7 @@ def registered():
     """Makes the small models known by their names."""
     with pytest.MonkeyPatch.context() as patch:
         for name, build in MODELS.items():
-            patch.setitem(ARCHITECTURES, name, Architecture(name, build))
+            patch.setitem(ARCHITECTURES, name, Architecture(build))
         yield
 
 

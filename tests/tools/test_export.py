@@ -40,7 +40,7 @@ def contrary(image_shape, classes):
 @pytest.fixture(scope="module", autouse=True)
 def quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "contrary", Architecture("contrary", contrary))
+        patch.setitem(ARCHITECTURES, "contrary", Architecture(contrary))
         yield
 
 

@@ -50,7 +50,7 @@ def pooled(image_shape, classes):
 
 @pytest.fixture(autouse=True)
 def in_registry(monkeypatch):
-    monkeypatch.setitem(ARCHITECTURES, "pooled", Architecture("pooled", pooled))
+    monkeypatch.setitem(ARCHITECTURES, "pooled", Architecture(pooled))
 
 
 # ---- which step is in which stage
@@ -274,7 +274,7 @@ def straight(tmp_path_factory, stand_in_dir):
             clocks.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "pooled", Architecture("pooled", pooled))
+        patch.setitem(ARCHITECTURES, "pooled", Architecture(pooled))
         patch.setattr(towers.Tower, "__call__", traced)
         patch.setattr(loop, "Timer", Noted)
         values = runs.train(

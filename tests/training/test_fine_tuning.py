@@ -60,8 +60,7 @@ def unnamed(image_shape, classes):
 @pytest.fixture(autouse=True)
 def in_registry(monkeypatch):
     for model in (small, unnamed):
-        known = Architecture(model.__name__, model)
-        monkeypatch.setitem(ARCHITECTURES, known.name, known)
+        monkeypatch.setitem(ARCHITECTURES, model.__name__, Architecture(model))
 
 
 def options(**given):

@@ -47,7 +47,7 @@ def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
         normed = keras.layers.BatchNormalization()(model.output)
         return keras.Model(model.inputs, normed)
 
-    monkeypatch.setitem(ARCHITECTURES, "normed", Architecture("normed", normed))
+    monkeypatch.setitem(ARCHITECTURES, "normed", Architecture(normed))
     train("run", model="normed", max_steps=1)
     with pytest.raises(UsageError, match="batch_size: 4 there, 2 now"):
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)

@@ -100,8 +100,8 @@ def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
     )
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("gradient", "loss"):
-            known = Architecture(f"{kind}_trap", trapped(kind))
-            patch.setitem(ARCHITECTURES, known.name, known)
+            known = Architecture(trapped(kind))
+            patch.setitem(ARCHITECTURES, f"{kind}_trap", known)
         patch.setattr(records, "read_split", lambda *_: (images, labels))
         return training.train(config, hooks=hooks)
 

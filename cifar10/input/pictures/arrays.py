@@ -74,9 +74,7 @@ def array_dataset(
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
     digest = hashlib.sha256()
-    for split in SPLITS:
-        if f"x_{split}" not in found:
-            continue
+    for split in (one for one in SPLITS if f"x_{one}" in found):
         images[split] = _images(found[f"x_{split}"], f"x_{split} in {where}")
         count = len(images[split])
         labels[split] = _labels(found[f"y_{split}"], count, f"y_{split} in {where}")
