@@ -74,15 +74,12 @@ def launch(
                 command = flags.without(command, "fresh")
             if not workers and not cluster.is_requested():
                 command = _on_gpus_left(command, train_dir)
-    message = f"{losses}.\nThe same command, without --fresh, resumes from the last "
-    message += (
-        "checkpoint. With --max_restarts N, that happens up to N times by itself."
-    )
+    again = "The same command, without --fresh, resumes"
+    by_itself = "With --max_restarts N, that happens up to N times by itself."
+    message = f"{losses}.\n{again} from the last checkpoint. {by_itself}"
     if max_restarts:
-        message = f"{losses}, after {counted(max_restarts, 'restart')}, as many as "
-        message += (
-            "--max_restarts allows. The same command, without --fresh, resumes it."
-        )
+        many = f"{counted(max_restarts, 'restart')}, as many as --max_restarts allows"
+        message = f"{losses}, after {many}. {again} it."
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
 

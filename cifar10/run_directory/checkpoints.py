@@ -265,13 +265,10 @@ def restore(
         verify(checkpoint.path.parent, checkpoint.step)  # The files may have changed.
         of_others = AssertionError, ValueError, tf.errors.OpError
         if isinstance(error, LookupError) or not isinstance(error, of_others):
-            what = "its data or its graph of objects is damaged"
-            raise DamagedError(
-                f"{checkpoint.path}: {what} ({reason(error)})"
-            ) from error
-        raise UsageError(
-            f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
-        ) from error
+            what = f"{checkpoint.path}: its data or its graph of objects is damaged"
+            raise DamagedError(f"{what} ({reason(error)})") from error
+        what = f"{checkpoint.path} is a checkpoint of another model"
+        raise UsageError(f"{what} ({reason(error)})") from error
 
 
 def delete_incomplete(directory: Path) -> None:

@@ -17,6 +17,8 @@ from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
 # Which checkpoint to use: a step, `BEST`, or None for the newest.
 Wanted = int | str | None
+# The checkpoint that was used, if any, and the errors of newer ones, by step.
+Loaded = tuple[Checkpoint | None, dict[int, Exception]]
 
 
 def check_usable(name: str, trusted: str | None, *wanted: Wanted) -> RecordedRun:
@@ -69,7 +71,7 @@ def restore_newest(
     wanted: Wanted = None,
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
-) -> tuple[Checkpoint | None, dict[int, Exception]]:
+) -> Loaded:
     """Loads the newest usable checkpoint; returns it and the errors of newer ones.
 
     Calls `load` with a checkpoint that is intact and of the run with this `identity`.

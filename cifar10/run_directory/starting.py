@@ -85,9 +85,8 @@ def start_run(
         elif earlier is not None:
             was, now = earlier.facts.versions, run.facts.versions
             others = [f"{name} {of}" for name, of in was.items() if now.get(name) != of]
-            note = (
-                f"NOTE: earlier, this ran with {', '.join(others)}." if others else ""
-            )
+            if others:
+                note = f"NOTE: earlier, this ran with {', '.join(others)}."
             simulated = run.facts.simulated or earlier.facts.simulated
             run = RecordedRun.of(path, {**run.entries, "simulated": simulated})
         unmarked = run.write()

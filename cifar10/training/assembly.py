@@ -160,9 +160,7 @@ def assemble(
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     config = resolve_config(requested, placement, workers=workers.count)
-    check_initial_weights(
-        config.fine_tuning, config.network.model, config.images.distortions
-    )
+    check_initial_weights(config)
     # Refuses a wrong --model before a download, which may take long.
     find_architecture(config.network.model)
     train_dir = layout.absolute_path(config.run.train_dir)
@@ -238,20 +236,17 @@ def resolve_config(
             "towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
-    resolved = ResolvedConfig.from_values(
-        {
-            **config.values,
-            "precision": hardware.resolve_precision(
-                config.network.precision,
-                placement.devices,
-                deterministic=config.speed.deterministic,
-            ),
-            "batch_size": images // batches,
-            "global_batch_size": images,
-            "towers": towers,
-            "workers": workers,
-        }
-    )
+    how = config.network.precision, placement.devices
+    exactly = config.speed.deterministic
+    precision = hardware.resolve_precision(*how, deterministic=exactly)
+    found = {
+        "precision": precision,
+        "batch_size": images // batches,
+        "global_batch_size": images,
+        "towers": towers,
+        "workers": workers,
+    }
+    resolved = ResolvedConfig.from_values({**config.values, **found})
     resolved.given = config.given
     return resolved
 
@@ -323,9 +318,8 @@ def build_states(
     if replicas == 1:
         # An update by Muon takes 0.1 s for airbench on a CPU.
         is_faster = len(placement.devices) == 1 or config.update.optimizer == "muon"
-        on_gpu = devices.chooses_gpus(
-            "--variable_device", device, placement, by_default=is_faster
-        )
+        given = "--variable_device", device, placement
+        on_gpu = devices.chooses_gpus(*given, by_default=is_faster)
         homes = [placement.devices[0] if on_gpu else "/cpu:0"]
     elif device != "auto":
         raise UsageError(
@@ -418,9 +412,8 @@ def build_towers(
     batch_devices = placement.batch_devices(config.batch.accumulate)
     what: dict[str, Any] = {"tower": tower, "update": update}
     if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
-        raise UsageError(
-            "Leave out --verify_steps with several workers or mirrored variables."
-        )
+        why = "with several workers or mirrored variables"
+        raise UsageError(f"Leave out --verify_steps {why}.")
     towers = TowerBuilder(states[0], batch_devices, **what)
     # Keras's layers find other replicas by a strategy; NCCL takes no part of a GPU.
     suits_programs = placement.suits_nccl or not placement.on_gpus
@@ -431,10 +424,8 @@ def build_towers(
             devices_of = [state.device for state in states]
             strategy = mirrored_strategy(devices_of, by_nccl=placement.suits_nccl)
     if strategy is not None:
-        first = workers.index * len(batch_devices)
-        towers = ReplicaBuilder(
-            strategy, states, batch_devices, first_tower=first, **what
-        )
+        what["first_tower"] = workers.index * len(batch_devices)
+        towers = ReplicaBuilder(strategy, states, batch_devices, **what)
     return towers, planner, description
 
 

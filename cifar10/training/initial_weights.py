@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 from cifar10 import files
 from cifar10.config import data_flag, layout
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.fields import WHOLE, FineTuning
+from cifar10.config.fields import WHOLE, Groups
 from cifar10.config.run_config import RecordedRun, run_of_weights
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
@@ -55,9 +55,10 @@ _NUMBERS = "fiubV"  # Kinds of arrays; Keras writes bfloat16 as V.
 Layers: TypeAlias = "dict[str, list[np.ndarray]]"
 
 
-def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
+def check_initial_weights(config: Groups) -> None:
     """Refuses unsuitable ImageNet weights, and a `pretrained_rate` without weights."""
-    name, rate = requested.initial_weights, requested.pretrained_rate
+    name, rate = config.fine_tuning.initial_weights, config.fine_tuning.pretrained_rate
+    model, distortions = config.network.model, config.images.distortions
     if name is None and rate != 1.0:
         raise UsageError(
             f"pretrained_rate of the recipe: {rate} applies to layers with initial "
@@ -128,10 +129,9 @@ def take_initial_weights(
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
     origin = run_of_weights({**run.entries, "fresh": True})
     if origin and _may_have_seen_val(origin, run):
-        line += (
-            "\nNOTE: these weights may have been trained on images that are val here."
-        )
-        line += " Scores on val are then too good; those on test are not."
+        seen = "these weights may have been trained on images that are val here"
+        so = "Scores on val are then too good; those on test are not"
+        line += f"\nNOTE: {seen}. {so}."
     return line
 
 

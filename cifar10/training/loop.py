@@ -197,7 +197,5 @@ class Loop:
         # Every process reads, so that all roll back together if a loss is not finite.
         self.read_results()
         self.hooks.notify("on_interruption", self.step)
-        how = self.progress.how_to_resume()
-        raise StoppedError(
-            f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal
-        )
+        what = f"stopped by {signal.name} after step {self.step}"
+        raise StoppedError(f"{what}.\n{self.progress.how_to_resume()}", 128 + signal)

@@ -112,12 +112,12 @@ class Validation:
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
         with loop.apart("evaluation"):
             if (best := next(iter(found), step)) != step:
-                loaded, refused = progress.load(best, tolerate=UsageError)
+                loaded, refused = progress.load(wanted=best, tolerate=UsageError)
                 if loaded:
                     self._score(scored, best)
                 for error in refused.values():  # The training itself has succeeded.
                     loop.say(f"Step {best}, the best, has no score on test: {error}")
-                progress.load(step, tolerate=())
+                progress.load(wanted=step, tolerate=())
             self._score(scored, step)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:

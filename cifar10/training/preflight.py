@@ -38,9 +38,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     devices, data and model are known.
     """
     check_name(config.network.model)
-    initial_weights.check_initial_weights(
-        config.fine_tuning, config.network.model, config.images.distortions
-    )
+    initial_weights.check_initial_weights(config)
     path = layout.absolute_path(config.run.train_dir)
     with RunLock(path) as lock:
         stop.clean_up = lock.release

@@ -40,7 +40,8 @@ class Progress:
         # Whether the run has no hours left, or nothing to go on from.
         self.is_time_up = False
         self._began = time.perf_counter()  # As if the run had never been interrupted.
-        self._directory = training.train_dir / layout.CHECKPOINTS
+        self._path = training.train_dir
+        self._directory = self._path / layout.CHECKPOINTS
         self._state = training.towers.state
         self._config = config
         self._examples_per_epoch = len(training.images)
@@ -98,43 +99,31 @@ class Progress:
             self.noise_averages = manifest.get("gradient_noise", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
-            is_pruned = (self._directory.parent / layout.PRUNED).exists()
-            self.is_time_up = (
-                why_ended(self._config, manifest) == "max_hours" or is_pruned
-            )
+            has_ended = why_ended(self._config, manifest) == "max_hours"
+            self.is_time_up = has_ended or (self._path / layout.PRUNED).exists()
         return messages
 
-    def load(
-        self, wanted: int | None = None, **options: Any
-    ) -> tuple[checkpoints.Checkpoint | None, dict[int, Exception]]:
+    def load(self, **options: Any) -> restoring.Loaded:
         """Loads variables from a step's checkpoint, or the newest: `restore_newest`."""
 
         def restore(found: checkpoints.Checkpoint) -> None:
             link = checkpoints.link_of(found.manifest).get("settings", {})
-            there = RecordedRun.of(
-                self._directory.parent, {**self._run.entries, **link}
-            )
+            there = RecordedRun.of(self._path, {**self._run.entries, **link})
             differ = starting.find_differences(there, self._determining).items()
             for name, (was, here) in differ:
                 raise restoring.of_another_run(found, name, was, here)
             checkpoints.restore(found, self._state.trackables())
 
-        return restoring.restore_newest(
-            self._directory,
-            restore,
-            self._config.identity,
-            wanted=wanted,
-            **options,
-        )
+        which = self._directory, restore, self._config.identity
+        return restoring.restore_newest(*which, **options)
 
     def first_line(self) -> str:
         """Returns a message that the run is new, or that it resumes from a step."""
-        run = self._directory.parent
         if self.step:
             epoch, position = self._epoch_and_position()
-            where = f"(epoch {epoch}, image {position:,}) in {run}"
+            where = f"(epoch {epoch}, image {position:,}) in {self._path}"
             return f"Resuming from step {self.step} {where}"
-        return f"New run in {run}"
+        return f"New run in {self._path}"
 
     def share(self, towers: TowerBuilder, *, variables: bool = True) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
@@ -143,9 +132,8 @@ class Progress:
         numbers = towers.share(numbers, variables=variables)
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
-        self.early_stopping = dataclasses.replace(
-            self.early_stopping, without_gain=count
-        )
+        stopping = dataclasses.replace(self.early_stopping, without_gain=count)
+        self.early_stopping = stopping
 
     def save(self) -> Path | None:
         """Writes a checkpoint, and deletes older ones that need not be kept.
@@ -189,7 +177,7 @@ class Progress:
         line = {"step": step, "time": time.time(), "event": event, "what": what}
         if self._writes:
             with contextlib.suppress(OSError):
-                logs.append_line(self._directory.parent / layout.METRICS, line)
+                logs.append_line(self._path / layout.METRICS, line)
 
     def last_saved(self) -> int | None:
         """Returns the step of the last checkpoint; None if there is none."""
@@ -199,14 +187,13 @@ class Progress:
         """Returns a sentence on the last checkpoint and how to resume from it."""
         if not self._writes:
             return "The chief reports which checkpoint is the last."
-        kept = checkpoints.steps(self._directory)
-        if not kept:
+        if (last := self.last_saved()) is None:
             return "No checkpoint was written yet; the run will start over."
         how = "the same command without --fresh resumes."
-        run = self._directory.parent
-        if command := invocation.to_train(self._config.machine.workers, resume=run):
+        workers = self._config.machine.workers
+        if command := invocation.to_train(workers, resume=self._path):
             how = f"resume the run with:\n    {command}"
-        return f"The last good checkpoint is of step {kept[-1]}; {how}"
+        return f"The last good checkpoint is of step {last}; {how}"
 
     def _write(self, directory: Path, further: Mapping[str, Any]) -> Path:
         """Writes a checkpoint whose manifest records this step and `further` facts."""

@@ -47,13 +47,12 @@ class Watchdog:
     """
 
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
-        config = loop.training.config
-        # `on_step` is called once per call of several steps.
-        training = loop.training
+        training, config = loop.training, loop.training.config
         mirrors = training.planner.replicas > 1 or training.workers.count > 1
         uses_nccl = mirrors and training.placement.suits_nccl
         default = _SECONDS_OF_NCCL if uses_nccl else math.inf
         hang_timeout = config.checkpoints.hang_timeout or default
+        # `on_step` is called once per call of several steps.
         self._hang_timeout = config.steps_per_call * hang_timeout
         self._elsewhere = _IN_NCCL if uses_nccl else _ELSEWHERE
         self._loop = loop
@@ -62,9 +61,8 @@ class Watchdog:
         self._ended: float | None = None  # When the last step ended.
         self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name="watchdog", daemon=True
-        )
+        watch = self._watch
+        self._thread = threading.Thread(target=watch, name="watchdog", daemon=True)
 
     def on_step(self, step: int) -> None:
         """Records that a step, or a call of several steps, has ended."""
