@@ -63,16 +63,15 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     out = given["out"] and layout.absolute_path(given["out"])
     if out and (out.exists() or not what_if.recorded.is_own):
         why = "it exists" if out.exists() else "the run is not yours"
-        raise UsageError(
-            f"--out {out}: {why}. Name a new directory, for a run of yours."
-        )
+        fix = "Name a new directory, for a run of yours."
+        raise UsageError(f"--out {out}: {why}. {fix}")
     if not _is_same(what_if, first, last, until):
         return 1
     outcome = what_if.change(labels, settings)
     how = f"what if in steps {first} to {last} {_in_words(what_if, labels, settings)}"
     _print(what_if, outcome, how)
     if out:
-        changed = (labels != what_if.labels).nonzero()[0]
+        changed = (labels != what_if.training.labels).nonzero()[0]
         record = {
             "run": str(what_if.run),
             "config": files.sha256(what_if.run / layout.CONFIG),
@@ -98,7 +97,7 @@ def _refuse_unused(given: dict[str, Any], made: RecordedRun) -> None:
 
 def _check(what_if: "WhatIf", made: RecordedRun) -> int:
     """Computes again a run that this command wrote; returns the exit code."""
-    record, labels = made.facts.what_if, what_if.labels.copy()
+    record, labels = made.facts.what_if, what_if.training.labels.copy()
     if files.sha256(what_if.run / layout.CONFIG) != record["config"]:
         raise UsageError(f"{what_if.run} is no longer the run that was changed.")
     for at, label in json.loads(record["labels"]).items():
@@ -120,18 +119,19 @@ def _changes(
     """Returns the training labels, -1 to leave out, and settings, as changed."""
     from cifar10.input.regrouping import corrected_labels
 
-    labels, classes = what_if.labels.copy(), what_if.dataset.class_names
+    training = what_if.training
+    labels, classes = training.labels.copy(), training.dataset.class_names
     settings = {name: given[name] for name in _SETTINGS if given[name] is not None}
     if name := given["corrections"] or given["each"]:
-        labels = corrected_labels(what_if.dataset, name)
+        labels = corrected_labels(training.dataset, name)
     if name := given["without_class"]:
         if name not in classes:
             of = first_few(classes, 20)
             raise UsageError(f"--without_class {name}: the classes are {of}.")
-        labels[what_if.labels == classes.index(name)] = -1
+        labels[training.labels == classes.index(name)] = -1
     if (labels < 0).all() and not given["each"]:
         raise UsageError("No picture would be left. Leave out fewer.")
-    if not settings and (labels == what_if.labels).all():
+    if not settings and (labels == training.labels).all():
         raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
         raise UsageError("--learning_rate: this run's own schedule has the rates.")
@@ -142,23 +142,19 @@ def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
     """Recomputes the steps unchanged, and says whether they are the run's."""
     differs, far, bound, step, place = what_if.control(first, last, until)
     how = f"within {far:.2g}; rounding explains {bound:g}" if bound else "bit for bit"
-    said = f"Control: steps {first:,} to {until:,} are the run's, {how}."
+    said = f"steps {first:,} to {until:,} are the run's, {how}."
     if differs:
-        said = (
-            f"Control: step {step:,} differs by {far:.2g} ({place}) from the run, so "
-        )
-        said += "a change would prove nothing here."
-    print(said, flush=True)
+        found = f"step {step:,} differs by {far:.2g} ({place}) from the run"
+        said = f"{found}, so a change would prove nothing here."
+    print(f"Control: {said}", flush=True)
     return not differs
 
 
 def _in_words(
     what_if: "WhatIf", labels: "np.ndarray", settings: dict[str, float]
 ) -> str:
-    from cifar10.input.regrouping import names_of
-
-    names, said = names_of(what_if.dataset, "train", len(labels)), []
-    out, moved = labels < 0, (labels >= 0) & (labels != what_if.labels)
+    names, said, before = what_if.names, [], what_if.training.labels
+    out, moved = labels < 0, (labels >= 0) & (labels != before)
     for which, how in ((out, "without"), (moved, "with another class of")):
         if chosen := [names[at] for at in which.nonzero()[0].tolist()]:
             some = first_few(chosen, 3)
@@ -176,13 +172,14 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
         far = relative_difference(weights, what_if.unchanged.weights[step])
         print(f"  step {step:,}: the weights are {far:.2g} apart")
     before, after = what_if.unchanged.result, outcome.result
-    print(f"On the {what_if.dataset.validation_split} images, as it was and what if:")
+    dataset = what_if.training.dataset
+    print(f"On the {dataset.validation_split} images, as it was and what if:")
     for name, value in before.scalars.items():
         print(f"  {name:28}{value:10.4f}{after.scalars[name]:10.4f}")
     differ = before.outcomes.predictions != after.outcomes.predictions
     print(f"  {differ.sum():,} of {len(differ):,} predictions differ")
     right = [result.sums.confusion.diagonal() for result in (before, after)]
-    for name, one, two in zip(what_if.dataset.class_names, *right, strict=True):
+    for name, one, two in zip(dataset.class_names, *right, strict=True):
         if one != two:
             print(f"  right of class {name}: {one:,}, what if {two:,}")
 
@@ -191,19 +188,18 @@ def _rank(
     what_if: "WhatIf", first: int, last: int, windows: int, labels: "np.ndarray"
 ) -> int:
     """Prints pictures by the effect of changing each alone; returns the exit code."""
-    from cifar10.input.regrouping import names_of
-
     length, most = last - first + 1, what_if.recorded.config.run.max_steps
     if not 1 <= windows <= (possible := (most - first + 1) // length):
         raise UsageError(f"--windows {windows}: give 1 to {possible}.")
-    suspects = (labels != what_if.labels).nonzero()[0].tolist()
+    unchanged = what_if.training.labels
+    suspects = (labels != unchanged).nonzero()[0].tolist()
     found: dict[int, list[float]] = {one: [] for one in suspects}
     for begin in range(first, first + windows * length, length):
         end = begin + length - 1
         if not _is_same(what_if, begin, end, end):
             return 1
         for one in [one for one in suspects if one in what_if.drawn]:
-            alone = what_if.labels.copy()
+            alone = unchanged.copy()
             alone[one] = labels[one]
             results = what_if.unchanged.result, what_if.change(alone, {}).result
             before, after = [result.scalars["cross_entropy"] for result in results]
@@ -212,9 +208,8 @@ def _rank(
     seen = [(statistics.mean(of), one, of) for one, of in found.items() if of]
     for mean, one, values in sorted(seen):
         spread = f"{statistics.stdev(values):.2g}" if len(values) > 1 else "?"
-        name = names_of(what_if.dataset, "train", len(labels))[one]
         seen_in = counted(len(values), "window")
-        print(f"  {mean:+.3g} +- {spread} in {seen_in}: {name}")
+        print(f"  {mean:+.3g} +- {spread} in {seen_in}: {what_if.names[one]}")
     if unseen := len(suspects) - len(seen):
         print(f"  In no batch of these steps: {counted(unseen, 'picture')}")
     return 0

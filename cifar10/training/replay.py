@@ -58,6 +58,8 @@ class Replay:
     Attributes:
         run: The run's directory.
         recorded: What its `config.json` records.
+        training: The training that recomputes it, which has the run's data set.
+        names: The names of the training pictures.
         logged: The lines of its log, by step.
         scored: The scores that commands show of it, by split.
         saved: The steps of its checkpoints.
@@ -97,7 +99,8 @@ class Replay:
         # The run's batches, if possible: batch norm and dropout depend on them.
         values["accumulate"] = max(1, batches // towers)
         values["data_dir"] = data_dir or config.dataset.data_dir
-        self._training = training = assemble(Config.from_values(values))
+        self.training = training = assemble(Config.from_values(values))
+        self.names = names_of(training.dataset, "train", len(training.images))
         determining = training.determining()
         if changed := starting.find_differences(recorded, determining):
             raise UsageError(
@@ -124,7 +127,7 @@ class Replay:
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
 
     def _why_not_exact(self) -> str:
-        now = self._training.run
+        now = self.training.run
         if not now.config.speed.deterministic:
             return "because the run was not --deterministic"
         places = {f"the chain at step {at}": of for at, of in self.links.items()}
@@ -145,7 +148,7 @@ class Replay:
 
     def onward(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields like `steps`, but goes on from the state that is there."""
-        training = self._training
+        training = self.training
         while self.step < last:
             stage = training.config.stage(self.step)
             if training.towers.tower.frozen != stage.frozen:
@@ -161,15 +164,14 @@ class Replay:
 
     def advance(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Computes the next step; returns what the run logs."""
-        config, result = self._training.config, self._training.towers.step(batches)
-        self._share *= float(
-            schedule.average_decay(config.update.moving_average_decay, self.step)
-        )
+        config, result = self.training.config, self.training.towers.step(batches)
+        decay = schedule.average_decay(config.update.moving_average_decay, self.step)
+        self._share *= float(decay)
         self.step += 1
         (found,), losses = split_numbers(result.numbers.numpy(), result.metrics)
         found.pop(noise_scale.SQUARE, None)
         if np.isfinite([*losses.flat, found["gradient_norm"]]).all():
-            average(self._averages, found, self._training.dataset.classes)
+            average(self._averages, found, self.training.dataset.classes)
         else:
             self._skipped += 1
         if self._has_averages:
@@ -258,8 +260,7 @@ class Replay:
 
         Returns (gradient norm, cross entropy, name, PNG before distortion) for each.
         """
-        training, found, chosen = self._training, [], self.next_pictures()
-        names = names_of(training.dataset, "train", len(training.images))
+        training, found, chosen = self.training, [], self.next_pictures()
         images, labels = (tf.concat(parts, 0) for parts in zip(*batches, strict=True))
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
@@ -267,12 +268,12 @@ class Replay:
             norm = _number(float(tf.linalg.global_norm(widened(result.gradients))))
             loss = float(result.metrics["cross_entropy"])
             png = tf.io.encode_png(picture).numpy()
-            found.append((norm, loss, names[chosen[at]], png))
+            found.append((norm, loss, self.names[chosen[at]], png))
         return found
 
     def next_pictures(self) -> np.ndarray:
         """Returns the indices of the next step's pictures, int64 [global batch]."""
-        config, count = self._training.config, len(self._training.images)
+        config, count = self.training.config, len(self.training.images)
         size = config.global_batch_size
         positions = self._batch * size + tf.range(size, dtype=tf.int64)
         return shuffled_indices(positions, count, config.run.seed).numpy()
@@ -286,7 +287,7 @@ class Replay:
 
     def _compare_scores(self) -> Iterator[Difference]:
         """Compares the scores that the run shows of this step, and its temperatures."""
-        state, towers = self._state, self._training.towers
+        state, towers = self._state, self.training.towers
         bound = ROUNDING[self._precision]
         if self.step not in (0, *self.saved):  # The weights are the replay's.
             bound = max(bound, self.bound)

@@ -43,16 +43,9 @@ class WhatIf(Replay):
     """Recomputes a window of a run's steps, as they were and with changes.
 
     Attributes:
-        dataset: The run's data set.
-        labels: Of the training pictures, int32 [count].
         drawn: The indices of the pictures that the window's batches hold.
         unchanged: What the steps came to as they were.
     """
-
-    def __init__(self, run: Path, towers: int | None, data_dir: str | None) -> None:
-        super().__init__(run, towers, data_dir)
-        self.dataset = self._training.dataset
-        self.labels = self._training.labels
 
     def control(self, first: int, last: int, until: int) -> Difference:
         """Recomputes steps unchanged; returns their worst difference from the run.
@@ -90,17 +83,17 @@ class WhatIf(Replay):
 
         A label of -1 leaves a picture out, as `stand_ins` says. Needs `control`.
         """
-        training, update = self._training, self._training.towers.update
+        training, update = self.training, self.training.towers.update
         variables, (self.step, averages, self._skipped, self._share) = self._begin
         self._averages = {**averages}
         for variable, value in variables:
             variable.assign(value)
-        indices = stand_ins(self.labels, labels)
+        indices = stand_ins(training.labels, labels)
         changed = dataclasses.replace(
             training,
             config=training.config.replace(**settings),
             images=selected(training.images, indices),
-            labels=np.where(labels < 0, self.labels, labels)[indices],
+            labels=np.where(labels < 0, training.labels, labels)[indices],
         )
 
         def computed() -> Iterator[dict[str, float]]:
@@ -116,7 +109,7 @@ class WhatIf(Replay):
             self._train_as(training, update)
 
     def _train_as(self, training: Training, update: Update) -> None:
-        towers, self._training = training.towers, training
+        towers, self.training = training.towers, training
         if towers.update is not update:
             towers.update = update
             towers.freeze(towers.tower.frozen)  # The step is traced anew.
@@ -129,13 +122,13 @@ class WhatIf(Replay):
             if self.step in marks:
                 trained = self._state.model.trainable_variables
                 weights[self.step] = np.concatenate([np.ravel(one) for one in trained])
-        scored = self._scored_set(self.dataset.validation_split, None)
-        device = self._training.towers.devices[0]
+        scored = self._scored_set(self.training.dataset.validation_split, None)
+        device = self.training.towers.devices[0]
         return Outcome(weights, logged, scored.score(self._state.averages, device))
 
     def save(self, path: Path, record: Mapping[str, str], outcome: Outcome) -> None:
         """Writes the state reached as a run of its own, marked by `record`."""
-        config = self._training.config.replace(train_dir=str(path))
+        config = self.training.config.replace(train_dir=str(path))
         entries = {**self.recorded.entries, "train_dir": str(path), "what_if": record}
         entries["data_description"] += f"; {record['change']}"
         run = RecordedRun.of(path, entries)
@@ -146,10 +139,10 @@ class WhatIf(Replay):
         for number, found in enumerate(outcome.logged, self._first):
             line = {"step": number, "time": time.time(), **found}
             logs.append_line(path / layout.METRICS, line)
-        scored = self._scored_set(self.dataset.validation_split, None)
+        scored = self._scored_set(self.training.dataset.validation_split, None)
         events = path / layout.evaluation_events(scored.split)
         scored.record(events, self.step, outcome.result)
-        training = dataclasses.replace(self._training, config=config, train_dir=path)
+        training = dataclasses.replace(self.training, config=config, train_dir=path)
         progress = Progress(training)
         progress.step, progress.metric_averages = self.step, self._averages
         progress.left_out = self._batch - self.step
