@@ -116,9 +116,8 @@ class Config(fields.Groups):
     @property
     def all_stages(self) -> list[Stage]:
         """The stages of the training run, each with the layers of `freeze` frozen."""
-        return resolve_stages(
-            self.update.stages, self.run.max_steps, self.fine_tuning.freeze
-        )
+        stages, freeze = self.update.stages, self.fine_tuning.freeze
+        return resolve_stages(stages, self.run.max_steps, freeze)
 
     def stage(self, step: int) -> Stage:
         """Returns the recipe's stage for the step that follows `step`."""
@@ -156,14 +155,12 @@ class Config(fields.Groups):
             augmentation.check_batch(self.images.augmentation, self.batch.batch_size)
         keep = self.checkpoints
         if keep.stop_after_no_gain and not keep.eval_steps:
-            raise UsageError(
-                f"--stop_after_no_gain {keep.stop_after_no_gain} needs --eval_steps."
-            )
+            what = f"--stop_after_no_gain {keep.stop_after_no_gain}"
+            raise UsageError(f"{what} needs --eval_steps.")
         max_steps = self.run.max_steps
         if keep.eval_steps and keep.eval_steps > max_steps:
-            raise UsageError(
-                f"--eval_steps {keep.eval_steps}: give at most --max_steps {max_steps}."
-            )
+            fix = f"give at most --max_steps {max_steps}"
+            raise UsageError(f"--eval_steps {keep.eval_steps}: {fix}.")
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
                 "best_by total_loss: evaluations do not compute your loss function. "
@@ -205,20 +202,17 @@ def read_recipe(name: str) -> dict[str, Any]:
         values = tomllib.loads(content.decode())
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
-        raise UsageError(
-            f"--recipe {name}: no such file. The recipes are {', '.join(known)}."
-        ) from error
+        why = f"no such file. The recipes are {', '.join(known)}"
+        raise UsageError(f"--recipe {name}: {why}.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"--recipe {name} cannot be read as a TOML file: {reason(error)}."
-        ) from error
+        why = f"cannot be read as a TOML file: {reason(error)}"
+        raise UsageError(f"--recipe {name} {why}.") from error
     source = f"--recipe {name}: "
     possible = {key: one for key, one in options(fields.ALL).items() if one.in_recipes}
     for field, value in values.items():
         if field not in possible:
-            raise UsageError(
-                f"{source}a recipe cannot set {field}. Correct or remove that line."
-            )
+            why = f"a recipe cannot set {field}"
+            raise UsageError(f"{source}{why}. Correct or remove that line.")
         possible[field].check(value, source)
     return values
 
@@ -325,7 +319,6 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
     if isinstance(model, str):
         return model
     if hasattr(model, "layers") or not callable(model):
-        raise UsageError(
-            f"--model {model!r}: give a name or a function that builds a Keras model."
-        )
+        fix = "give a name or a function that builds a Keras model"
+        raise UsageError(f"--model {model!r}: {fix}.")
     return name_of_function(model)

@@ -177,13 +177,11 @@ def options(declared: Any) -> dict[str, Option]:
         words = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
         marks = _marks(hints[field.name])
         further = [mark for mark in marks if isinstance(mark, Choices | Help)]
-        choices = words or next(
-            (tuple(mark.words) for mark in marks if isinstance(mark, Choices)), ()
-        )
+        listed = (tuple(mark.words) for mark in marks if isinstance(mark, Choices))
         found[field.name] = Option(
             name=field.name,
             type=str if words else plain,
-            choices=choices,
+            choices=words or next(listed, ()),
             limits=tuple(mark for mark in marks if isinstance(mark, Range | Form)),
             default=field.default,
             help=texts.get(field.name, "") + "".join(mark.help for mark in further),

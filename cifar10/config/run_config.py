@@ -98,9 +98,8 @@ class RecordedRun:
         if not is_own:
             entries = {**inert(entries), **dict.fromkeys(_PLACES)}
         if wrong := _wrong(entries):
-            raise UsageError(
-                f"{path}: {wrong} is missing or has the wrong type. Restore the file."
-            )
+            why = f"{wrong} is missing or has the wrong type"
+            raise UsageError(f"{path}: {why}. Restore the file.")
         return cls.of(directory, entries, is_own=is_own)
 
     def write(self) -> str:
@@ -157,13 +156,11 @@ def _read(directory: Path, path: Path) -> tuple[bytes, dict[str, Any]]:
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")  # noqa: TRY004, TRY301
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(
-            f"{directory} holds no run: it has no {layout.CONFIG}. Give a run's folder."
-        ) from error
+        why = f"{directory} holds no run: it has no {layout.CONFIG}"
+        raise UsageError(f"{why}. Give a run's folder.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {reason(error)}. Restore it, or start a new run."
-        ) from error
+        why = f"{path} cannot be read: {reason(error)}"
+        raise UsageError(f"{why}. Restore it, or start a new run.") from error
     return content, values
 
 

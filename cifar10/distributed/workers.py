@@ -77,9 +77,8 @@ class Workers:
                 "would round differently. Give --variable_update towers, or choose "
                 "GPUs of one kind with CUDA_VISIBLE_DEVICES."
             )
-        mirrored = variable_update == "mirrored" or (
-            variable_update == "auto" and self.count > 1 and gpus
-        )
+        by_default = variable_update == "auto" and self.count > 1 and gpus
+        mirrored = variable_update == "mirrored" or by_default
         towers = len(placement.devices)
         if self.count == 1:
             if mirrored and gpus and towers > 1:

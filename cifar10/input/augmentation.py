@@ -153,15 +153,14 @@ def mix(
         the fraction of each class in an image.
     """
     kind, chance, vertical, horizontal = drawn
-    of_mixup, of_cutmix = (
-        way["probability"] if way else 0.0 for way in (mixup, cutmix)
-    )
+    ways = mixup, cutmix
+    of_mixup, of_cutmix = (way["probability"] if way else 0.0 for way in ways)
     is_mixup = kind < of_mixup
     is_cutmix = ~is_mixup & (kind < of_mixup + of_cutmix)
     place = tf.cast(chance * _QUANTILES, tf.int64)
     to_mixup, to_cutmix = (
         tf.gather(quantiles_of_beta(way["alpha"] if way else None), place)
-        for way in (mixup, cutmix)
+        for way in ways
     )
 
     _, height, width, _ = images.shape

@@ -92,9 +92,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             if data == "auto" and isinstance(error, download.NothingReceivedError):
                 say(f"{problem}, or give --data_dir.\nUsing the SYNTHETIC stand-in.")
                 return _stand_in(f"none in {directory} and no download")
-            failure = type(error)(
-                f"{problem}, or give --data_dir, --data_url or --data synthetic."
-            )
+            fix = "or give --data_dir, --data_url or --data synthetic"
+            failure = type(error)(f"{problem}, {fix}.")
             failure.exit_code = error.exit_code
             raise failure from error
 

@@ -154,9 +154,8 @@ def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
     pairs = zip(names, dataset.class_names, strict=True)
     for number, (there, here) in enumerate(pairs):
         if nfc(there) != nfc(here):
-            raise UsageError(
-                f"{name}: class {number} is {here}, but {there} in the run. {fix}"
-            )
+            why = f"class {number} is {here}, but {there} in the run"
+            raise UsageError(f"{name}: {why}. {fix}")
 
 
 def describe(run: RecordedRun) -> tuple[tuple[int, int, int], tuple[str, ...]]:
@@ -166,8 +165,7 @@ def describe(run: RecordedRun) -> tuple[tuple[int, int, int], tuple[str, ...]]:
         names, shape = names or file_format.class_names, IMAGE_SHAPE
     is_valid = len(shape) == 3 and 0 < min(shape) <= max(shape) <= _LARGEST_SIDE
     if not names or not is_valid or shape[2] not in (1, 3):
-        raise UsageError(
-            "config.json lacks class_names or a valid image_shape. Restore config.json."
-        )
+        why = "config.json lacks class_names or a valid image_shape"
+        raise UsageError(f"{why}. Restore config.json.")
     height, width, channels = shape
     return (height, width, channels), names

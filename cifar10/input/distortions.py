@@ -201,9 +201,8 @@ def random_sizes(
     """
     height, width = size
     least, most = ratio_range
-    heights, widths = (
-        tf.fill(attempts[0].shape, tf.constant(side, tf.float64)) for side in otherwise
-    )
+    sides = (tf.constant(side, tf.float64) for side in otherwise)
+    heights, widths = (tf.fill(attempts[0].shape, side) for side in sides)
     areas, ratios = attempts[:CROP_ATTEMPTS], attempts[CROP_ATTEMPTS:]
     for area, shape in reversed([*zip(areas, ratios, strict=True)]):
         # In float64, so that all devices round to the same whole numbers.

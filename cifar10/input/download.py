@@ -248,9 +248,8 @@ class _Download:
     def _explained(self, failures: dict[_Source, _SourceError]) -> UsageError:
         """Returns the error to raise after all sources have failed."""
         # The servers chose some of the words.
-        told = "\n".join(
-            printable(f"{url} {error}.") for (_, url), error in failures.items()
-        )
+        problems = (f"{url} {error}." for (_, url), error in failures.items())
+        told = "\n".join(map(printable, problems))
         for part in self._parts:
             if size := _size(part):
                 kept = f"{_megabytes(size)} MB have arrived and are kept in {part}"

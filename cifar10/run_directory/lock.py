@@ -132,8 +132,7 @@ def is_locked(path: Path) -> bool:
         return False
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):
-            raise UsageError(
-                f"{path / _LOCK} locks nothing: {reason(error)}. Delete it."
-            ) from error
+            why = f"{path / _LOCK} locks nothing: {reason(error)}"
+            raise UsageError(f"{why}. Delete it.") from error
         return True  # For example, this user may not read the file.
     return False

@@ -44,6 +44,5 @@ def read(path: Path) -> float:
         return 1.0
     except (OSError, ValueError) as error:
         why = reason(error)
-    raise UsageError(
-        f"{path} cannot be used: {why}. Delete the file, or calibrate again."
-    )
+    fix = "Delete the file, or calibrate again."
+    raise UsageError(f"{path} cannot be used: {why}. {fix}")

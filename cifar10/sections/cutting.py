@@ -65,12 +65,11 @@ class Section(keras.layers.Layer):
         self, inputs: list[tf.Tensor], training: bool | None = None
     ) -> list[tf.Tensor]:
         """Runs the section's layer calls, as the whole model would run them."""
+        taken = zip(self.input_tensors, inputs, self.from_sections, strict=True)
         values = {
             # A model casts its inputs to their declared dtypes.
             id(tensor): value if from_section else tf.cast(value, tensor.dtype)
-            for tensor, value, from_section in zip(
-                self.input_tensors, inputs, self.from_sections, strict=True
-            )
+            for tensor, value, from_section in taken
         }
         graph = tf.compat.v1.get_default_graph()
         self.ends = []

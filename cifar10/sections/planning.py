@@ -260,9 +260,8 @@ class Planner:
         def compute(variables: list, start: list, images: tf.Tensor) -> None:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                outputs, _, penalties = self.tower.inference(
-                    section, variables, start, [images], training=True
-                )
+                given = section, variables, start, [images]
+                outputs, _, penalties = self.tower.inference(*given, training=True)
                 labels = tf.zeros(images.shape[:1], tf.int64)
                 loss = self.tower.loss(outputs[0], labels, penalties)["total_loss"]
             backward = tf.function(lambda: tape.gradient(loss, variables))

@@ -107,9 +107,8 @@ def likeliest_classes(
     The result is `ranked[image][rank]`, for JSON: a `class` and its `probability`.
     """
     if not np.isfinite(logits).all():
-        raise UsageError(
-            "The model computes logits that are not finite. Use an earlier checkpoint."
-        )
+        why = "The model computes logits that are not finite."
+        raise UsageError(f"{why} Use an earlier checkpoint.")
     logits = logits.astype(np.float64)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = powers / powers.sum(axis=1, keepdims=True)

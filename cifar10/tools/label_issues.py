@@ -65,9 +65,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     ]
     path = run / layout.CORRECTIONS
     right = float(np.mean(logits[-1].argmax(axis=1) == labels))
-    listed, of_class = (
-        np.bincount(some, minlength=len(classes)) for some in (labels[indices], labels)
-    )
+    both = labels[indices], labels
+    listed, of_class = (np.bincount(some, minlength=len(classes)) for some in both)
     caution = f"Many may be right: the run is right on {right:.0%} of these pictures"
     if right < _STRONG:
         caution += f", and below about {_STRONG:.0%} only the first are mostly wrong"

@@ -155,16 +155,14 @@ def _predict(
 
         heats = heat_maps(follower.model, images, logits.argmax(axis=1))
         if heats is None:
-            raise UsageError(
-                "No convolution's output is larger than 1 x 1. Leave out --explain."
-            )
+            why = "No convolution's output is larger than 1 x 1."
+            raise UsageError(f"{why} Leave out --explain.")
         for path, image, heat in zip(read, images, heats, strict=True):
             files.write_output(maps[path], "--explain", draw(image, heat))
     for path, classes in zip(read, ranked, strict=True):
         content = {"image": str(path), "step": step, "predictions": classes}
-        shown = ", ".join(
-            f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
-        )
+        shares = (f"{one['class']} {100 * one['probability']:.1f} %" for one in classes)
+        shown = ", ".join(shares)
         if maps:
             content["heat_map"] = str(maps[path])
             shown += f"; heat map: {maps[path]}"

@@ -26,9 +26,8 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
         "crop": {"top": top, "left": left, "height": height, "width": width},
     }
     if distortion in WHOLE:
-        of_channels = zip(
-            ("mean", "deviation"), channel_statistics(channels), strict=True
-        )
+        statistics = channel_statistics(channels)
+        of_channels = zip(("mean", "deviation"), statistics, strict=True)
         described |= {name: [255.0 * one for one in of] for name, of in of_channels}
     else:
         described["least_deviation"] = 1.0 / math.sqrt(height * width * channels)

@@ -97,9 +97,8 @@ def window(replay: "Replay", words: str) -> tuple[int, int]:
     first, last = map(int, found.groups()) if found else (0, 0)
     begun, most = replay.begun, replay.recorded.config.run.max_steps
     if not begun < first <= last <= most:
-        raise UsageError(
-            f"--steps {words}: give FIRST:LAST of steps {begun + 1} to {most}."
-        )
+        possible = f"steps {begun + 1} to {most}"
+        raise UsageError(f"--steps {words}: give FIRST:LAST of {possible}.")
     return first, last
 
 

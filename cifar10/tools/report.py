@@ -44,6 +44,7 @@ packages of the extra `report`.
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
+_TIME = "%Y-%m-%d %H:%M %Z"
 _LARGEST_MATRIX = 20  # Classes; a larger confusion matrix is left out.
 
 # The settings to show first.
@@ -152,9 +153,7 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
             {name for line in lines for name in line if name.startswith(METRICS)}
         ),
         "thousands": "{:,}".format,
-        "date": lambda seconds: time.strftime(
-            "%Y-%m-%d %H:%M %Z", time.localtime(seconds)
-        ),
+        "date": lambda seconds: time.strftime(_TIME, time.localtime(seconds)),
     }
     seeds = grouped((run.name, run.recorded, *run.headline) for run in runs)
     return environment.get_template("report.html").render(

@@ -298,9 +298,8 @@ class _Connection(H11Protocol):
         """
         super().connection_made(transport)  # type: ignore[arg-type]
         self._await_request()
-        others: list[Any] = [
-            one for one in self.connections if not one.transport.is_closing()
-        ]
+        connections: set[Any] = self.connections
+        others = [one for one in connections if not one.transport.is_closing()]
         if len(others) > connection_limit():
             waiting = (one for one in others if one.cycle is one.answered)
             min(waiting, key=lambda one: one.since).transport.abort()

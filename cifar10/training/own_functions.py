@@ -94,9 +94,8 @@ def with_own(
             try:
                 _ = signature and signature.bind(None, None)
             except TypeError as error:
-                raise UsageError(
-                    f"{name}: {error}. Losses and metrics take labels and logits."
-                ) from error
+                why = f"{error}. Losses and metrics take labels and logits."
+                raise UsageError(f"{name}: {why}") from error
     random = np.random.default_rng(0)
     dtype = tf.float64 if precision == "float64" else tf.float32
     images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)

@@ -118,9 +118,8 @@ def _explained(
         batches = values["global_batch_size"] // size
         towers = max(n for n in range(1, now["towers"] + 1) if batches % n == 0)
         batch = invocation.as_flags(batch_size=size, accumulate=batches // towers)
-        lines.append(
-            f"    {batch} on {counted(towers, 'tower')} keeps those of the run"
-        )
+        on = counted(towers, "tower")
+        lines.append(f"    {batch} on {on} keeps those of the run")
     others = [name for name in _OF_DATA if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]

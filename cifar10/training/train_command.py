@@ -60,10 +60,9 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
             raise UsageError("--seeds is for one machine. On several, give one --seed.")
         launcher.train_seeds(processes.seeds, sys.argv, train_dir)
         return
-    if processes.local_workers or processes.max_restarts:
-        launcher.launch(
-            processes.local_workers, processes.max_restarts, sys.argv, train_dir
-        )
+    count, restarts = processes.local_workers, processes.max_restarts
+    if count or restarts:
+        launcher.launch(count, restarts, sys.argv, train_dir)
         return
     if alone and cluster.is_requested():
         say(
@@ -74,9 +73,8 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         # With several workers, `train` takes the lock after they have connected.
-        lock = (
-            stack.enter_context(preflight.locked_run(config, stop)) if alone else None
-        )
+        locked = preflight.locked_run(config, stop)
+        lock = stack.enter_context(locked) if alone else None
         deterministic = config.speed.deterministic
         entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
         # TensorFlow is imported only after the flags were checked.

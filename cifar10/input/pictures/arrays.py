@@ -97,9 +97,8 @@ def array_dataset(
     notes = _check_used(labels["train"], classes, where) if "train" in labels else []
     height, width, channels = shapes.pop()
     count = sum(map(len, labels.values()))
-    description = (
-        f"{count:,} pictures of {classes:,} classes at {width} x {height} in {where}"
-    )
+    counts = f"{count:,} pictures of {classes:,} classes"
+    description = f"{counts} at {width} x {height} in {where}"
 
     def read(split: Split) -> tuple[np.ndarray, np.ndarray]:
         if split not in images:
@@ -126,9 +125,8 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
     """Refuses training labels that are all the same; returns a note on unused ones."""
     used = np.unique(labels)
     if len(used) < 2:
-        raise UsageError(
-            f"All labels in {where} are {used[0]}. Give at least two classes."
-        )
+        why = f"All labels in {where} are {used[0]}"
+        raise UsageError(f"{why}. Give at least two classes.")
     unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
     note = (
         f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "

@@ -132,9 +132,8 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
         raise PictureError(f"has more than {MAX_BYTES:,} bytes.")
     kind = next((kind for start, kind in _KINDS.items() if start.match(content)), None)
     if kind is None:
-        raise PictureError(
-            "is neither a PNG nor a JPEG, WebP, BMP or GIF image. Convert it to JPEG."
-        )
+        why = "is neither a PNG nor a JPEG, WebP, BMP or GIF image"
+        raise PictureError(f"{why}. Convert it to JPEG.")
     # Not `Image.open`, whose limit on pixels holds for the whole process.
     image = kind(_TimedFile(content))
     image.decodermaxblock = _READ_BYTES

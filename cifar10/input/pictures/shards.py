@@ -92,9 +92,8 @@ class ImagesOnDisk:
         self._indices = indices
         opened = contextlib.ExitStack()
         weakref.finalize(self, opened.close)
-        self._files = [
-            opened.enter_context(files.opened(path, buffering=0)) for path in paths
-        ]
+        found = (files.opened(path, buffering=0) for path in paths)
+        self._files = [*map(opened.enter_context, found)]
         for file in self._files:
             # Batches are random, so reading ahead would not help.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -116,9 +115,8 @@ class ImagesOnDisk:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
             if os.preadv(file.fileno(), [row.data], start) != size:
-                raise UsageError(
-                    f"{file.name} is damaged at byte {start:,}. Run again to renew it."
-                )
+                where = f"{file.name} is damaged at byte {start:,}"
+                raise UsageError(f"{where}. Run again to renew it.")
         return images
 
 
@@ -221,9 +219,8 @@ class Shards:
             for why in pool.map(decode, range(len(listed))):
                 reasons.append(why)
                 advance(done + len(reasons))
-        bad = {
-            name: why for (name, _, _), why in zip(listed, reasons, strict=True) if why
-        }
+        whys = zip(listed, reasons, strict=True)
+        bad = {name: why for (name, _, _), why in whys if why}
         files.write_atomically(self._home / file, images.tobytes())
         return hashlib.sha256(images.data).hexdigest(), bad
 
