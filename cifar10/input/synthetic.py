@@ -71,9 +71,8 @@ def generate(directory: Path) -> None:
     same time, one of the two equal folders is kept.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{directory.name}.", dir=directory.parent
-    ) as scratch:
+    prefix = f".{directory.name}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent) as scratch:
         # A folder in the scratch folder, which only its owner may read.
         unpublished = Path(scratch) / directory.name
         unpublished.mkdir()

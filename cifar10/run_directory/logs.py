@@ -87,13 +87,8 @@ def read_recent(path: Path) -> list[dict[str, Any]]:
     return [*(line for line in before if line["step"] < first), *now]
 
 
-def read_intact(path: Path, schema: Mapping[str, tuple]) -> list[dict[str, Any]]:
-    """Returns the lines of a log that `schema` describes, without other entries."""
-    return intact(read_lines(path), schema)
-
-
 def intact(lines: Sequence[Any], schema: Mapping[str, tuple]) -> list[dict[str, Any]]:
-    """Returns the lines that `schema` describes, without other entries."""
+    """Returns the lines of a log that `schema` describes, without other entries."""
     whole = [one for one in lines if not wrong(one, schema, needs_all=True)]
     return [{name: one[name] for name in schema} for one in whole]
 

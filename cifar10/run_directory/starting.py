@@ -65,7 +65,8 @@ def record_start(run: RecordedRun, step: int) -> None:
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """Returns the run's history; empty if an earlier version wrote the run."""
-    return run_config.inert(logs.read_intact(path / layout.STARTS, START))
+    starts = logs.intact(logs.read_lines(path / layout.STARTS), START)
+    return run_config.inert(starts)
 
 
 def start_run(

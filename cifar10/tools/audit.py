@@ -138,8 +138,8 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     most = replay.recorded.config.run.max_steps
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     # Readers pass over the others; what a killed process has left is None.
-    events = logs.read_intact(log := replay.run / layout.METRICS, EVENT)
-    if sum(map(bool, logs.read_lines(log))) > len(logged) + len(events):
+    written = logs.read_lines(replay.run / layout.METRICS)
+    if sum(map(bool, written)) > len(logged) + len(logs.intact(written, EVENT)):
         yield f"{layout.METRICS}: a line has no step"
     if 0 in logged:
         yield f"{layout.METRICS}: step 0 is before the first"

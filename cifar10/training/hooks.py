@@ -151,10 +151,8 @@ class Hooks:
         except Exception as error:
             if hook in self.users:
                 # A note keeps the exception's type, by which a caller may catch it.
-                error.add_note(
-                    f"Raised by the hook {type(hook).__name__}, in {event}. "
-                    f"{self.how_to_resume()}"
-                )
+                where = f"Raised by the hook {type(hook).__name__}, in {event}."
+                error.add_note(f"{where} {self.how_to_resume()}")
             raise
 
 

@@ -135,9 +135,8 @@ class NotFinitePolicy:
     def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
-            raise UsageError(
-                f"Stopped: {error}. {self._advice(error.step, error.step)}"
-            ) from error
+            advice = self._advice(error.step, error.step)
+            raise UsageError(f"Stopped: {error}. {advice}") from error
         self._progress.step = error.step - 1
         bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}

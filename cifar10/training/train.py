@@ -93,9 +93,8 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     taken = ""
     saved = None if fresh else loop.progress.last_saved()
     if config.fine_tuning.initial_weights and saved is None:
-        taken = initial_weights.take_initial_weights(
-            config, training.towers.state, run, earlier
-        )
+        state = training.towers.state
+        taken = initial_weights.take_initial_weights(config, state, run, earlier)
     note, end = "", config.run.max_steps
     # A finished run keeps its config.json, unless this step has become its end.
     is_new_end = saved == end and not (earlier and earlier.config.run.max_steps == end)

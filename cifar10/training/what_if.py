@@ -99,14 +99,13 @@ class WhatIf(Replay):
         def computed() -> Iterator[dict[str, float]]:
             other = build_update(changed.config, len(labels)) if settings else update
             self._train_as(changed, other)
-            yield from map(self.advance, self.onward(self._first, self._last))
-            self._train_as(training, update)
+            try:
+                yield from map(self.advance, self.onward(self._first, self._last))
+            finally:
+                self._train_as(training, update)
             yield from map(self.advance, self.onward(self._last + 1, self._until))
 
-        try:
-            return self._outcome(computed())
-        finally:
-            self._train_as(training, update)
+        return self._outcome(computed())
 
     def _train_as(self, training: Training, update: Update) -> None:
         towers, self.training = training.towers, training
@@ -128,7 +127,6 @@ class WhatIf(Replay):
 
     def save(self, path: Path, record: Mapping[str, str], outcome: Outcome) -> None:
         """Writes the state reached as a run of its own, marked by `record`."""
-        config = self.training.config.replace(train_dir=str(path))
         entries = {**self.recorded.entries, "train_dir": str(path), "what_if": record}
         entries["data_description"] += f"; {record['change']}"
         run = RecordedRun.of(path, entries)
@@ -142,8 +140,7 @@ class WhatIf(Replay):
         scored = self._scored_set(self.training.dataset.validation_split, None)
         events = path / layout.evaluation_events(scored.split)
         scored.record(events, self.step, outcome.result)
-        training = dataclasses.replace(self.training, config=config, train_dir=path)
-        progress = Progress(training)
+        progress = Progress(dataclasses.replace(self.training, train_dir=path))
         progress.step, progress.metric_averages = self.step, self._averages
         progress.left_out = self._batch - self.step
         progress.skipped_steps = self._skipped

@@ -232,5 +232,5 @@ def logged(train_dir):
 
 def events(train_dir):
     """Returns the step and the name of each event in metrics.jsonl."""
-    found = logs.read_intact(train_dir / "metrics.jsonl", EVENT)
+    found = logs.intact(logs.read_lines(train_dir / "metrics.jsonl"), EVENT)
     return [(one["step"], one["event"]) for one in found]
