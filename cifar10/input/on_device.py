@@ -80,8 +80,8 @@ def device_batches(
     def batch_on(device: str, batch_slice: BatchSlice, step: tf.Tensor) -> TowerBatch:
         plan = maker.plan(step, batch_slice, len(images), most)
         with tf.device(device):
-            some, labels = (tf.gather(one, plan.chosen) for one in stored[device])
-            batch = maker.make(some, labels, plan, batch_slice)
+            some, of_some = (tf.gather(one, plan.chosen) for one in stored[device])
+            batch = maker.make(some, of_some, plan, batch_slice)
             if most == 1:
                 return batch
             inputs, targets = (tf.reshape(x, [most, -1, *x.shape[1:]]) for x in batch)
