@@ -128,22 +128,25 @@ def take_initial_weights(
     if new := [name for name in variables if name not in layers]:
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
     origin = run_of_weights({**run.entries, "fresh": True})
-    if origin and _may_have_seen_val(origin, run):
-        seen = "these weights may have been trained on images that are val here"
-        so = "Scores on val are then too good; those on test are not"
+    if origin and _has_seen_val(origin, run):
+        seen = "these weights were trained on images that are val here"
+        so = "Scores on val are too good, those on test are not"
         line += f"\nNOTE: {seen}. {so}."
     return line
 
 
-def _may_have_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
-    """Returns whether `origin` divided the same images in another way."""
-    of_origin, of_run = (
-        (one.config.dataset.data, one.facts.data_fingerprint) for one in (origin, run)
+def _has_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
+    """Returns whether `origin` trained on images that `run` holds out as val.
+
+    The val split of a larger fraction contains that of a smaller one. Of a folder, a
+    run takes the division from the run that gives its weights.
+    """
+    data, others = (
+        (one.config.dataset.data, one.facts.data_fingerprint) for one in (run, origin)
     )
-    # Of folders, a run takes the division from that which gives its weights.
-    is_same = of_origin == of_run and of_run[0] != data_flag.FOLDER
-    has_other = origin.facts.data_division != run.facts.data_division
-    return is_same and has_other and "val" in run.facts.data_parts
+    fraction = origin.config.dataset.val_fraction
+    is_fraction = data == others and data[0] != data_flag.FOLDER
+    return is_fraction and fraction < run.config.dataset.val_fraction
 
 
 def find_weights(

@@ -287,7 +287,12 @@ def test_the_last_lines_show_the_score_of_the_best_on_test(
 
 def test_val_that_initial_weights_have_seen_is_named(tmp_path, stand_in_dir, capsys):
     options = {"max_steps": 1, "fresh": True}
-    for of_origin, of_run, is_told in ((0.0, 0.2, True), (0.2, 0.2, False)):
+    for of_origin, of_run, is_told in (
+        (0.0, 0.2, True),
+        (0.1, 0.2, True),
+        (0.2, 0.2, False),
+        (0.2, 0.1, False),
+    ):
         origin, run = tmp_path / "origin", tmp_path / "run"
         train(origin, stand_in_dir, val_fraction=of_origin, **options)
         capsys.readouterr()
