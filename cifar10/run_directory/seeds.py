@@ -71,8 +71,9 @@ def grouped(
 
 
 def _average(split: str, step: int, runs: list[tuple[str, int, float]]) -> Seeds:
-    count = Counter(os.path.dirname(name) for name, *_ in runs)  # noqa: PTH120 - text.
-    ranked = sorted(runs, key=lambda run: count[os.path.dirname(run[0])])  # noqa: PTH120
+    folders = {name: os.path.split(name)[0] for name, *_ in runs}
+    count = Counter(folders.values())
+    ranked = sorted(runs, key=lambda run: (count[folders[run[0]]], run[0]))
     chosen = {seed: (name, value) for name, seed, value in ranked}
     names = [name for name, *_ in runs if name in dict(chosen.values())]
     left_out = [name for name, *_ in runs if name not in names]

@@ -59,8 +59,9 @@ def check_run(
     """
     run = starting.find_run(wanted.directory)
     if run is not None and not fresh:
-        ends = [one.config.run.max_steps for one in (run, wanted)]
-        if (run.directory / layout.PRUNED).exists() and max(ends) > ends[0]:
+        ends = (*fields.LENGTHS, "stop_after_no_gain")
+        has_ended = all(run.values[name] == wanted.values[name] for name in ends)
+        if (run.directory / layout.PRUNED).exists() and not has_ended:
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
                 f"{run.directory / layout.PRUNED} says that --prune has left only the "

@@ -418,7 +418,29 @@ def attentive(image_shape, classes):
     net = Position(name="pos")(layers.Reshape((64, 3))(image))
     net = layers.LayerNormalization(axis=[1, 2], name="norm")(net)
     net = layers.MultiHeadAttention(2, 4, bias_initializer="ones", name="mha")(net, net)
-    return keras.Model(image, layers.Dense(classes)(layers.Flatten()(net)))
+    return keras.Model(image, layers.Dense(classes, name="head")(layers.Flatten()(net)))
+
+
+def decaying():
+    """An optimizer by which nothing moves but by decay."""
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e9)
+    optimizer.exclude_from_weight_decay(var_names=["pos_embed", "value"])
+    return optimizer
+
+
+def kernels_that_fit_decays():
+    """Keras 3.15 looks for the names in paths, 3.16 in a variable's own name."""
+    model = attentive((8, 8, 3), 10)
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(decaying(), crossentropy)
+    first = {one.path: one.numpy() for one in model.trainable_variables}
+    model.fit(X[:8].astype("float32"), np.zeros(8), verbose=0)
+    return {
+        one.path
+        for one in model.trainable_variables
+        if one.name == "kernel"
+        and np.median(one.numpy() / first[one.path]) == pytest.approx(0.95)
+    }
 
 
 def test_weight_decay_is_of_kernels_alone_and_of_those_not_excluded(tmp_path):
@@ -436,14 +458,12 @@ def test_weight_decay_is_of_kernels_alone_and_of_those_not_excluded(tmp_path):
                     factors = variable.numpy()[first != 0] / first[first != 0]
                     seen[variable.path] = float(np.median(factors))
 
-    # Nothing moves but by decay.
-    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e9)
-    optimizer.exclude_from_weight_decay(var_names=["pos_embed", "value"])
-    given = config(tmp_path / "run", model=attentive, optimizer=optimizer, max_steps=1)
-    train(given, hooks=[Kept()])
+    given = {"model": attentive, "optimizer": decaying(), "max_steps": 1}
+    train(config(tmp_path / "run", **given), hooks=[Kept()])
+    decayed = kernels_that_fit_decays()
+    assert len(decayed) in (4, 5)
     for path, factor in seen.items():
-        is_kernel = path.endswith("kernel") and "value" not in path
-        assert factor == pytest.approx(0.95 if is_kernel else 1.0), path
+        assert factor == pytest.approx(0.95 if path in decayed else 1.0), path
     assert len(seen) == 11
     settings = RecordedRun.read(tmp_path / "run").entries
     assert settings["optimizer_arguments"]["exclude_from_weight_decay"] == (

@@ -533,9 +533,10 @@ def test_a_run_that_cannot_be_pruned_keeps_no_other_from_it(folder, tmp_path, do
 def test_a_training_does_not_go_on_from_the_best(done_run):
     checkpoints.delete_all_but_best(done_run)
     run = starting.find_run(done_run)
-    wanted = RecordedRun.of(done_run, {**run.entries, "max_steps": 60})
-    with pytest.raises(UsageError, match="--initial_weights"):
-        preflight.check_run(wanted, {}, fresh=False)
-    assert preflight.check_run(wanted, {}, fresh=True) == run
+    for longer in ({"max_steps": 60}, {"max_hours": 1.0}, {"stop_after_no_gain": 9}):
+        wanted = RecordedRun.of(done_run, {**run.entries, **longer})
+        with pytest.raises(UsageError, match="--initial_weights"):
+            preflight.check_run(wanted, {}, fresh=False)
+        assert preflight.check_run(wanted, {}, fresh=True) == run
     followed = FollowedRun(done_run)
     assert list(followed.follow(0.01)) == [20], "it ends"
