@@ -9,7 +9,7 @@ from conformance.rows import check, params
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation"),
     # Keras 3.16's nightly says so of LSTM, which takes a mask as before.
-    pytest.mark.filterwarnings("ignore:Layer 'lstm' .*does not support masking"),
+    pytest.mark.filterwarnings("ignore:Layer 'lstm.*does not support masking"),
 ]
 
 
