@@ -228,7 +228,7 @@ def flags_of(
     known, values = options(fields.ALL), run.values
     usual = defaults(fields.ALL) | read_recipe(values["recipe"]) | {"recipe": None}
     usual["xla"] = False  # A new run finds out by itself whether XLA helps.
-    usual |= _kept_of(source, values)
+    usual |= {"keep_best": int(bool(values["eval_steps"]))} | _kept_of(source, values)
     length = next(name for name in reversed(fields.LENGTHS) if values[name])
     written = options((fields.Checkpoints, fields.Output))
     names = [

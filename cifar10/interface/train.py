@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10 import hardware
-from cifar10.config import layout
+from cifar10.config import fields, layout
 from cifar10.config.config import Config
 from cifar10.config.fields import Groups
 from cifar10.config.run_config import RecordedRun
@@ -167,7 +167,10 @@ def _why_ended(train_dir: Path, step: int, config: Config) -> str:
     if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
         trained = RecordedRun.read(train_dir).config
         manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
-    return early_stopping.why_ended(trained, manifest) or "no_gain"
+    limits = [name for name in reversed(fields.LENGTHS) if trained.values[name]]
+    if trained.checkpoints.stop_after_no_gain:
+        limits = ["no_gain"]  # Of a pruned run, the best checkpoint is left.
+    return early_stopping.why_ended(trained, manifest) or limits[0]
 
 
 def know_model(config: Config) -> None:

@@ -6,10 +6,7 @@ lines that a killed process left incomplete or that a disk has damaged.
 """
 
 import contextlib
-import functools
-import itertools
 import json
-import math
 import operator
 import os
 import time
@@ -72,19 +69,11 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def read_recent(path: Path) -> list[dict[str, Any]]:
-    """Returns the last entries with a step of a log, and of the log last moved away.
-
-    Of the latter, those are left out that the present log has begun to repeat.
-    """
-    read = functools.partial(read_lines, last=_RECENT)
+    """Returns the last entries with a step of a log, and of the log last moved away."""
     aside = [one for one in path.parent.glob(f"{path.name}[.-]*[0-9]") if one.is_file()]
     newest = sorted(aside, key=lambda one: one.stat().st_mtime)[-1:]
-    before, now = (
-        [*filter(_has_step, itertools.chain(*map(read, paths)))]
-        for paths in (newest, [path])
-    )
-    first = min((line["step"] for line in now), default=math.inf)
-    return [*(line for line in before if line["step"] < first), *now]
+    lines = [line for one in (*newest, path) for line in read_lines(one, last=_RECENT)]
+    return [*filter(_has_step, lines)]
 
 
 def intact(lines: Sequence[Any], schema: Mapping[str, tuple]) -> list[dict[str, Any]]:

@@ -73,7 +73,8 @@ def grouped(
 def _average(split: str, step: int, runs: list[tuple[str, int, float]]) -> Seeds:
     folders = {name: os.path.split(name)[0] for name, *_ in runs}
     count = Counter(folders.values())
-    ranked = sorted(runs, key=lambda run: (count[folders[run[0]]], run[0]))
+    # The others' last: of two, `seed-0` and not `seed-0.1`, which --fresh moved away.
+    ranked = sorted(runs, key=lambda run: (-count[folders[run[0]]], run[0]))[::-1]
     chosen = {seed: (name, value) for name, seed, value in ranked}
     names = [name for name, *_ in runs if name in dict(chosen.values())]
     left_out = [name for name, *_ in runs if name not in names]

@@ -45,9 +45,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         for norm, loss, name, _ in ranked[:4]:
             print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
         return 0
-    (differs, far, bound, step, place), begins = compare(replay, first, last, folder)
+    worst, begins, last = compare(replay, first, last, folder)
+    differs, far, bound, step, place = worst
     verdict = "different" if differs else "equal but for rounding" if far else "equal"
-    said = f"Steps {first:,} to {replay.step:,} are {verdict}"
+    said = f"Steps {first:,} to {last:,} are {verdict}"
     if far:
         said += (
             f": from step {begins:,} on, and by {far:.2g} in step {step:,} ({place}), "
@@ -104,23 +105,26 @@ def window(replay: "Replay", words: str) -> tuple[int, int]:
 
 def compare(
     replay: "Replay", first: int, last: int, folder: str | None = None
-) -> "tuple[Difference, int | None]":
+) -> "tuple[Difference, int | None, int]":
     """Recomputes steps until one differs by more than rounding.
 
-    Returns the worst difference from the run, and the first step with any.
+    Returns the worst difference from the run, the first step with any, and the last of
+    which the run has a record.
     """
     worst: list[Difference] = []
-    begins = None
+    begins, compared = None, first
     for batches in replay.steps(first, last):
         _write_page(folder, replay, batches)
-        worst = sorted([*worst, *replay.compare(batches)])[-1:]
+        if found := [*replay.compare(batches)]:
+            compared = replay.step
+        worst = sorted([*worst, *found])[-1:]
         if begins is None and worst and worst[0][1]:
             begins = worst[0][3]
         if any(differs for differs, *_ in worst):
             break
     if not worst:
         raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
-    return worst[0], begins
+    return worst[0], begins, compared
 
 
 def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:

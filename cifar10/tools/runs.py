@@ -1,15 +1,18 @@
 """`python -m cifar10 runs`: lists the runs below a directory, and removes some."""
 
 import argparse
+import bisect
 import contextlib
 import csv
 import io
+import itertools
 import json
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 from cifar10 import files
 from cifar10.config import flags, layout
 from cifar10.config.fields import PRECISION, RECORDED
-from cifar10.config.options import options
+from cifar10.config.options import is_a, options
 from cifar10.config.run_config import RecordedRun
 from cifar10.config.schema import EVENT
 from cifar10.errors import UsageError, counted, printable, reason, say
@@ -159,7 +162,8 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     """Returns the state of a run, its last step and its best score."""
     path, limits = run.directory, run.config.run
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
-    lines = logs.read_recent(path / layout.METRICS)
+    starts = starting.read_starts(path)
+    lines = [*_counting(logs.read_recent(path / layout.METRICS), starts)]
     logged = [line["step"] for line in lines if "event" not in line]
     # A run that ends at a loss of NaN or infinity saves the state before that step.
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
@@ -181,8 +185,22 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     split, line = seeds.last_scores(run)
     found = {"settings": run.entries, "scored": split, "scores": line}
     events = [None, *logs.intact(lines, EVENT)]
-    numbers |= {"event": events[-1], "starts": starting.read_starts(path)}
+    numbers |= {"event": events[-1], "starts": starts}
     return {"state": state, **numbers, **found}
+
+
+def _counting(
+    lines: Iterable[dict[str, Any]], starts: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a log but for steps that a later start computes again."""
+    times, steps = ([one[name] for one in starts[1:]] for name in ("time", "step"))
+    lowest = [*itertools.accumulate(steps[::-1], min)][::-1]
+    for line in lines:
+        then = line.get("time")
+        later = bisect.bisect_right(times, then) if is_a(then, float) else len(times)
+        again = line["step"] > min(lowest[later : later + 1], default=math.inf)
+        if not again or line.get("event") == "silence":
+            yield line
 
 
 def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:

@@ -118,8 +118,9 @@ class Replay:
         self.links = {step: checkpoints.link_of(one) for step, one in manifests}
         self.why_not_exact = self._why_not_exact()
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
-        # Else an earlier version wrote the run, which may have logged less.
-        self._is_linked = any("config" in link for link in self.links.values())
+        starts = starting.read_starts(run)
+        # An earlier version, which kept no starts, may have logged less before.
+        self._first_start = starts[0]["step"] if starts else np.inf
         self.unread = collections.defaultdict[str, set[str]](set)
         self._scored_set = functools.cache(functools.partial(scored_set, training))
         self.step = 0
@@ -193,8 +194,6 @@ class Replay:
                     yield from self._compare_checkpoint()
             yield from self._compare_scores()
         found = self.advance(batches)
-        if self.bound:
-            found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
         if line := self.logged.get(self.step):
             yield from self._differences(found, line, self.bound, layout.METRICS)
         if self.step in self.saved:
@@ -205,8 +204,11 @@ class Replay:
         self, found: Mapping[str, float], line: dict[str, Any], bound: float, log: str
     ) -> Iterator[Difference]:
         """Compares what was recomputed with a line; all of it has to be there."""
+        if self.bound:
+            found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
         self.unread[log] |= line.keys() - found.keys() - {"step"}
-        lacks = found.keys() - line.keys() if self._is_linked else set()
+        is_of_starts = self.step > self._first_start or not self._first_start
+        lacks = found.keys() - line.keys() if is_of_starts else set()
         if lacks or not found.keys() & line.keys():
             yield True, 2.0, bound, self.step, f"{', '.join(sorted(lacks))} in {log}"
         for name in found.keys() & line.keys():

@@ -57,10 +57,10 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
 def test_a_seed_trained_twice_counts_once_beside_its_siblings(order):
     rows = [scored("t0", 0.9), scored("s0", 0.5), scored("s1", 0.6)]
     named = [(f"{name[0]}/{name}", *rest) for name, *rest in rows]
-    named += [(f"u/{name[2:]}", *rest) for name, *rest in named[1:]]  # As many.
+    named += [(f"{name}.1", *rest) for name, *rest in named[1:]]  # By --fresh.
     (found,) = grouped(named[::order])
-    assert {*found.names} == {"u/s0", "u/s1"}
-    assert {*found.left_out} == {"t/t0", "s/s0", "s/s1"}
+    assert {*found.names} == {"s/s0", "s/s1"}
+    assert {*found.left_out} == {"t/t0", "s/s0.1", "s/s1.1"}
     assert (found.seeds, found.mean) == (2, pytest.approx(0.55))
 
 

@@ -182,13 +182,17 @@ def test_a_list_tells_of_each_run_what_its_files_do_in_every_order(folder):
 def test_a_killed_run_stays_one_after_its_log_was_moved_away(folder, name):
     log = folder / "trials/killed/metrics.jsonl"
     event = {"step": 11, "time": 1.0, "event": "skip", "what": "NaN"}
-    log.write_text(f'{{"step": 10}}\n{json.dumps(event)}\n{{"step": 11}}\n')
+    timed = '{"step": 11, "time": 1.0}'
+    log.write_text(f'{{"step": 10}}\n{json.dumps(event)}\n{timed}\n')
     log.rename(log.with_name(name))
     found = listed(folder)["trials/killed"]
     assert (found["state"], found["step"]) == ("failed", 11)
     assert found["event"]["what"] == "NaN"
-    log.write_text('{"step": 11}\n')  # A resume computes the step again.
-    assert listed(folder)["trials/killed"]["event"] is None
+    # A resume computes the step again, and stops before it logs.
+    for begun in (0, 10):
+        starting.record_start(RecordedRun.read(folder / "trials/killed"), begun)
+    found = listed(folder)["trials/killed"]
+    assert (found["state"], found["step"], found["event"]) == ("stopped", 10, None)
 
 
 def test_a_run_whose_configuration_is_lost_is_damaged(folder):
@@ -215,10 +219,13 @@ def test_a_log_too_large_to_read_makes_no_run_damaged(folder, monkeypatch):
     log = folder / "trials/killed/metrics.jsonl"
     monkeypatch.setattr(logs, "_RECENT", 100)
     monkeypatch.setattr(logs, "LARGEST_LOG", 1000)
-    log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 301)))
+    lines = (f'{{"step": {step}, "time": 1.0}}\n' for step in range(1, 301))
+    log.write_text("".join(lines))
     found = listed(folder)["trials/killed"]
     assert (found["state"], found["step"]) == ("failed", 300)
     # A resume goes on with a new log.
+    for begun in (0, 200):
+        starting.record_start(RecordedRun.read(folder / "trials/killed"), begun)
     logs.forget_later(folder / "events", log, 200)
     logs.append_line(log, {"step": 201})
     assert [line["step"] for line in logs.read_steps(log)] == [201]
