@@ -70,7 +70,8 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 def read_recent(path: Path) -> list[dict[str, Any]]:
     """Returns the last entries with a step of a log, and of the log last moved away."""
-    aside = [one for one in path.parent.glob(f"{path.name}[.-]*[0-9]") if one.is_file()]
+    found = path.parent.glob(f"{path.name}[.-]*[0-9]")
+    aside = [one for one in found if one.is_file() and not one.is_symlink()]
     newest = sorted(aside, key=lambda one: one.stat().st_mtime)[-1:]
     lines = [line for one in (*newest, path) for line in read_lines(one, last=_RECENT)]
     return [*filter(_has_step, lines)]
@@ -134,8 +135,7 @@ class LogWriter:
 def forget_later(events: Path, log: Path, step: int) -> None:
     """Discards all records after `step`, which will be run again, and damaged lines.
 
-    A `silence` stays, which no step repeats.
-    Moves a log away that has become too large to be read.
+    A `silence` stays, which no step repeats. A log too large to be read moves away.
     """
     if events.exists():
         _mark_resume(events, step)

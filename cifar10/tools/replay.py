@@ -118,8 +118,7 @@ def compare(
         if found := [*replay.compare(batches)]:
             compared = replay.step
         worst = sorted([*worst, *found])[-1:]
-        if begins is None and worst and worst[0][1]:
-            begins = worst[0][3]
+        begins = begins or (replay.step if worst and worst[0][1] else None)
         if any(differs for differs, *_ in worst):
             break
     if not worst:

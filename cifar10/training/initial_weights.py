@@ -127,12 +127,19 @@ def take_initial_weights(
     line = f"Starts: with {len(layers)} of {len(variables)} layers from {source}."
     if new := [name for name in variables if name not in layers]:
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
-    origin = run_of_weights({**run.entries, "fresh": True})
-    if origin and _has_seen_val(origin, run):
+    if any(_has_seen_val(origin, run) for origin in _origins(run)):
         seen = "these weights were trained on images that are val here"
-        so = "Scores on val are too good, those on test are not"
-        line += f"\nNOTE: {seen}. {so}."
+        line += f"\nNOTE: {seen}. Scores on val are too good, those on test are not."
     return line
+
+
+def _origins(run: RecordedRun) -> Iterator[RecordedRun]:
+    """Yields the run with whose weights a run began, that run's origin, and so on."""
+    seen, origin = {run.directory}, run_of_weights({**run.entries, "fresh": True})
+    while origin and origin.directory not in seen:
+        yield origin
+        seen.add(origin.directory)
+        origin = run_of_weights({**origin.entries, "fresh": True})
 
 
 def _has_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
@@ -141,12 +148,10 @@ def _has_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
     The val split of a larger fraction contains that of a smaller one. Of a folder, a
     run takes the division from the run that gives its weights.
     """
-    data, others = (
-        (one.config.dataset.data, one.facts.data_fingerprint) for one in (run, origin)
-    )
-    fraction = origin.config.dataset.val_fraction
-    is_fraction = data == others and data[0] != data_flag.FOLDER
-    return is_fraction and fraction < run.config.dataset.val_fraction
+    was, now = origin.config.dataset, run.config.dataset
+    is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
+    is_divided = is_same and was.data == now.data != data_flag.FOLDER
+    return is_divided and was.val_fraction < now.val_fraction
 
 
 def find_weights(

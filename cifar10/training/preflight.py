@@ -59,9 +59,10 @@ def check_run(
     """
     run = starting.find_run(wanted.directory)
     if run is not None and not fresh:
-        ends = (*fields.LENGTHS, "stop_after_no_gain")
-        has_ended = all(run.values[name] == wanted.values[name] for name in ends)
-        if (run.directory / layout.PRUNED).exists() and not has_ended:
+        was, now = run.values, wanted.values
+        is_longer = any((now[name] or 0) > (was[name] or 0) for name in fields.LENGTHS)
+        is_longer |= now["stop_after_no_gain"] != was["stop_after_no_gain"]
+        if is_longer and (run.directory / layout.PRUNED).exists():
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
                 f"{run.directory / layout.PRUNED} says that --prune has left only the "

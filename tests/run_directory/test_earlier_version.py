@@ -72,3 +72,15 @@ def test_it_is_replayed_audited_and_listed(run):
     assert "finished" in done.stdout, done.stderr
     done = runs.call("cifar10/__main__.py", "report", run)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_is_replayed_and_audited_after_this_version_has_resumed_it(run):
+    """Whose lines hold more from there on."""
+    done = runs.call("train.py", "--resume", run, "--max_steps", 8)
+    assert "from step 6 " in done.stdout, done.stderr
+    assert ["penalties" in runs.logged(run)[at] for at in (0, -1)] == [False, True]
+    done = runs.call("cifar10/__main__.py", "replay", run, "--steps", "1:8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Steps 1 to 8 are equal" in done.stdout
+    done = runs.call("cifar10/__main__.py", "audit", run, "--segments", 9)
+    assert done.returncode == 0, done.stdout + done.stderr

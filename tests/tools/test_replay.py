@@ -131,6 +131,12 @@ def test_the_first_differing_step_is_named(copied, capsys):
     assert "Steps 11 to 14 are different: from step 14 on" in said
 
 
+def test_the_last_step_named_is_one_of_which_there_is_a_record(run_dir, capsys):
+    code, said = called(replay, capsys, run_dir, "--steps", "11:13")
+    assert code == 0
+    assert "Steps 11 to 12 are equal" in said
+
+
 @pytest.mark.parametrize("name", ["processor", "driver", "tensorflow"])
 def test_rounding_of_other_hardware_and_versions_is_told_from_a_difference(
     copied, capsys, name

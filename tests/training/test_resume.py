@@ -230,13 +230,13 @@ def test_the_proposed_command_keeps_what_a_training_writes(tmp_path, stand_in_di
     run = tmp_path / "run"
     words = runs.training_flags(run, stand_in_dir, max_steps=4)
     assert runs.call("train.py", *words).returncode == 0
-    others = runs.flags(learning_rate=0.05, eval_steps=2, keep_checkpoints=9)
+    others = runs.flags(learning_rate=0.05, eval_steps=2, keep_best=0)
     refused = runs.call("train.py", *words, *others).stderr.splitlines()
     _, *proposed = shlex.split(refused[-1])
     assert {*map(str, others)} <= {*proposed}
     done = runs.call("train.py", *proposed[1:])
     assert done.returncode == 0, done.stderr
-    assert json.loads(Path(f"{run}.1/config.json").read_text())["keep_checkpoints"] == 9
+    assert json.loads(Path(f"{run}.1/config.json").read_text())["keep_best"] == 0
 
 
 def test_a_pruned_run_has_nothing_left_to_do(tmp_path, stand_in_dir):
@@ -248,9 +248,10 @@ def test_a_pruned_run_has_nothing_left_to_do(tmp_path, stand_in_dir):
     prune = "--prune", "run", "--keep", "best", "--yes"
     assert runs.call("cifar10/__main__.py", "runs", tmp_path, *prune).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*.json*")}
-    done = runs.call("train.py", *words)
-    assert done.returncode == 0, done.stderr
-    assert "Nothing to do" in done.stdout
+    for steps in (4, 3):
+        done = runs.call("train.py", *words, "--max_steps", steps)
+        assert done.returncode == 0, done.stderr
+        assert "Nothing to do" in done.stdout
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*.json*")}
     assert runs.call("train.py", *words, "--max_steps", 9).returncode == 2
 

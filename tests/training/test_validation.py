@@ -300,6 +300,11 @@ def test_val_that_initial_weights_have_seen_is_named(tmp_path, stand_in_dir, cap
         train(run, stand_in_dir, **options, **given)
         said = " ".join(capsys.readouterr().out.split())
         assert ("trained on images that are val here" in said) is is_told
+        if of_origin == 0.1:  # Nor does a run between them hide it.
+            given["initial_weights"] = str(run)
+            train(tmp_path / "third", stand_in_dir, **options, **given)
+            said = " ".join(capsys.readouterr().out.split())
+            assert "trained on images that are val here" in said
 
 
 def test_a_best_step_that_is_the_newest_is_scored_once(
