@@ -91,7 +91,7 @@ class TrainedModel:
         """Restores the wanted or newest intact checkpoint; returns its step."""
         folder = self._checkpoints
         newest, refused = restoring.restore_newest(
-            folder, self.load, self.run.config.identity, wanted=wanted
+            folder, self.load, self.run, wanted=wanted
         )
         if newest is None:
             raise UsageError(restoring.why_none(folder, wanted, refused))

@@ -18,6 +18,7 @@ import asyncio
 import collections
 import io
 import json
+import socket
 import time
 
 import numpy as np
@@ -26,10 +27,14 @@ import uvicorn
 from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+_NO_PICTURE = (
+    *(OSError, SyntaxError, UnidentifiedImageError),
+    Image.DecompressionBombError,
+)
 # In bytes and pixels: a photograph by a phone.
 _MOST_BYTES, _MOST_PIXELS = 10_000_000, 50_000_000
 
@@ -53,10 +58,15 @@ class Classifier:
                 f"{path} is not read as an ONNX model: {error}"
             ) from error
         found = self._session.get_modelmeta().custom_metadata_map
-        self.description = json.loads(found.get("cifar10.json", "{}"))
-        if not self.description.get("with_preprocessing"):
-            raise UnusableError(f"{path}: export it with --with_preprocessing.")
-        self._shape = self.description["picture_shape"]
+        try:
+            self.description = json.loads(found.get("cifar10.json", "{}"))
+            if not self.description.get("with_preprocessing"):
+                raise UnusableError(f"{path}: export it with --with_preprocessing.")
+            self._shape = self.description["picture_shape"]
+        except (ValueError, AttributeError, KeyError) as error:
+            raise UnusableError(
+                f"{path}: its cifar10.json is damaged: {error!r}"
+            ) from error
 
     def classify(self, content: bytes, top_k: int) -> list[dict[str, object]]:
         """Returns the likeliest classes of the picture in a file's content.
@@ -71,7 +81,7 @@ class Classifier:
                     raise ValueError(f"The picture has over {_MOST_PIXELS:,} pixels.")
                 upright = ImageOps.exif_transpose(image)
                 colours = upright.convert("RGB" if channels == 3 else "L")
-        except (OSError, SyntaxError, UnidentifiedImageError) as error:
+        except _NO_PICTURE as error:
             raise ValueError(f"The body is not read as a picture: {error}.") from error
         fitted = ImageOps.fit(colours, (width, height), Image.Resampling.BICUBIC)
         pixels = np.asarray(fitted).reshape(1, height, width, channels)
@@ -87,6 +97,18 @@ class Classifier:
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return JSONResponse({"error": getattr(error, "detail", "")}, status)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise HTTPException(413, f"Send at most {_MOST_BYTES:,} bytes.")
+    except ClientDisconnect as error:  # Nobody reads the answer.
+        raise HTTPException(400, "The body is not complete.") from error
+    return bytes(body)
 
 
 def application(classifier: Classifier) -> Starlette:
@@ -110,17 +132,13 @@ def application(classifier: Classifier) -> Starlette:
         return answer
 
     async def found(request: Request) -> list[dict[str, object]]:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MOST_BYTES:
-                raise HTTPException(413, f"Send at most {_MOST_BYTES:,} bytes.")
+        body = await _body(request)
         top_k = request.query_params.get("top_k", "3")
         if not (top_k.isascii() and top_k.isdigit() and int(top_k[:9]) > 0):
             raise HTTPException(400, f"top_k {top_k[:20]}: give a number of classes.")
         try:
             # In a thread, so that no request blocks another.
-            how = classifier.classify, bytes(body), int(top_k[:9])
+            how = classifier.classify, body, int(top_k[:9])
             return await asyncio.to_thread(*how)
         except ValueError as error:
             fix = "Send a file itself: curl --data-binary @FILE."
@@ -160,9 +178,10 @@ def main() -> None:
     given = parser.parse_args()
     try:
         app = application(Classifier(given.model))
-    except UnusableError as error:
+        listener = socket.create_server((given.host, given.port))
+    except (UnusableError, OSError, OverflowError) as error:
         parser.error(str(error))
-    uvicorn.run(app, host=given.host, port=given.port, timeout_graceful_shutdown=7)
+    uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=7)).run([listener])
 
 
 if __name__ == "__main__":

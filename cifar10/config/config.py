@@ -243,7 +243,8 @@ def flags_of(
     }
     if values["data"] in data_flag.KINDS:
         found["data"] = found.pop("data_dir")
-    return found
+    others = _parameters_of_others(values["schedule"])
+    return {name: value for name, value in found.items() if name not in others}
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
@@ -280,14 +281,20 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
-    _refuse_parameters_of_others(values.get("schedule", fields.Update.schedule), given)
+    changed = {name for name in given if given[name] != base.get(name)}
+    _refuse_unused(changed, values.get("schedule", fields.Update.schedule))
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
 
-def _refuse_parameters_of_others(chosen: str, given: Mapping[str, Any]) -> None:
-    for name in schedule.PARAMETERS.keys() & given.keys():
-        if chosen in schedule.CURVES and name not in schedule.CURVES[chosen].parameters:
-            raise UsageError(f"--{name} has no effect on --schedule {chosen}. Omit it.")
+def _parameters_of_others(chosen: str) -> set[str]:
+    """Returns the parameters that a schedule does not have."""
+    curve = schedule.CURVES.get(chosen)
+    return {*schedule.PARAMETERS} - {*curve.parameters} if curve else set()
+
+
+def _refuse_unused(names: set[str], chosen: str) -> None:
+    for name in names & _parameters_of_others(chosen):
+        raise UsageError(f"--{name} has no effect on --schedule {chosen}. Omit it.")
 
 
 def _kept_of(

@@ -14,7 +14,7 @@ TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
 STARTS = "starts.jsonl"  # One line for each process that trained the run.
-PRUNED = "pruned"  # An empty file: of a finished run, only the best checkpoint is left.
+PRUNED = "pruned"  # Of a finished run, only the best checkpoint is left.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
 

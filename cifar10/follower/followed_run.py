@@ -134,7 +134,7 @@ class FollowedRun:
         newest, refused = restoring.restore_newest(
             self._folder,
             load,
-            model.run.config.identity,
+            model.run,
             wanted=self._wanted,
             skip=done,
             tolerate=(UsageError, OSError),  # The run is still followed.

@@ -215,20 +215,28 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
             delete(directory, old)
 
 
-def delete_all_but_best(run: Path) -> bool:
+def delete_all_but_best(run: Path, state: str = "finished") -> bool:
     """Deletes a finished run's checkpoints but the best; returns whether it had others.
 
-    The caller holds the run's lock, and knows that one has a score.
+    Keeps the run's `state`, which may be `diverged`, in the file `pruned`. The caller
+    holds the run's lock, and knows that a checkpoint has a score.
     """
     layout.refuse_link(directory := run / layout.CHECKPOINTS)
     (best,) = scores.best(run, saved := steps(directory))
     verify(directory, best)
-    files.write_atomically(run / layout.PRUNED, b"")
+    files.write_atomically(run / layout.PRUNED, state.encode())
     delete_incomplete(directory)
     for step in saved:
         if step != best and not (folder(directory, step) / KEEP).exists():
             delete(directory, step)
     return steps(directory) != saved
+
+
+def was_diverged(run: Path) -> bool:
+    """Returns whether a run had diverged when only its best checkpoint was left."""
+    with contextlib.suppress(OSError):
+        return files.read(run / layout.PRUNED) == b"diverged"
+    return False
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cifar10.config import layout
+from cifar10.config.fields import result_determining
 from cifar10.config.run_config import RecordedRun
 from cifar10.config.run_options import BEST
 from cifar10.errors import UsageError
@@ -66,7 +67,7 @@ def why_none(
 def restore_newest(
     directory: Path,
     load: Callable[[Checkpoint], None],
-    identity: Mapping[str, int | None],
+    run: RecordedRun,
     *,
     wanted: Wanted = None,
     skip: Collection[int] = (),
@@ -74,7 +75,7 @@ def restore_newest(
 ) -> Loaded:
     """Loads the newest usable checkpoint; returns it and the errors of newer ones.
 
-    Calls `load` with a checkpoint that is intact and of the run with this `identity`.
+    Calls `load` with a checkpoint that is intact and of this `run`.
     If training deletes the checkpoint meanwhile, takes the next one. Ignores the steps
     in `skip`. After an error of a class in `tolerate`, tries the next older checkpoint.
 
@@ -89,7 +90,7 @@ def restore_newest(
         seen.add(step := steps[-1])
         try:
             checkpoint = checkpoints.verify(directory, step)
-            check_identity(checkpoint, identity)
+            check_identity(checkpoint, run)
             load(checkpoint)
         except FileNotFoundError:
             continue
@@ -100,19 +101,14 @@ def restore_newest(
     return None, refused
 
 
-def check_identity(checkpoint: Checkpoint, identity: Mapping[str, int | None]) -> None:
-    """Raises a `UsageError` if a checkpoint belongs to another run."""
-    for name, expected in identity.items():
-        recorded = checkpoint.manifest.get(name)
-        if recorded != expected:
-            raise of_another_run(checkpoint, name, recorded, expected)
-
-
-def of_another_run(
-    checkpoint: Checkpoint, name: str, recorded: object, expected: object
-) -> UsageError:
-    """Describes a checkpoint that a run with another setting wrote."""
-    return UsageError(
-        f"{checkpoint.path} is of another run: its {name} is {recorded!r}, but this "
-        f"run's is {expected!r}. Move the checkpoint away."
-    )
+def check_identity(checkpoint: Checkpoint, run: RecordedRun) -> None:
+    """Raises a `UsageError` if a run with other settings wrote a checkpoint."""
+    settings = checkpoints.link_of(checkpoint.manifest).get("settings", {})
+    there = RecordedRun.of(run.directory, {**run.entries, **settings}).values
+    there |= {name: checkpoint.manifest.get(name) for name in run.config.identity}
+    for name in (*run.config.identity, *result_determining(run.config)):
+        if there[name] != (here := run.values[name]):
+            raise UsageError(
+                f"{checkpoint.path} is of another run: its {name} is {there[name]!r}, "
+                f"but this run's is {here!r}. Move the checkpoint away."
+            )

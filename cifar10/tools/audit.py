@@ -98,7 +98,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
         where = f"checkpoint of step {step}"
         try:
             found = checkpoints.verify(run / layout.CHECKPOINTS, step)
-            restoring.check_identity(found, recorded.config.identity)
+            restoring.check_identity(found, recorded)
         except UsageError as error:
             yield f"{where}: {error}"
         if not (link := replay.links.get(step)):

@@ -178,7 +178,9 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         if why_ended(run.config, manifest) or (path / layout.PRUNED).exists():
             averages = manifest.get(checkpoints.AVERAGES, {})
-            state = "diverged" if divergence(run.config, averages) else "finished"
+            how = divergence(run.config, averages)
+            has_diverged = bool(how) or checkpoints.was_diverged(path)
+            state = "diverged" if has_diverged else "finished"
     state = "training" if is_locked(path) else state
     last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
@@ -315,7 +317,7 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
         if (_read(path) or {}).get("changed") != listed["changed"]:
             raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
         if keep:
-            if checkpoints.delete_all_but_best(path):
+            if checkpoints.delete_all_but_best(path, listed["state"]):
                 say(f"Pruned {printable(str(path))}.")
             return
         files.rename(path, aside)  # A half-removed directory is no run.

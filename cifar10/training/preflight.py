@@ -80,7 +80,7 @@ def nothing_to_do(config: ResolvedConfig, step: int, record: EarlyStopping) -> s
     limits = vars(config.run)
     name = next(name for name in reversed(fields.LENGTHS) if limits[name])
     if (pruned := train_dir / layout.PRUNED).exists():
-        return f"Nothing to do: the run has finished, and {pruned} says what is left."
+        return f"Nothing to do: the run has finished; {pruned} says that it was pruned."
     lines = [
         f"Nothing to do: the run is at step {step}, and --{name} is {limits[name]}.",
         early_stopping.outcome(config, step, record),
@@ -112,16 +112,12 @@ def _explained(
         for name, (there, here) in differences.items()
         if name != _DATA
     ]
-    if {*differences} == {"global_batch_size"}:
-        batch = invocation.as_flags(global_batch_size=values["global_batch_size"])
-        lines.append(f"    {batch} in place of --batch_size keeps that of the run")
-    elif {*differences} <= {"batch_size", "global_batch_size"}:
-        size = values["batch_size"]
-        batches = values["global_batch_size"] // size
-        towers = max(n for n in range(1, now["towers"] + 1) if batches % n == 0)
-        batch = invocation.as_flags(batch_size=size, accumulate=batches // towers)
-        on = counted(towers, "tower")
-        lines.append(f"    {batch} on {on} keeps those of the run")
+    if {*differences} <= {"batch_size", "global_batch_size"}:
+        size, whole = values["batch_size"], values["global_batch_size"]
+        towers = max(n for n in range(1, now["towers"] + 1) if whole // size % n == 0)
+        batch = {"batch_size": size, "accumulate": whole // size // towers}
+        how = f"{invocation.as_flags(**batch)} on {counted(towers, 'tower')}"
+        lines.append(f"    {how} keeps those of the run")
     others = [name for name in _OF_DATA if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from cifar10 import files
 from cifar10.config import layout
-from cifar10.config.run_config import RecordedRun
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, logs, restoring, starting
@@ -29,8 +28,7 @@ class Progress:
         config, self._run = training.config, training.run
         self._writes = training.workers.is_chief
         of_machine = {name: self._run.values[name] for name in starting.OF_MACHINE}
-        self._determining = training.determining()
-        self._settings = {**self._determining, **of_machine}
+        self._settings = {**training.determining(), **of_machine}
         self.step = 0  # The number of steps done so far.
         self.left_out = 0  # Input batches skipped because of rollbacks.
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
@@ -107,15 +105,9 @@ class Progress:
         """Loads variables from a step's checkpoint, or the newest: `restore_newest`."""
 
         def restore(found: checkpoints.Checkpoint) -> None:
-            link = checkpoints.link_of(found.manifest).get("settings", {})
-            there = RecordedRun.of(self._path, {**self._run.entries, **link})
-            differ = starting.find_differences(there, self._determining).items()
-            for name, (was, here) in differ:
-                raise restoring.of_another_run(found, name, was, here)
             checkpoints.restore(found, self._state.trackables())
 
-        which = self._directory, restore, self._config.identity
-        return restoring.restore_newest(*which, **options)
+        return restoring.restore_newest(self._directory, restore, self._run, **options)
 
     def first_line(self) -> str:
         """Returns a message that the run is new, or that it resumes from a step."""

@@ -85,5 +85,5 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     saved = train_dir / layout.CHECKPOINTS
     if step in checkpoints.steps(saved):  # Else another machine has the run.
         averages = checkpoints.read_manifest(saved, step).get(checkpoints.AVERAGES, {})
-        if divergence(config, averages):
+        if divergence(config, averages) or checkpoints.was_diverged(train_dir):
             raise StoppedError("The training has diverged.", EXIT_DIVERGED)

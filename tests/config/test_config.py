@@ -80,6 +80,8 @@ def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
         )
     assert "--epochs_per_decay" in refusal("--recipe", "fast", "--epochs_per_decay", 3)
     assert parse("--epochs_per_decay", 3).update.epochs_per_decay == 3
+    with pytest.raises(UsageError, match="schedule"):
+        Config(schedule="bogus", epochs_per_decay=3)
 
 
 def test_numbers_of_numpy_are_those_of_python():

@@ -68,7 +68,8 @@ def fail(error):
 
 def newest_intact(directory):
     """Looks for the newest checkpoint; returns its step and the damaged ones."""
-    newest, refused = restoring.restore_newest(directory, lambda _: None, {})
+    run = recorded(seed=None)  # As these manifests, which name none.
+    newest, refused = restoring.restore_newest(directory, lambda _: None, run)
     return newest and newest.step, refused
 
 
@@ -229,10 +230,17 @@ def test_verify_detects_damage(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path):
-    mine = recorded(seed=1, global_batch_size=8).config.identity
-    save(tmp_path, 1, facts=mine)
-    for name in ("seed", "global_batch_size"):
-        save(tmp_path, 2, facts={**mine, name: 3})
+    mine = recorded(seed=1, global_batch_size=8)
+    ours = mine.config.identity
+    link = {"settings": {"learning_rate": 0.1}}
+    save(tmp_path, 1, facts={**ours, checkpoints.LINK: link})
+    other = {checkpoints.LINK: {"settings": {"learning_rate": 0.2}}}
+    for name, there in (
+        ("seed", {"seed": 3}),
+        ("global_batch_size", {"global_batch_size": 3}),
+        ("learning_rate", other),
+    ):
+        save(tmp_path, 2, facts={**ours, **there})
         loaded = []
         with pytest.raises(UsageError, match=name):
             restoring.restore_newest(tmp_path, loaded.append, mine)

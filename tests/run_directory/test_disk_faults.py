@@ -150,7 +150,7 @@ def progress(train_dir, step, **options):
         towers=types.SimpleNamespace(state=state),
         images=range(8),
         workers=types.SimpleNamespace(is_chief=True),
-        run=recorded(train_dir),
+        run=recorded(train_dir, global_batch_size=4),
         determining=dict,
     )
     found = Progress(training)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from cifar10.config.fields import Checkpoints
 from cifar10.errors import DiskError
 from cifar10.run_directory import checkpoints, restoring, scores
+from recorded_runs import recorded
 
 
 @pytest.fixture
@@ -121,5 +122,7 @@ def test_a_checkpoint_deleted_during_reading_is_skipped(run_dir, monkeypatch):
 
     loaded = []
     monkeypatch.setattr(checkpoints.files, "sha256", delete_first)
-    restoring.restore_newest(run_dir / "checkpoints", loaded.append, {})
+    restoring.restore_newest(
+        run_dir / "checkpoints", loaded.append, recorded(seed=None)
+    )
     assert [found.step for found in loaded] == [1]

@@ -399,6 +399,18 @@ def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_r
     )
 
 
+def test_a_run_that_diverged_stays_so_when_it_is_pruned(folder, done_run):
+    """Its best checkpoint is from before."""
+    lost = {"lost steps": 1.0, "first loss": 2.0, "highest loss": 1e9}
+    shutil.rmtree(runs.checkpoint(done_run, 30))
+    save(done_run, 30, loss_averages=lost)
+    assert listed(folder)["finished"]["state"] == "diverged"
+    for _ in range(2):
+        assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
+        assert saved(done_run) == [20]
+        assert listed(folder)["finished"]["state"] == "diverged"
+
+
 def test_a_checkpoint_that_the_user_marked_stays_beside_the_best(folder, done_run):
     (runs.checkpoint(done_run, 10) / "keep").touch()
     assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0

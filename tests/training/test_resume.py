@@ -205,7 +205,11 @@ def test_other_towers_with_batch_norm_are_refused_with_a_way_that_works(
     refused = runs.call(SCRIPT, *words)
     assert refused.returncode == 2
     assert "    batch_size: 8 there, 16 now" in refused.stderr
-    (way,) = re.findall(r"^ *(--.*) on 1 tower keeps", refused.stderr, re.MULTILINE)
+    hint = re.compile(r"^ *(--.*) on 1 tower keeps", re.MULTILINE)
+    (way,) = hint.findall(refused.stderr)
+    # The same command on one tower, which has another global batch, too.
+    refused = runs.call(SCRIPT, *flags, "--num_gpus", 1, "--batch_size", 8)
+    assert hint.findall(refused.stderr) == [way]
     done = runs.call(SCRIPT, *words, *way.split())
     assert done.returncode == 0, done.stderr
 
@@ -222,6 +226,9 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(tmp_path, stand_in
     refused = runs.call("train.py", *words)
     assert refused.returncode == 2
     assert f"{left} is of another run: its learning_rate is 0.1" in refused.stderr
+    scored = runs.call("eval.py", "--run_once", "--train_dir", tmp_path / "run")
+    assert scored.returncode == 2
+    assert f"{left} is of another run" in scored.stderr
     shutil.rmtree(left)
     assert resumed_step(runs.call("train.py", *words).stdout) == 3
 
