@@ -160,7 +160,9 @@ def test_a_log_that_is_moved_away_goes_on_in_a_new_file(tmp_path):
                 board.on_log(step, {"total_loss": 1.0})
                 if step == 10:
                     (tmp_path / "metrics.jsonl").rename(rotated)
-                    events = logs.read_intact(tmp_path / "metrics.jsonl", EVENT)
+                    events = logs.intact(
+                        logs.read_lines(tmp_path / "metrics.jsonl"), EVENT
+                    )
                     assert events == logs.read_steps(tmp_path / "metrics.jsonl") == []
         if not resumed_step:
             assert [line["step"] for line in lines(tmp_path)] == [20, 30]
@@ -180,12 +182,15 @@ def test_events_are_dropped_with_their_steps_and_readers_of_metrics_pass_them_ov
     before = logs.lines_up_to(log, 20, events=False)
     write_curve(tmp_path, (30,), 1.0, resumed_step=20)
     assert [line["step"] for line in logs.read_steps(log)] == [10, 20, 30]
-    assert [event["step"] for event in logs.read_intact(log, EVENT)] == [15, 20]
+    assert [event["step"] for event in logs.intact(logs.read_lines(log), EVENT)] == [
+        15,
+        20,
+    ]
     assert logs.lines_up_to(log, 20, events=False) == before
     # A stranger's event need not be one.
     for odd in ({"event": "x"}, {"step": 5, "event": 7}, {**event, "what": ["a"]}):
         logs.append_line(log, odd)
-    assert len(logs.read_intact(log, EVENT)) == 2
+    assert len(logs.intact(logs.read_lines(log), EVENT)) == 2
     assert [line["step"] for line in logs.read_steps(log)] == [10, 20, 30]
 
 
