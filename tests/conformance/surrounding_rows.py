@@ -155,8 +155,10 @@ def optimizer_rows():
     )
     yield _row(
         "exclude_from_weight_decay",
-        lambda: _of_object(_excluding(K.AdamW(0.05, weight_decay=0.5), ["dense"])),
-        lambda: _excluding(K.AdamW(0.05, weight_decay=0.5), ["dense"]),
+        lambda: _of_object(
+            _excluding(K.AdamW(0.05, weight_decay=0.5), ["dense", "bias"])
+        ),
+        lambda: _excluding(K.AdamW(0.05, weight_decay=0.5), ["dense", "bias"]),
     )
 
 
