@@ -102,11 +102,12 @@ def restore_newest(
 
 
 def check_identity(checkpoint: Checkpoint, run: RecordedRun) -> None:
-    """Raises a `UsageError` if a run with other settings wrote a checkpoint."""
+    """Raises a `UsageError` if a run of other settings, but `data`, wrote it."""
     settings = checkpoints.link_of(checkpoint.manifest).get("settings", {})
     there = RecordedRun.of(run.directory, {**run.entries, **settings}).values
     there |= {name: checkpoint.manifest.get(name) for name in run.config.identity}
-    for name in (*run.config.identity, *result_determining(run.config)):
+    names = {*run.config.identity, *result_determining(run.config)}
+    for name in sorted(names - {"data"}):
         if there[name] != (here := run.values[name]):
             raise UsageError(
                 f"{checkpoint.path} is of another run: its {name} is {there[name]!r}, "

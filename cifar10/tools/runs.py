@@ -178,9 +178,8 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         if why_ended(run.config, manifest) or (path / layout.PRUNED).exists():
             averages = manifest.get(checkpoints.AVERAGES, {})
-            how = divergence(run.config, averages)
-            has_diverged = bool(how) or checkpoints.was_diverged(path)
-            state = "diverged" if has_diverged else "finished"
+            lost = divergence(run.config, averages) or checkpoints.was_diverged(path)
+            state = "diverged" if lost else "finished"
     state = "training" if is_locked(path) else state
     last = None if limits.max_hours else limits.max_steps
     numbers = {"step": step, "max_steps": last, "best": best}
