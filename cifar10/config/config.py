@@ -222,18 +222,18 @@ def flags_of(
 ) -> dict[str, Any]:
     """Returns the flags that give a new run the configuration of `run`.
 
-    Leaves out what the recipe, or the `source` of initial weights, gives, and devices
-    and processes, which do not affect the result.
+    Leaves out flags of speed and processes, and what the recipe or the `source` gives.
     """
     known, values = options(fields.ALL), run.values
     usual = defaults(fields.ALL) | read_recipe(values["recipe"]) | {"recipe": None}
-    usual["xla"] = False  # A new run finds out by itself whether XLA helps.
+    # A new run finds out by itself whether XLA helps; train.py has one tower.
+    usual |= {"xla": False, "num_gpus": 1}
     usual |= {"keep_best": int(bool(values["eval_steps"]))} | _kept_of(source, values)
     length = next(name for name in reversed(fields.LENGTHS) if values[name])
-    written = options((fields.Checkpoints, fields.Output))
+    others = [*options((fields.Checkpoints, fields.Output)), "num_gpus", "accumulate"]
     names = [
         name
-        for name in (*fields.result_determining(run.config), *written)
+        for name in (*fields.result_determining(run.config), *others)
         if name in known and name not in fields.LENGTHS
     ]
     found = {
@@ -243,8 +243,8 @@ def flags_of(
     }
     if values["data"] in data_flag.KINDS:
         found["data"] = found.pop("data_dir")
-    others = _parameters_of_others(values["schedule"])
-    return {name: value for name, value in found.items() if name not in others}
+    unused = _parameters_of_others(values["schedule"])
+    return {name: found[name] for name in found if name not in unused}
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:

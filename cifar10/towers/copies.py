@@ -86,7 +86,7 @@ def flat_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tup
     """
     sums = [Flat(of, on) for on, of in sum_on_devices(devices, results).items()]
     others = ((one.statistics, one.metrics) for one in results)
-    towers = [*map(Flat, others, devices)]
+    towers = [Flat(*one) for one in zip(others, devices, strict=True)]
     with tf.device(home):
         gradients = sums[0].unpacked(sums[1:], len(results))
         statistics, metrics = towers[0].unpacked(towers[1:], len(results))

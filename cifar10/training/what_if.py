@@ -98,8 +98,8 @@ class WhatIf(Replay):
 
         def computed() -> Iterator[dict[str, float]]:
             other = build_update(changed.config, len(labels)) if settings else update
-            self._train_as(changed, other)
             try:
+                self._train_as(changed, other)
                 yield from map(self.advance, self.onward(self._first, self._last))
             finally:
                 self._train_as(training, update)

@@ -246,6 +246,22 @@ def test_the_proposed_command_keeps_what_a_training_writes(tmp_path, stand_in_di
     assert json.loads(Path(f"{run}.1/config.json").read_text())["keep_best"] == 0
 
 
+def test_the_proposed_command_keeps_the_batches_of_towers(tmp_path, stand_in_dir):
+    """Which batch norm sees."""
+    normed = {"max_steps": 1, "model": "small_model:normalized", "accumulate": 2}
+    words = runs.training_flags(tmp_path / "run", stand_in_dir, **normed, num_gpus=2)
+    assert runs.call(SCRIPT, *words).returncode == 0
+    refused = runs.call(SCRIPT, *words, "--learning_rate", 0.05).stderr.splitlines()
+    proposed = shlex.split(refused[-1])[2:]
+    assert runs.call(SCRIPT, *proposed).returncode == 0
+    before, after = (
+        json.loads(Path(f"{tmp_path}/{name}/config.json").read_text())
+        for name in ("run", "run.1")
+    )
+    for name in ("batch_size", "towers", "accumulate"):
+        assert after[name] == before[name]
+
+
 def test_a_pruned_run_has_nothing_left_to_do(tmp_path, stand_in_dir):
     """As cron starts the same command again and again."""
     run = tmp_path / "run"
