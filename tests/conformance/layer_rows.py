@@ -18,7 +18,7 @@ from conformance.rows import Row
 # Layers that are quick to trace, one of each family.
 QUICK = ("BatchNormalization", "Conv2D", "Dropout")
 # The result for one image depends on the other images of a batch.
-OF_THE_BATCH = ("BatchNormalization", "CutMix", "Equalization", "MixUp")
+OF_THE_BATCH = ("BatchNormalization", "CutMix", "Equalization", "MixUp", "Mosaic")
 AT_RANDOM = ("AugMix", "GaussianNoise", "GRUCell", "RandAugment", "Solarization")
 # The layer, or its kernel in TensorFlow, has no float64.
 IN_FLOAT32 = (
@@ -26,6 +26,7 @@ IN_FLOAT32 = (
     *("MaxPooling3D", "MelSpectrogram", "RandAugment", "RandomColorJitter"),
     *("RandomCrop", "RandomHue", "TFSMLayer"),
 )
+NEW_IN_3_16 = ("Mosaic", "TernaryDense")
 NOT_IN_MODELS = {
     "FlaxLayer": "of another backend",
     "HashedCrossing": "crosses words, and takes no images",
@@ -202,6 +203,7 @@ TABLES = {
         "RandomZoom": lambda x: L.RandomZoom(0.2, **_RANDOM)(x),
         "CutMix": lambda x: L.CutMix(**_RANDOM)(x),
         "MixUp": lambda x: L.MixUp(**_RANDOM)(x),
+        "Mosaic": lambda x: L.Mosaic(**_RANDOM)(x),
         "TFSMLayer": _saved_model,
     },
     _to_pixels: {
@@ -285,6 +287,7 @@ TABLES = {
     _to_boxes: {"ConvLSTM3D": lambda x: L.ConvLSTM3D(2, 2)(x)},
     _to_vector: {
         "Dense": lambda x: L.Dense(5, activation="tanh")(x),
+        "TernaryDense": lambda x: L.TernaryDense(5)(x),
         "RepeatVector": lambda x: L.RepeatVector(3)(x),
         "Discretization": lambda x: L.Embedding(3, 2)(L.Discretization([-0.1, 0.1])(x)),
     },
@@ -329,6 +332,8 @@ DIFFERS = {}
 def rows():
     for into, table in TABLES.items():
         for name, layer in table.items():
+            if name in NEW_IN_3_16 and not hasattr(L, name):
+                continue
             is_random = name.startswith("Random") or "Dropout" in name
             yield Row(
                 name=name,

@@ -260,7 +260,9 @@ def test_a_step_takes_no_more_than_it_did(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_steps_waits_for_nothing(name):
     """The host would wait in each step for a loop of unknown length and a branch."""
-    most = {"tutorial": 137, "fast": 307, "resnet": 722}
+    # TensorFlow 2.22's XLA fuses less of `fast`.
+    fast = 307 if tf.__version__ < "2.22" else 376
+    most = {"tutorial": 137, "fast": fast, "resnet": 722}
     found = count_program(name)
     assert (found.loops, found.waits, found.scatters) == (1, 0, 0)
     assert found.steps == (10 if name == "fast" else 50)
