@@ -1,4 +1,4 @@
-"""Which fast tests run which lines of the package: one run of them all, kept in build/.
+"""Which fast tests run which lines of the package: a run of them all, kept in build/.
 
     python tests/mutants/covering.py    runs the fast tests anew: several minutes
     python tests/mutants/covering.py tests/tools/test_plan.py    only those of files
@@ -11,13 +11,17 @@ belong to none.
 import collections
 import json
 import math
+import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants" / "covering.json"
+_PROCESSES = 3  # As many as run the tests otherwise.
 
 
 class Contexts:
@@ -50,13 +54,39 @@ def record(files=()):
 
     With some files of tests, what was kept of the others stays.
     """
-    import coverage
-
     kept = {"seconds": {}, "lines": {}}
     if files and KEPT.exists():
         kept = json.loads(KEPT.read_text())
+    files = files or [str(path.relative_to(ROOT)) for path in _test_files()]
     KEPT.parent.mkdir(parents=True, exist_ok=True)
-    where = {"data_file": str(KEPT.with_suffix(".db")), "config_file": False}
+    # Shuffled, so that a room of slow tests is spread; the same each time.
+    random.Random(0).shuffle(shuffled := sorted(files))
+    shares = [shuffled[first::_PROCESSES] for first in range(_PROCESSES)]
+    with ProcessPoolExecutor(_PROCESSES, get_context("spawn")) as pool:
+        found = [*pool.map(_of_files, range(_PROCESSES), shares)]
+    seconds = {n: s for n, s in kept["seconds"].items() if not _is_of(n, files)}
+    lines = collections.defaultdict(lambda: collections.defaultdict(set))
+    for path, of_lines in kept["lines"].items():
+        for line, names in of_lines.items():
+            lines[path][line] = {*names} & seconds.keys()
+    for of_share, lines_of_share in found:
+        seconds |= of_share
+        for path, line, names in lines_of_share:
+            lines[path][str(line)] |= {*names}
+    KEPT.write_text(json.dumps({"seconds": seconds, "lines": lines}, default=sorted))
+
+
+def _test_files():
+    return (ROOT / "tests").rglob("test_*.py")
+
+
+def _of_files(number, files):
+    """Returns the seconds of the tests of files, and for each line which run it."""
+    import coverage
+
+    if not files:
+        return {}, []
+    where = {"data_file": str(KEPT.with_suffix(f".{number}.db")), "config_file": False}
     measured = coverage.Coverage(**where, source=[str(ROOT / "cifar10")])
     measured.erase()
     plugin = Contexts(measured)
@@ -64,25 +94,20 @@ def record(files=()):
     measured.start()
     code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[plugin])
     measured.stop()
-    if code > 1:
-        sys.exit(f"The tests ended with {code}: nothing is kept.")
+    if code not in (0, 1, 5):  # Passed, failed, none that is fast.
+        raise SystemExit(f"The tests ended with {code}: nothing is kept.")
     of = collections.defaultdict(list)  # A context's tests.
-    plugin.seconds = {n: s for n, s in plugin.seconds.items() if s < math.inf}
-    for name in plugin.seconds:
+    seconds = {n: s for n, s in plugin.seconds.items() if s < math.inf}
+    for name in seconds:
         of[name] = [name]
         of[name.partition("::")[0]].append(name)
-    others = {n: s for n, s in kept["seconds"].items() if not _is_of(n, files)}
-    lines = collections.defaultdict(lambda: collections.defaultdict(set))
-    for path, of_lines in kept["lines"].items():
-        for line, names in of_lines.items():
-            lines[path][line] = {*names} & others.keys()
-    data = measured.get_data()
+    data, lines = measured.get_data(), []
     for path in data.measured_files():
-        of_lines = lines[str(Path(path).relative_to(ROOT / "cifar10"))]
+        file = str(Path(path).relative_to(ROOT / "cifar10"))
         for line, names in data.contexts_by_lineno(path).items():
-            of_lines[str(line)] |= {test for name in names for test in of.get(name, ())}
-    content = {"seconds": others | plugin.seconds, "lines": lines}
-    KEPT.write_text(json.dumps(content, default=sorted))
+            tests = {test for name in names for test in of.get(name, ())}
+            lines.append((file, line, sorted(tests)))
+    return seconds, lines
 
 
 def _is_of(name, files):
