@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import os
 import signal
+from pathlib import Path
 
 import numpy as np
 
 import runs
-from cifar10 import files
 from cifar10.evaluation import metrics, scored_set
 from cifar10.evaluation.scored_set import Scorer
-from cifar10.run_directory import checkpoints
-from cifar10.training import periodic, progress
+from cifar10.training import periodic
 
 # Of the stand-in's 2,000 test images, so few that an evaluation takes no time.
 IMAGES = 200
@@ -53,69 +51,8 @@ def decide(patch, correct):
     patch(Scorer, "score", found)
 
 
-def die(*_):
-    """Ends this process at once, as a machine that fails would."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_at(moment, step):
-    """Kills this process at a moment of a step."""
-    owner, name, before = {
-        "recorded in part": (scored_set.scores, "append", True),
-        "scored": (periodic.Validation, "on_step", False),
-        "saved in part": (files, "sync", True),
-        "saved": (progress.Progress, "save", False),
-    }[moment]
-    original = getattr(owner, name)
-    reached = [0]
-    on_step, save = periodic.Validation.on_step, checkpoints.save
-
-    def scored(self, at):
-        reached[0] = at
-        return on_step(self, at)
-
-    def saved(*arguments, step, **options):
-        reached[0] = step
-        return save(*arguments, step=step, **options)
-
-    def killing(*arguments, **options):
-        if before and reached[0] == step:
-            die()
-        result = original(*arguments, **options)
-        if reached[0] == step:
-            die()
-        return result
-
-    checkpoints.save = saved
-    if moment == "scored":
-        original = scored
-    else:
-        periodic.Validation.on_step = scored
-    setattr(owner, name, killing)
-
-
-# Trains with a configuration, and kills itself at a moment of a step. As in the tests'
-# process, TensorFlow begins without oneDNN.
-_KILLED = f"""
-import json, os, sys
-os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-sys.path[:0] = {[str(runs.ROOT), str(runs.ROOT / "tests/helpers")]}
-import scored_runs
-from cifar10.config.config import Config
-from cifar10.training import train
-options, correct, moment, step = sys.argv[1:]
-scored_runs.use_few_images(setattr)
-correct = json.loads(correct).items()
-scored_runs.decide(setattr, {{int(at): count for at, count in correct}})
-scored_runs.kill_at(moment, int(step))
-config = Config.from_values(json.loads(options))
-config.given = frozenset({{"checkpoint_steps"}})  # Else they are as many as are cheap.
-train.train(config)
-"""
-
-
 def killed(config, correct, moment, step):
     """Trains in a process of its own, which is killed at a moment of a step."""
     words = json.dumps(config.values), json.dumps(correct), moment, step
-    done = runs.run("-c", _KILLED, *words)
+    done = runs.run(Path(__file__).with_name("killed_training.py"), *words)
     assert done.returncode == -signal.SIGKILL, done.stderr
