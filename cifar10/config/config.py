@@ -123,13 +123,8 @@ class Config(fields.Groups):
         """Returns the recipe's stage for the step that follows `step`."""
         return next(stage for stage in self.all_stages if step < stage.end)
 
-    @property
-    def steps_per_call(self) -> int:
-        """The maximum number of steps in one TensorFlow call; 1 if not yet decided."""
-        return self.speed.steps_per_call or 1
-
-    def steps_of_call(self, step: int) -> int:
-        """Returns the number of steps in the next call, at most `steps_per_call`.
+    def steps_of_call(self, step: int, most: int) -> int:
+        """Returns the number of steps in the next call, at most `most`.
 
         A call ends where a summary, an evaluation, a checkpoint or the end of a stage
         is due, and before a verified step, which is a call of its own. Lines are logged
@@ -138,14 +133,13 @@ class Config(fields.Groups):
         left = [period - step % period for period in self.stops.values()]
         if verify := self.checkpoints.verify_steps:
             left.append(verify - 1 - step % verify or 1)
-        return min(self.steps_per_call, self.stage(step).end - step, *left)
+        return min(most, self.stage(step).end - step, *left)
 
-    def calls(self, step: int) -> Iterator[int]:
+    def calls(self, step: int, most: int) -> Iterator[int]:
         """Yields the numbers of steps of the calls from `step` to its stage's end."""
         end = self.stage(step).end
         while step < end:
-            count = self.steps_of_call(step)
-            yield count
+            yield (count := self.steps_of_call(step, most))
             step += count
 
     def _assign(self, values: Mapping[str, Any]) -> None:

@@ -64,7 +64,17 @@ class Training:
     towers: TowerBuilder  # Runs the synchronous step on all towers.
     planner: planning.Planner  # Plans the memory of a step.
     sections: str | None  # Describes the towers' sections; None without sections.
-    run: RecordedRun  # What `config.json` records.
+
+    @functools.cached_property
+    def run(self) -> RecordedRun:
+        """What `config.json` records."""
+        return describe_training(self)
+
+    @functools.cached_property
+    def steps_per_call(self) -> int:
+        """The most steps of one TensorFlow call. A resumed run may have others."""
+        default = self.config, self.placement, self.images.shape[1:]
+        return self.config.speed.steps_per_call or default_steps_per_call(*default)
 
     def open_batches(
         self, batch: int, step: int, *, in_calls: bool = False
@@ -90,7 +100,7 @@ class Training:
             "start_step": batch,
             "worker": (self.workers.index, self.workers.count),
         }
-        counts, most = config.calls(step), config.steps_per_call
+        counts = config.calls(step, most := self.steps_per_call)
         batches: Iterable
         # GPUs that can hold the whole data set also distort the images.
         fits = on_device.fits(images, labels, config.batch.split_gpu)
@@ -108,11 +118,9 @@ class Training:
 
     def try_xla(self) -> dict[str, bool]:
         """Has XLA compile what it makes faster; returns the fields that say so."""
-        config, shape = self.config.replace(xla=True), self.images.shape[1:]
-        steps = 1
-        if not (self.sections or config.checkpoints.verify_steps):
-            default = default_steps_per_call(config, self.placement, shape)
-            steps = config.speed.steps_per_call or default
+        trial = dataclasses.replace(self, config=self.config.replace(xla=True))
+        is_single = self.sections or self.config.checkpoints.verify_steps
+        steps = 1 if is_single else trial.steps_per_call
         with self.open_batches(0, 0) as queues:
             return compiling.try_programs(self.towers, queues.get(), steps)
 
@@ -159,30 +167,19 @@ def assemble(
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    config = resolve_config(requested, placement, workers=workers.count)
-    check_initial_weights(config)
+    resolved = resolve_config(requested, placement, workers=workers.count)
+    check_initial_weights(resolved)
     # Refuses a wrong --model before a download, which may take long.
-    find_architecture(config.network.model)
-    train_dir = layout.absolute_path(config.run.train_dir)
+    find_architecture(resolved.network.model)
+    train_dir = layout.absolute_path(resolved.run.train_dir)
+    earlier = None if resolved.run.fresh else starting.find_run(train_dir)
     # A resumed run keeps its division of the images into splits, and so does a run that
     # begins with its weights, which have seen its training images.
-    earlier = None if config.run.fresh else starting.find_run(train_dir)
-    run = earlier or run_config.run_of_weights(config.values)
-    dataset = datasets.find_for(config.dataset, dataset, run=run)
+    divided_as = earlier or run_config.run_of_weights(resolved.values)
+    dataset = datasets.find_for(resolved.dataset, dataset, run=divided_as)
     images, labels = dataset.read("train")
-    if epochs := config.run.max_epochs:
-        steps = epochs * len(images) / config.global_batch_size
-        # Rounded because 1.1 * 10 is more than 11 in floating point.
-        config = config.replace(max_steps=max(1, math.ceil(round(steps, 6))))
-    warmup = config.update.warmup_epochs
-    is_recorded = earlier and earlier.config.update.warmup_epochs == warmup
-    is_given = is_recorded or requested.given & {"warmup_epochs", "resume"}
-    config = check_epoch(config, len(images), may_shorten=not is_given)
+    config = complete_config(resolved, earlier, len(images))
     states = build_states(config, placement, replicas, dataset, images)
-    is_chosen = "xla_update" in config.given
-    if config.speed.xla is None and earlier:
-        update = (config if is_chosen else earlier.config).speed.xla_update
-        config = config.replace(xla=earlier.config.speed.xla, xla_update=update)
     towers, planner, description = build_towers(
         config,
         placement,
@@ -206,17 +203,13 @@ def assemble(
         towers=towers,
         planner=planner,
         sections=description,
-        run=describe_training(config, placement, dataset, states),
     )
-    if config.speed.xla is None:
-        is_tried = not is_chosen and compiling.is_possible(config, placement)
-        config = config.replace(**training.try_xla() if is_tried else {"xla": False})
-    run = describe_training(config, placement, dataset, states)
-    # Not recorded: a resumed run may have other periods, hooks and devices.
-    if config.speed.steps_per_call is None:
-        count = default_steps_per_call(config, placement, images.shape[1:])
-        config = config.replace(steps_per_call=count)
-    return dataclasses.replace(training, config=config, run=run)
+    if config.speed.xla is not None:
+        return training
+    is_chosen = "xla_update" in config.given
+    is_tried = not is_chosen and compiling.is_possible(config, placement)
+    found = training.try_xla() if is_tried else {"xla": False}
+    return dataclasses.replace(training, config=config.replace(**found))
 
 
 def resolve_config(
@@ -249,6 +242,26 @@ def resolve_config(
     resolved = ResolvedConfig.from_values({**config.values, **found})
     resolved.given = config.given
     return resolved
+
+
+def complete_config(
+    config: ResolvedConfig, earlier: RecordedRun | None, examples_per_epoch: int
+) -> ResolvedConfig:
+    """Resolves the settings that depend on the data and on the run to resume."""
+    changes: dict[str, Any] = {}
+    if epochs := config.run.max_epochs:
+        steps = epochs * examples_per_epoch / config.global_batch_size
+        # Rounded because 1.1 * 10 is more than 11 in floating point.
+        changes["max_steps"] = max(1, math.ceil(round(steps, 6)))
+    if config.speed.xla is None and earlier:
+        changes["xla"] = earlier.config.speed.xla
+        if "xla_update" not in config.given:
+            changes["xla_update"] = earlier.config.speed.xla_update
+    warmup = config.update.warmup_epochs
+    is_recorded = earlier and earlier.config.update.warmup_epochs == warmup
+    is_given = is_recorded or config.given & {"warmup_epochs", "resume"}
+    completed = config.replace(**changes)
+    return check_epoch(completed, examples_per_epoch, may_shorten=not is_given)
 
 
 def check_epoch(
@@ -332,8 +345,7 @@ def build_states(
     states = [build_state(config, home, shape, dataset.classes) for home in homes]
     prepare = functools.partial(distortions.prepare, distortion=distortion)
     for state in states:
-        architecture = find_architecture(config.network.model)
-        architecture.initialize(state.model, images, prepare)
+        find_architecture(config.network.model).initialize(state.model, images, prepare)
     return states
 
 
@@ -387,9 +399,8 @@ def build_towers(
     `strategy` reduces gradients across replicas; it is None for a single process.
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
-    tower = build_tower(
-        config.loss, class_weights=class_weights, xla=bool(config.speed.xla)
-    )
+    xla = bool(config.speed.xla)
+    tower = build_tower(config.loss, class_weights=class_weights, xla=xla)
     shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     if is_code(config.network.model):
         sharing = len(placement.devices) // len(states)
@@ -467,14 +478,10 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     )
 
 
-def describe_training(
-    config: ResolvedConfig,
-    placement: devices.Placement,
-    dataset: datasets.Dataset,
-    states: list[TrainState],
-) -> RecordedRun:
+def describe_training(training: Training) -> RecordedRun:
     """Returns what `config.json` records: settings, data, devices, versions."""
-    corrections = config.dataset.corrections
+    config, dataset, states = training.config, training.dataset, training.towers.states
+    placement, corrections = training.placement, config.dataset.corrections
     entries = {
         **python_objects.record(config.values),
         "data": dataset.name,
@@ -501,4 +508,4 @@ def describe_training(
             **{package.__name__: package.__version__ for package in (tf, keras, np)},
         },
     }
-    return RecordedRun.of(layout.absolute_path(config.run.train_dir), entries)
+    return RecordedRun.of(training.train_dir, entries)

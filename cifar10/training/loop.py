@@ -35,7 +35,7 @@ class Loop:
         self.results = Results(self.progress, training)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
-        self._in_calls = training.config.steps_per_call > 1
+        self._in_calls = training.steps_per_call > 1
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
@@ -146,7 +146,7 @@ class Loop:
             *stops, self.progress.is_time_up = training.towers.agree(wishes)
             for number in itertools.compress(STOP_SIGNALS, stops):
                 self._end_early(number)
-            count = training.config.steps_of_call(self.step)
+            count = training.config.steps_of_call(self.step, training.steps_per_call)
             with self.timer.during("input" if self._traced else "start"):
                 batches = queues.get()
             if self.step == 0:

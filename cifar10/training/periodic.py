@@ -38,7 +38,7 @@ class Log:
         With several steps per call, reads a call's results while the next call runs.
         """
         loop = self._loop
-        if self._config.steps_per_call > 1:
+        if loop.training.steps_per_call > 1:
             loop.read_results(but=1)
         elif step % self._config.output.log_frequency == 0:
             loop.read_results()

@@ -45,8 +45,7 @@ def _advise(config: ResolvedConfig) -> str:
     """Returns what to try, with the command that estimates the largest batch."""
     advice, values = "Try half this batch size.", config.values
     own = invocation.in_memory(model=values["model"], data=values["data"])
-    optimizer = values["optimizer"]
-    if own or not isinstance(optimizer, str):
+    if own or not isinstance(values["optimizer"], str):
         return advice  # Commands have no objects of a program.
     values["global_batch_size"] = None  # `batch_size` agrees with it.
     if values["data"] in data_flag.KINDS:

@@ -53,7 +53,7 @@ class Watchdog:
         default = _SECONDS_OF_NCCL if uses_nccl else math.inf
         hang_timeout = config.checkpoints.hang_timeout or default
         # `on_step` is called once per call of several steps.
-        self._hang_timeout = config.steps_per_call * hang_timeout
+        self._hang_timeout = training.steps_per_call * hang_timeout
         self._elsewhere = _IN_NCCL if uses_nccl else _ELSEWHERE
         self._loop = loop
         self._end = end

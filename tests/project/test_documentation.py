@@ -120,7 +120,7 @@ def calls(config):
     """Returns how many steps each call of a training has."""
     step, counts = 0, []
     while step < config.run.max_steps:
-        counts.append(config.steps_of_call(step))
+        counts.append(config.steps_of_call(step, config.speed.steps_per_call))
         step += counts[-1]
     return counts
 

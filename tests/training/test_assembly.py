@@ -211,7 +211,8 @@ def calls(config):
     """Returns the number of steps of each call of a training."""
     counts = []
     while (step := sum(counts)) < config.run.max_steps:
-        counts += config.calls(step)  # Of one stage.
+        # Of one stage.
+        counts += config.calls(step, config.speed.steps_per_call)
     return counts
 
 

@@ -96,9 +96,8 @@ class ForecastLoop:
             run=run,
             checkpoints=checkpoints,
             global_batch_size=128,
-            steps_per_call=1,
         )
-        self.training = types.SimpleNamespace(config=config)
+        self.training = types.SimpleNamespace(config=config, steps_per_call=1)
         self.timer = timer
         self.results = types.SimpleNamespace(wait=list)
         self.hooks = types.SimpleNamespace(notify=lambda *_: None)

@@ -65,10 +65,10 @@ def loop_of(
     """What a watchdog looks at in a loop; `gpus` hold copies of the variables."""
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
-        steps_per_call=steps_per_call,
     )
     training = types.SimpleNamespace(
         config=config,
+        steps_per_call=steps_per_call,
         placement=types.SimpleNamespace(suits_nccl=gpus > 0),
         workers=types.SimpleNamespace(count=1),
         planner=types.SimpleNamespace(replicas=max(1, gpus)),
