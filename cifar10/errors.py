@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class UsageError(Exception):
-    """A mistake of the user, or a foreseeable fault outside the program: exit code 2.
+    """A user's mistake, or a foreseeable fault outside the program: exit code 2.
 
     The message names the value, the broken rule and the fix, in one or two sentences
     that need no traceback. Control characters in the message are escaped.

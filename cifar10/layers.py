@@ -274,13 +274,13 @@ def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def is_max_pooling(layer: keras.Layer) -> bool:
-    """Returns whether a layer is max pooling of Keras, and no subclass does more."""
+    """Returns whether a layer computes Keras's max pooling and nothing more."""
     kinds = keras.layers.MaxPooling1D, keras.layers.MaxPooling2D
     return isinstance(layer, kinds) and type(layer).call is kinds[0].call
 
 
 def pooling_for_xla(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns what computes max pooling like a layer, with a gradient for XLA.
+    """Returns a function that pools like a layer, with a gradient for XLA.
 
     XLA turns TensorFlow's gradient into a select-and-scatter, which is slow on GPUs,
     but fuses the comparisons made here: as in TensorFlow, the first of a window's

@@ -104,7 +104,7 @@ class TrainedModel:
         parts = {"averages": self._averages, "non_trainable": self.non_trainable}
         # Skipping the model's last values saves two thirds of the time.
         if not self.use_averages:
-            # Not in `model`, where layers in lists and dicts are missing.
+            # The checkpoint's `model` lacks layers in lists and dicts.
             last = tf.train.Checkpoint(_trainable_variables=self._last_values)
             parts["optimizer"] = last
         checkpoints.restore(checkpoint, parts, partly=True)

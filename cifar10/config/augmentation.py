@@ -73,7 +73,7 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
     if mixed > 1.0:
         raise UsageError(
-            f"{_WHERE}: mixup and cutmix add up to {mixed:g}; give at most 1 in all."
+            f"{_WHERE}: mixup and cutmix probabilities total {mixed:g}. Give at most 1."
         )
     return parts
 

@@ -108,7 +108,7 @@ class Config(fields.Groups):
 
     @property
     def stops(self) -> dict[str, int]:
-        """The periods, by flag, of what needs the variables between two steps."""
+        """The periods, by flag, of events that need the variables between two steps."""
         names = ("summary_steps", "checkpoint_steps", "eval_steps")
         values = {**vars(self.output), **vars(self.checkpoints)}
         return {name: values[name] for name in names if values[name]}

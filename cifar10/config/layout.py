@@ -30,7 +30,7 @@ def absolute_path(name: str) -> Path:
     try:
         return Path(os.path.abspath(expanded))  # noqa: PTH100
     except FileNotFoundError as error:
-        raise UsageError("The current folder is gone. Go to another one.") from error
+        raise UsageError("The current folder is gone. Change to another.") from error
 
 
 def refuse_link(folder: Path) -> None:

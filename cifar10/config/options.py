@@ -64,12 +64,12 @@ class Choices(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What follows the text on the attribute."""
+        """The words that have help, to append to the attribute's text."""
         return "".join(f"; {word}: {text}" for word, text in self.words.items() if text)
 
 
 class Help(NamedTuple):
-    """The help of an option, or the end of it, which no docstring can say."""
+    """Help for an option, in whole or in part, that no docstring can hold."""
 
     help: str
 
@@ -203,7 +203,7 @@ def _attribute_texts(declared: type) -> dict[str, str]:
     texts = {}
     for one in reversed(declared.__mro__):
         doc = one.__doc__ or ""
-        if sys.flags.optimize > 1 and one is not object:  # Has dropped docstrings.
+        if sys.flags.optimize > 1 and one is not object:  # -OO drops docstrings.
             tree: Any = ast.parse(inspect.getsource(one))
             doc = ast.get_docstring(tree.body[0]) or ""
         _, _, section = inspect.cleandoc(doc).partition("Attributes:\n")

@@ -99,7 +99,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
     if not _NOT_TAKEN.isdisjoint(kind.__name__ for kind in type(optimizer).__mro__):
         raise UsageError(
-            f"optimizer: {name} holds other optimizers, or other values to evaluate "
+            f"optimizer: {name} wraps other optimizers, or evaluates other values "
             "than it trains. Give another; precision='float16' scales the loss."
         )
     try:

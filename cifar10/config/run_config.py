@@ -30,7 +30,7 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What data, model and machine of a run were found to be.
+    """Facts about a run's data, model and machine.
 
     An earlier version of this package recorded fewer facts; a default is then unknown.
     """
@@ -112,7 +112,7 @@ class RecordedRun:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All values by name, whether recorded or by default."""
+        """All values by name, recorded or default."""
         return {**self.config.values, **vars(self.facts)}
 
     @property

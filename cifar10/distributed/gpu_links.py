@@ -1,4 +1,4 @@
-"""Checks in a child process that this machine's GPUs exchange data, and rightly.
+"""Checks in a child process that this machine's GPUs exchange data correctly.
 
 On some machines NCCL waits for ever, or transfers wrong bytes without an error, because
 an IOMMU stands between the GPUs.

@@ -68,14 +68,14 @@ def launch(
             for name, code in zip(names, codes, strict=True)
         )
         if restart < max_restarts:
-            say(f"{losses}. Restarting all, restart {restart + 1} of {max_restarts}.")
+            say(f"{losses}. Restarting all ({restart + 1} of {max_restarts}).")
             # On a restart, --fresh must not move aside the run that has just begun.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
             if not workers and not cluster.is_requested():
                 command = _on_gpus_left(command, train_dir)
     again = "The same command, without --fresh, resumes"
-    by_itself = "With --max_restarts N, that happens up to N times by itself."
+    by_itself = "With --max_restarts N, it restarts automatically up to N times."
     message = f"{losses}.\n{again} from the last checkpoint. {by_itself}"
     if max_restarts:
         many = f"{counted(max_restarts, 'restart')}, as many as --max_restarts allows"
@@ -136,9 +136,9 @@ def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
     towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
     here = f"{left} of {counted(used, 'GPU')} are left"
     if not towers:
-        raise MissingGpuError(f"{here}: the run cannot go on on this machine.")
+        raise MissingGpuError(f"{here}: the run cannot continue on this machine.")
     say(
-        f"{here}: going on with {counted(towers, 'tower')}, each of "
+        f"{here}: continuing with {counted(towers, 'tower')}, each of "
         f"{counted(batches // towers, 'batch', 'batches')}, and the same result."
     )
     command = flags.without(command, "num_gpus", "accumulate")

@@ -1,4 +1,4 @@
-"""Has the workers wait for one another before TensorFlow connects them.
+"""Waits until all workers have started, before TensorFlow connects them.
 
 Each worker connects to the chief and sends its index. Once the last one has come, the
 chief answers all. TensorFlow cannot replace this: it waits for workers in a call that
@@ -46,7 +46,7 @@ def meet(cluster: Cluster, timeout: float) -> None:
             missing = _wait_for_chief(cluster, timeout)
     if missing:
         raise LostWorkerError(
-            f"{cluster.name()} has waited {timeout:g} s in vain for "
+            f"{cluster.name()} timed out after {timeout:g} s waiting for "
             f"{cluster.name(*missing)}. Its output may say why. Start it, check the "
             "firewall and TF_CONFIG (addresses, and an index of its own for each), or "
             "raise --worker_timeout."

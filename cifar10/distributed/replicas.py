@@ -66,7 +66,7 @@ class ReplicaBuilder(TowerBuilder):
         return result
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns which of the wishes to end the run all processes fulfil now.
+        """Returns for each wish to end the run whether all processes fulfil it now.
 
         Each step's all-reduce tells all processes the wishes of each. This method reads
         the second newest step's result, so as not to wait for the newest.

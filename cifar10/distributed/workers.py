@@ -205,8 +205,8 @@ def connect_cluster(
         coordinated_jobs=[job],
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    # A firewall between two workers makes TensorFlow wait in vain, in a call that
-    # blocks Python. This ends the process then, and shows where it waits.
+    # A firewall between two workers makes TensorFlow wait forever, in a call that
+    # blocks Python. The timeout ends the process, and shows where it waits.
     faulthandler.dump_traceback_later(_SECONDS_TO_CONNECT, exit=True)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(

@@ -52,7 +52,7 @@ class _Evaluator(FollowedRun):
             folder += f"_on_{dataset.directory and dataset.directory.name}"
             what = f"{dataset.description} is not the run's data"
             how = " --eval_data all scores all of it." if dataset.division else ""
-            say(f"Note: {what}. Its scores are apart, in {folder}.{how}")
+            say(f"Note: {what}. Scores go to {folder} instead.{how}")
         self._events = self.directory / folder
         if options.eval_dir:
             self._events = layout.absolute_path(options.eval_dir)

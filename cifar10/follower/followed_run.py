@@ -15,7 +15,7 @@ from cifar10.trained_model import TrainedModel
 
 
 class FollowedRun:
-    """A run whose newest or `wanted` checkpoint is kept loaded.
+    """Follows a run and keeps its newest or `wanted` checkpoint loaded.
 
     The directory need not exist yet. The run's `config.json` may change, and another
     run may replace this one, for example with --fresh. The keyword arguments `reading`

@@ -43,7 +43,7 @@ def find(
         )
     if data_dir is None:
         raise UsageError(
-            f"The path of this run's {data} is not known: the run is of another "
+            f"The path of this run's {data} is unknown: the run is from another "
             "machine, or its config.json was edited. Name it with --data_dir."
         )
     if data != FOLDER:
@@ -112,8 +112,8 @@ def find_again(
     check_same_kind(dataset, run, f"--data_dir {data_dir}")
     if whole and is_of_run(dataset, run):
         raise UsageError(
-            "--eval_data all would score what the run was trained on. Give the folder "
-            "of other pictures as --data_dir."
+            "--eval_data all would score the run's training pictures. Give a folder of "
+            "other pictures as --data_dir."
         )
     if str(dataset.directory) != recorded:
         return dataset

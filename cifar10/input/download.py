@@ -253,7 +253,7 @@ class _Download:
         for part in self._parts:
             if size := _size(part):
                 kept = f"{_megabytes(size)} MB have arrived and are kept in {part}"
-                return UnavailableError(f"{told}\n{kept}. The next try goes on there.")
+                return UnavailableError(f"{told}\n{kept}. The next try resumes there.")
         failure = (UsageError if self._has_received else NothingReceivedError)(told)
         if any(error.is_away for error in failures.values()):
             failure.exit_code = EXIT_TRY_AGAIN
@@ -324,8 +324,8 @@ class _Download:
         if left > LONG and not self._has_hinted:
             flags = invocation.as_flags(data="synthetic", train_dir="runs/stand_in")
             say(
-                f"About {format_duration(left)} left; Ctrl-C keeps what has arrived.\n"
-                "If you have the data set already, name its folder with --data_dir.\n"
+                f"About {format_duration(left)} left; Ctrl-C keeps the part received.\n"
+                "If you already have the data set, name its folder with --data_dir.\n"
                 "Meanwhile, the same command trains on a generated stand-in with\n"
                 f"    {flags}"
             )
@@ -337,13 +337,13 @@ def _write(
 ) -> None:
     """Writes a chunk of a response, if it may be right and fits what is kept."""
     if position == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
-        raise _SourceError(f"does not send {archive.name}, but other data")
+        raise _SourceError(f"sends something other than {archive.name}")
     if position + len(chunk) > archive.size:
-        raise _SourceError(f"sends more than the {archive.size:,} bytes of it")
+        raise _SourceError(f"sends more than {archive.name}'s {archive.size:,} bytes")
     file.seek(position)
     kept = file.read(len(chunk))
     if kept != chunk[: len(kept)]:  # One of both is wrong; the digests will tell.
-        raise _SourceError("sends other bytes than were kept", is_stale=True)
+        raise _SourceError("sends bytes that differ from the kept ones", is_stale=True)
     file.seek(position)
     file.write(chunk)
     file.flush()  # A kill loses nothing.

@@ -80,7 +80,7 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
     if not scan.pixels or "u1" not in scan.texts or shapes != {(count,)}:
         raise _RefusedError(f"it does not hold {count:,} uint8 images and labels")
     if any(each.min() < 0 or each.max() > np.iinfo(np.uint8).max for each in labels):
-        raise _RefusedError("its labels are no bytes")
+        raise _RefusedError("its labels do not fit in bytes")
     columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
     pixels = np.frombuffer(scan.pixels, np.uint8)
     order: Any = "F" if scan.is_by_column else "C"

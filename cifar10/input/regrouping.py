@@ -151,7 +151,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
 
 def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
-    """Returns the training labels as a file corrects them, -1 of what it leaves out."""
+    """Returns the training labels as a file corrects them, -1 for images left out."""
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
     indices = {nfc(path): index for index, path in enumerate(names)}
@@ -175,7 +175,7 @@ def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
 
 
 def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns for each place the index of the picture that stands there, int64 [count].
+    """Returns the index of the picture at each place, int64 [count].
 
     That is the place's own picture. Where the label `after` a change is -1, it is the
     next one, after the last the first, that now has the label `before`, or if none has

@@ -75,8 +75,8 @@ def _in_memory(data: Any) -> Any:
         return tuple(data.batch(count).get_single_element())
     except tf.errors.OpError as error:
         raise UsageError(
-            f"data: {data} cannot be read: {reason(error).rstrip('.')}. It has to "
-            f"give {count:,} images of one size, each with its label."
+            f"data: {data} cannot be read: {reason(error).rstrip('.')}. It must "
+            f"yield {count:,} images of one size, each with its label."
         ) from error
 
 

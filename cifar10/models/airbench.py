@@ -87,7 +87,7 @@ def build(
     """
     if depth not in (2, 3):
         raise UsageError(
-            f"--depth {depth}: give 2 or 3, the convolutions of airbench's groups."
+            f"--depth {depth}: give 2 or 3, the number of convolutions per group."
         )
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")

@@ -89,8 +89,8 @@ def _features(
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
         raise UsageError(
-            f"--model {APPLICATIONS_PREFIX}{application} takes images of {_CHANNELS} "
-            f"channels, not {image_shape[-1]}. Give another."
+            f"--model {APPLICATIONS_PREFIX}{application} takes images with {_CHANNELS} "
+            f"channels, not {image_shape[-1]}. Give another model."
         )
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.

@@ -80,7 +80,7 @@ class _Recorder(keras.StatelessScope):
         self.hidden: list[str] = []  # Layers whose values no tower could replace.
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Returns the value last assigned, or None, for that of the variable."""
+        """Returns the value last assigned; None stands for the variable's own value."""
         self.read.append(variable)
         files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         if variable.trainable and _CUSTOM_GRADIENTS in files:
@@ -129,8 +129,8 @@ def _hold_generators(
     for variable in (one for one in assigned if id(one) not in held):
         if variable.name != layer_tree.GENERATOR_STATE:
             raise UsageError(
-                f"--model {name}: it assigns {variable.path}, which none of its layers "
-                "holds, so no checkpoint would. Make it an attribute of a layer."
+                f"--model {name}: it assigns {variable.path}, which is in no layer and "
+                "thus in no checkpoint. Make it an attribute of a layer."
             )
         if layer_tree.unseeded(model) is None:
             generator = keras.random.SeedGenerator(0, name=layer_tree.UNSEEDED)

@@ -92,7 +92,7 @@ def in_memory(**values: Any) -> str:
 
 
 def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
-    """Returns how to score a run's newest checkpoint, or that of a step."""
+    """Returns a command or call that scores a run's newest checkpoint, or a step's."""
     if given := in_memory(model=model, data=data):
         which = "" if step is None else f"step={step}, "
         return f"cifar10.evaluate({str(train_dir)!r}, {which}{given})"

@@ -31,7 +31,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.clean_up: Callable[[], None] = _ignore  # Before the end at once.
+        self.clean_up: Callable[[], None] = _ignore  # Runs before an immediate end.
         self.requested: signal.Signals | None = None  # What requested the end.
         self._first_at = 0.0
         self._at_once = True

@@ -81,7 +81,7 @@ def why_ended(config: Groups, manifest: Mapping[str, Any]) -> str | None:
 
 
 def ranked_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
-    """Maps steps to the scores that decide, logged or in the record; the best first."""
+    """Maps steps to their deciding scores, logged or recorded, best first."""
     found = record.scores
     with contextlib.suppress(DiskError):
         found = {**found, **scores.deciding(run).values}
@@ -89,7 +89,7 @@ def ranked_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
 
 
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
-    """Describes a run's best score, and how to export it; empty without scores."""
+    """Describes the best step, its score and its export; empty without scores."""
     run = layout.absolute_path(config.run.train_dir)
     found = ranked_scores(run, record)
     if not found:

@@ -1,4 +1,4 @@
-"""Restores a run's newest usable checkpoint, its best one, or that of a given step.
+"""Restores a run's newest usable checkpoint, its best, or a given step's.
 
 Training, evaluation, followers and exports all use this module, so all of them refuse
 the same checkpoints: damaged ones, and those of another run, step or model.
@@ -102,7 +102,7 @@ def restore_newest(
 
 
 def check_identity(checkpoint: Checkpoint, run: RecordedRun) -> None:
-    """Raises a `UsageError` if a run of other settings, but `data`, wrote it."""
+    """Refuses a checkpoint of a run that differs in settings other than `data`."""
     settings = checkpoints.link_of(checkpoint.manifest).get("settings", {})
     there = RecordedRun.of(run.directory, {**run.entries, **settings}).values
     there |= {name: checkpoint.manifest.get(name) for name in run.config.identity}

@@ -103,7 +103,7 @@ def shown(by: str, value: float, count: int) -> str:
 
 
 def comparable(entries: Iterable[Any]) -> dict[int, dict]:
-    """Maps each step to its entry among those that are `compared`.
+    """Maps each step to its `compared` entry.
 
     Several entries of a step are merged, and later scores replace earlier ones.
     """

@@ -52,7 +52,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
     rolls_back = replay.recorded.config.checkpoints.on_nan == "rollback"
-    if saved < logged and not rolls_back:  # Else batches may be left out.
+    if saved < logged and not rolls_back:  # A rollback may leave batches out.
         segments.append((saved, logged))
     breaks = [*_contradictions(replay), *_repetitions(replay, logged)]
     count = 0 if breaks else min(given["segments"], len(segments))

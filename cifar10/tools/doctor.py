@@ -78,7 +78,7 @@ _FIX_COMPUTATION = (
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What was found out about a part of the machine.
+    """A finding about a part of the machine.
 
     Attributes:
         part: The part, such as "memory".

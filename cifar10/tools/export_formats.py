@@ -184,7 +184,7 @@ _COMPOSED: dict[type, Callable[[Any, keras.KerasTensor], keras.KerasTensor]] = {
 def examples(
     model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns test images as an export takes them, and outputs of the float32 model."""
+    """Returns test images as inputs of an export, and the float32 model's outputs."""
     images, _ = dataset.read("test")
     chosen = np.linspace(0, len(images) - 1, min(_IMAGES, len(images)), dtype=int)
     pixels = np.asarray(images[chosen])

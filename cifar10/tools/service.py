@@ -291,7 +291,7 @@ class _Connection(H11Protocol):
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """If there are too many connections, closes that which has waited longest.
+        """If too many connections are open, closes the one that has waited longest.
 
         Only connections without a request are closed, and this one last. So the probe
         of a health check is answered, even beside many clients that send nothing.

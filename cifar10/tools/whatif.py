@@ -134,7 +134,7 @@ def _changes(
     if not settings and (labels == training.labels).all():
         raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
-        raise UsageError("--learning_rate: this run's own schedule has the rates.")
+        raise UsageError("--learning_rate: this run's own schedule sets the rates.")
     return labels, settings
 
 
@@ -173,7 +173,7 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
         print(f"  step {step:,}: the weights are {far:.2g} apart")
     before, after = what_if.unchanged.result, outcome.result
     dataset = what_if.training.dataset
-    print(f"On the {dataset.validation_split} images, as it was and what if:")
+    print(f"On the {dataset.validation_split} images, unchanged and changed:")
     for name, value in before.scalars.items():
         print(f"  {name:28}{value:10.4f}{after.scalars[name]:10.4f}")
     differ = before.outcomes.predictions != after.outcomes.predictions
@@ -181,7 +181,7 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
     right = [result.sums.confusion.diagonal() for result in (before, after)]
     for name, one, two in zip(dataset.class_names, *right, strict=True):
         if one != two:
-            print(f"  right of class {name}: {one:,}, what if {two:,}")
+            print(f"  correct in class {name}: {one:,}, changed {two:,}")
 
 
 def _rank(
@@ -204,7 +204,7 @@ def _rank(
             results = what_if.unchanged.result, what_if.change(alone, {}).result
             before, after = [result.scalars["cross_entropy"] for result in results]
             found[one].append(after - before)
-    print("Rise of the validation loss if one picture is changed, and its deviation:")
+    print("Rise of the validation loss for each changed picture, mean +- deviation:")
     seen = [(statistics.mean(of), one, of) for one, of in found.items() if of]
     for mean, one, values in sorted(seen):
         spread = f"{statistics.stdev(values):.2g}" if len(values) > 1 else "?"

@@ -7,10 +7,10 @@ from cifar10.errors import StoppedError
 
 
 class Agreement:
-    """The agreement of a single process; `ReplicaBuilder` has that of several."""
+    """The agreement of a single process; `ReplicaBuilder` serves several."""
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns which of the wishes to end the run all processes fulfil now."""
+        """Returns for each wish to end the run whether all processes fulfil it now."""
         return [*wishes]
 
     def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:

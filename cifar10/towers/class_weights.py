@@ -71,11 +71,11 @@ def resolve_class_weights(
         if len(weights) != len(class_names):
             raise UsageError(
                 f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes. "
-                "Give as many."
+                "Give one per class."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            f"{_WHERE}: all training images have the weight 0. Give some class more."
+            f"{_WHERE}: all training images have weight 0. Raise some class weight."
         )
     return weights * (len(labels) / sum_over_images)

@@ -1,4 +1,4 @@
-"""What travels between the devices of towers and that of the variables.
+"""Copies values between the towers' devices and the device of the variables.
 
 Each tensor that is copied between a GPU and the host takes a start of its own, which
 for the variables of a small model lasts longer than the copy. So variables travel to a
@@ -21,7 +21,7 @@ _TOWER_SEED_STRIDE = 0x9E3779B1
 
 
 class Flat:
-    """A structure of tensors, in which those of a floating dtype are joined to one.
+    """A structure of tensors, with all tensors of a floating dtype joined into one.
 
     The constructor joins them on a device, and `unpacked` splits them on the current
     one. Integers stay apart: some kernels for GPUs want them in the host's memory.
@@ -108,14 +108,14 @@ def sum_on_devices(
 
 
 def widened(gradients: Iterable[Gradient]) -> Tensors:
-    """Casts those that exist to the widest dtype; in float16, 256 squared overflows."""
+    """Casts all but None to the widest dtype; in float16, 256 squared overflows."""
     present = [one for one in gradients if one is not None]
     widest = max([tf.float32, *(one.dtype for one in present)], key=lambda d: d.size)
     return [tf.cast(one, widest) for one in present]
 
 
 def mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
-    """Adds up values, and divides by `count`, by default by how many there are.
+    """Divides the sum of values by `count`, by default by their number.
 
     Returns None if all values are None.
     """

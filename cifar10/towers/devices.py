@@ -49,7 +49,7 @@ class Placement:
         return self.devices[0].startswith("/gpu")
 
     def hardware(self) -> dict[str, str]:
-        """Returns processor, cores and NVIDIA's driver, by which sums round."""
+        """Returns processor, cores and NVIDIA driver, which decide how sums round."""
         about, driver = (one.read_text() if one.exists() else "" for one in _HARDWARE)
         name = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
         model = name[1] if name else platform.processor() or platform.machine()

@@ -9,7 +9,7 @@ ROUNDING = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.05, "float16": 0.05
 
 
 def relative_difference(ours: Any, theirs: Any) -> float:
-    """Returns the norm of a difference by the larger norm, 0 to 2; 2 if not finite."""
+    """Returns a difference's norm over the larger norm, 0 to 2; 2 if not finite."""
     if np.array_equal(ours, theirs) or np.array_equal(ours, theirs, equal_nan=True):
         return 0.0
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)

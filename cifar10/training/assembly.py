@@ -117,7 +117,7 @@ class Training:
         return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def try_xla(self) -> dict[str, bool]:
-        """Has XLA compile what it makes faster; returns the fields that say so."""
+        """Compiles with XLA if faster; returns the fields `xla` and `xla_update`."""
         trial = dataclasses.replace(self, config=self.config.replace(xla=True))
         is_single = self.sections or self.config.checkpoints.verify_steps
         steps = 1 if is_single else trial.steps_per_call
@@ -131,7 +131,7 @@ class Training:
         names = fields.result_determining(self.config, is_stateful=is_stateful)
         names.append("data_fingerprint")
         if own_functions.synchronized(self.towers.state.model):
-            names.append("towers")  # Whose statistics are shared.
+            names.append("towers")  # They share statistics.
         return {name: self.run.entries[name] for name in names}
 
 

@@ -37,7 +37,7 @@ def is_possible(config: ResolvedConfig, placement: Placement) -> bool:
 def try_programs(
     towers: TowerBuilder, batches: list[Batch], steps: int
 ) -> dict[str, bool]:
-    """Has XLA compile what is faster: `steps` whole steps, else the update, or nothing.
+    """Has XLA compile `steps` whole steps if faster, else the update, or nothing.
 
     Tries no program of a single step. All compute on `batches`, one for each tower, and
     write no variable. Returns the values of the fields `xla` and `xla_update`.

@@ -19,13 +19,13 @@ from cifar10.towers import noise_scale
 from cifar10.training.assembly import Training
 from cifar10.training.loop import Loop
 
-# Lines of steps that are printed at once, and the seconds between later ones.
+# The number of step lines printed at once, and the seconds between later lines.
 _LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
 
 _FASTER = (
-    "A prediction, which no machine with several GPUs has tested yet: in a new run, "
+    "A prediction, not yet tested on a machine with several GPUs: in a new run, "
     "--variable_update mirrored --xla makes a small model about 7 times faster."
 )
 

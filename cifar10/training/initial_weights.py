@@ -205,7 +205,7 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
     """Maps the layers of a model, except its head, to their ImageNet weights."""
     from cifar10.models import applications
 
-    say("Loading the weights of ImageNet, which Keras downloads once.")
+    say("Loading ImageNet weights, which Keras downloads once.")
     with contextlib.redirect_stdout(io.StringIO()):  # Hides Keras's progress bar.
         features = applications.with_imagenet_weights(name, model.input_shape[1:])
     return _of_model(IMAGENET, features, model)
@@ -344,7 +344,7 @@ def _value(item: "h5py.Dataset") -> "np.ndarray":
         value = value.view(tf.bfloat16.as_numpy_dtype).astype(np.float32)
     with np.errstate(over="ignore"):
         if value.dtype.kind == "f" and not np.isfinite(value.astype("f4")).all():
-            raise ValueError(f"{item.name} has values that float32 does not hold")
+            raise ValueError(f"{item.name} has values beyond the range of float32")
     return value
 
 

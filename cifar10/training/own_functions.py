@@ -27,7 +27,7 @@ def synchronized(model: keras.Model) -> list[str]:
 def check_model(
     model: keras.Model, image_shape: Sequence[int], sharing: int, batches: int
 ) -> None:
-    """Refuses a model that would train otherwise if the towers were others.
+    """Refuses a model that would train differently with other towers.
 
     Args:
         model: A user's own model.
@@ -131,7 +131,7 @@ def _mean(name: str, values: Any, dtype: tf.DType) -> tf.Tensor:
     except (TypeError, ValueError, tf.errors.OpError) as error:
         raise UsageError(
             f"{name}: the function returned {values!r}, which is not a number for each "
-            "image. Return a tensor of them, or their mean."
+            "image. Return a tensor of such numbers, or their mean."
         ) from error
 
 

@@ -116,7 +116,7 @@ class Validation:
                 if loaded:
                     self._score(scored, best)
                 for error in refused.values():  # The training itself has succeeded.
-                    loop.say(f"Step {best}, the best, has no score on test: {error}")
+                    loop.say(f"The best step, {best}, has no test score: {error}")
                 progress.load(wanted=step, tolerate=())
             self._score(scored, step)
 

@@ -52,7 +52,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
 def check_run(
     wanted: RecordedRun, determining: Mapping[str, Any], *, fresh: bool
 ) -> RecordedRun | None:
-    """Returns the run in the directory of the `wanted` one; None if there is no run.
+    """Returns the run in the directory of `wanted`; None if there is no run.
 
     Refuses a run whose settings differ from those in `determining`. With `fresh`, does
     not compare them, because a new run will replace the old one. Writes nothing.
@@ -66,7 +66,7 @@ def check_run(
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
                 f"{run.directory / layout.PRUNED} says that --prune has left only the "
-                "best checkpoint, from which no training goes on. Begin a new run "
+                "best checkpoint, from which training cannot continue. Begin a new run "
                 f"with its weights: {weights} and another --train_dir."
             )
         if found := starting.find_differences(run, determining):

@@ -148,7 +148,7 @@ class Replay:
         yield from self.onward(first, last)
 
     def onward(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields like `steps`, but goes on from the state that is there."""
+        """Yields like `steps`, but continues from the present state."""
         training = self.training
         while self.step < last:
             stage = training.config.stage(self.step)
@@ -356,7 +356,7 @@ def _number(value: Any) -> float:
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what two trainings must share to be the same bit for bit."""
-    given = settings["versions"]  # Other versions of these round otherwise.
+    given = settings["versions"]  # Other versions round differently.
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
     found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
     # Earlier versions did not record these.

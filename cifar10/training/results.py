@@ -68,7 +68,7 @@ class Results:
             self._pending[-1][1].numbers.numpy()
 
     def read(self, *, but: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
-        """Reads and checks the new results, `but` those of so many newest calls.
+        """Reads and checks the new results, except those of the newest `but` calls.
 
         Yields each step, its metrics, and the metrics' moving averages at that step.
         """

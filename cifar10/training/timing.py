@@ -14,10 +14,10 @@ _MUCH_WAITING = 0.1
 
 
 class Share:
-    """Lets what is done now and then take at most 5 % of the time.
+    """Limits an occasional task to 5 % of the time.
 
-    After each time, none is due for 20 times as long as it took. The first, which
-    traces functions, belongs to the start.
+    After each run, the task is not due for 20 times as long as it took. The first
+    run, which traces functions, belongs to the start.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Share:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Counts the duration of the block."""
+        """Measures the duration of the block."""
         began = time.perf_counter()
         yield
         now = time.perf_counter()

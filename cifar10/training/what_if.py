@@ -32,7 +32,7 @@ _MARKS = 5  # Steps at which weights are compared.
 
 
 class Outcome(NamedTuple):
-    """What some steps came to."""
+    """The outcome of recomputed steps."""
 
     weights: dict[int, np.ndarray]  # All trainable ones by step, floating [parameters].
     logged: list[dict[str, float]]  # What a training logs of each step.
@@ -111,7 +111,7 @@ class WhatIf(Replay):
         towers, self.training = training.towers, training
         if towers.update is not update:
             towers.update = update
-            towers.freeze(towers.tower.frozen)  # The step is traced anew.
+            towers.freeze(towers.tower.frozen)  # Retraces the step.
 
     def _outcome(self, steps: Iterator[dict[str, float]]) -> Outcome:
         marks = np.linspace(self._first, self._until, _MARKS).astype(int)

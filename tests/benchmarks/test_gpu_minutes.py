@@ -44,7 +44,7 @@ time.sleep({more})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["by itself", "by the limit"])
-def test_what_a_line_has_started_ends_with_it(tmp_path, ends):
+def test_child_processes_end_with_their_line(tmp_path, ends):
     late = tmp_path / "late"
     more = 0 if ends == "by itself" else 60
     words = [sys.executable, "-c", SLEEPER.format(path=str(late), more=more)]

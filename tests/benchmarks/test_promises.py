@@ -52,7 +52,7 @@ def test_images_seen_twice_or_never_are_counted(tmp_path):
     assert cell.said.endswith("8 3 times, 80 4 times, 8 5 times")
 
 
-def test_what_is_not_offered_is_not_tried(tmp_path):
+def test_features_not_offered_are_not_tried(tmp_path):
     cell = contract(tmp_path, "no nan").check("nan")
     assert (cell.verdict, cell.said) == (NOT_OFFERED, "no reason")
 

@@ -25,7 +25,7 @@ ABOUT["versions"] = dict.fromkeys(("python", "tensorflow", "keras", "numpy"), "1
     # One-sided 5 % points of published tables.
     [(1, 6.314), (2, 2.920), (4, 2.132), (9, 1.833), (29, 1.699), (120, 1.658)],
 )
-def test_p_is_that_of_published_tables(freedom, t):
+def test_p_agrees_with_published_tables(freedom, t):
     count = freedom + 1
     scores = [1.0, -1.0] * (count // 2) + [0.0] * (count % 2)
     # Their mean is 0; the threshold lies t standard errors below it, and above it.
@@ -178,9 +178,7 @@ def test_one_seed_is_refused(monkeypatch):
 # Joules.
 
 
-def test_joules_are_those_of_the_packages_also_where_a_counter_begins_anew(
-    tmp_path, monkeypatch
-):
+def test_joules_sum_the_packages_even_if_a_counter_wraps(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_POWERCAP", tmp_path)
     assert machine.Energy().joules() is None
 

@@ -74,7 +74,7 @@ def test_steps_that_were_also_traced_count_as_long_as_the_others():
 # The report and the flags.
 
 
-def test_ratio_is_that_within_turns():
+def test_ratio_is_taken_within_turns():
     """Where the machine halves its speed in the second, too."""
 
     def measured(name, *seconds):

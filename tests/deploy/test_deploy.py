@@ -233,7 +233,7 @@ def test_time_that_is_shorter_than_the_start_ends_the_job(submit, tmp_path, word
         assert named == 2 * ("--resume" not in words), "it names the run alone"
 
 
-def test_slurm_gives_the_flags_to_the_training_and_fresh_only_once(submit, tmp_path):
+def test_slurm_forwards_the_flags_and_fresh_only_once(submit, tmp_path):
     flags = ("--fresh", "--recipe", "a file.toml")
     command = f"train_multi_gpu.py --train_dir {tmp_path}/runs/7 --hang_timeout 600"
     submit("0 0", *flags)

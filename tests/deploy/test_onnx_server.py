@@ -96,7 +96,7 @@ def assert_alike(found, expected):
         assert one["probability"] == pytest.approx(other["probability"], abs=2e-3)
 
 
-def test_the_lines_of_the_documents_name_the_runs_class(folder, predicted):
+def test_the_documented_code_names_the_predicted_class(folder, predicted):
     text = (runs.ROOT / "docs" / "tools.md").read_text()
     (code,) = re.findall(r"```python\n(import json.*?)```", text, re.DOTALL)
     checked = f"{code}\nimport sys\nassert 'tensorflow' not in sys.modules"

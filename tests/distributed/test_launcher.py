@@ -121,7 +121,7 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
 @pytest.mark.parametrize(
     ("ends", "code"), [([2, 75], 2), ([75, 138], 138), ([3, 0], 3)], ids=str
 )
-def test_ends_that_a_restart_does_not_mend_are_final(tmp_path, launch, ends, code):
+def test_final_exit_codes_cause_no_restart(tmp_path, launch, ends, code):
     """A stop is final even where another machine's launcher was asked for it."""
     with pytest.raises(StoppedError) as ended:
         launch([ends, [0, 0]], workers=2, restarts=3)

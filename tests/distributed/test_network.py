@@ -163,5 +163,5 @@ def test_the_same_index_twice_leaves_the_other_missing(net, tmp_path, index):
     said, codes = ends(processes)
     assert codes == [75, 75], said
     for one in said:
-        assert f"in vain for worker {1 - index} at" in one
+        assert f"waiting for worker {1 - index} at" in one
         assert "an index of its own" in one

@@ -71,7 +71,7 @@ def assert_meet(addresses, *waiting, indices=()):
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_all_are_let_go_once_the_last_has_come(addresses, late):
+def test_all_workers_proceed_once_the_last_arrives(addresses, late):
     early = [Caller(addresses, index) for index in range(3) if index != late]
     time.sleep(0.3)
     assert_meet(addresses, *early, indices=[late])
@@ -84,9 +84,9 @@ def test_absent_worker_is_named_by_the_chief(addresses, capsys, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SECONDS_BETWEEN_NOTICES", 0.2)
     callers = [Caller(addresses, 0, timeout=1.0), Caller(addresses, 1, timeout=1.0)]
     chief, other = (str(caller.end()) for caller in callers)
-    assert f"in vain for worker 2 at {addresses[2]}" in chief
+    assert f"waiting for worker 2 at {addresses[2]}" in chief
     assert "worker 1" not in chief
-    assert f"in vain for worker 0 at {addresses[0]}" in other
+    assert f"waiting for worker 0 at {addresses[0]}" in other
     assert f"is waiting for worker 2 at {addresses[2]}." in capsys.readouterr().err
 
 
@@ -95,7 +95,7 @@ def test_a_worker_that_died_waiting_is_missing_again(addresses):
     with report(addresses, b"1"):
         time.sleep(0.2)
     with report(addresses, b"2"):
-        assert "in vain for worker 1" in str(chief.end())
+        assert "waiting for worker 1" in str(chief.end())
 
 
 def test_a_restarted_worker_is_present(addresses):
@@ -105,7 +105,7 @@ def test_a_restarted_worker_is_present(addresses):
     assert_meet(addresses, chief, indices=[1, 2])
 
 
-def test_index_that_two_have_leaves_a_worker_missing(addresses):
+def test_a_duplicate_index_leaves_a_worker_missing(addresses):
     chief = Caller(addresses, 0, timeout=1.5)
     with report(addresses, b"1"), report(addresses, b"1") as twin:
         call(addresses[0]).close()  # The chief hangs up on one when the next one calls.
@@ -113,7 +113,7 @@ def test_index_that_two_have_leaves_a_worker_missing(addresses):
         assert chief.is_alive(), "it was hung up on only at the end"
         error = chief.end()
     assert isinstance(error, LostWorkerError)
-    assert "in vain for worker 2" in str(error)
+    assert "waiting for worker 2" in str(error)
     assert "an index of its own" in str(error)
 
 
@@ -135,7 +135,7 @@ def test_port_of_a_worker_that_waits_is_kept(addresses):
     assert_meet(addresses, waiting, indices=[0, 2])
 
 
-def test_strangers_at_the_port_keep_no_worker_from_the_others(addresses, monkeypatch):
+def test_strangers_at_the_port_do_not_block_the_workers(addresses, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SECONDS_TO_SEND", 0.2)
     callers = [Caller(addresses, index) for index in range(2)]
     with contextlib.ExitStack() as stack:
@@ -166,7 +166,7 @@ def test_a_chief_that_stops_halfway_is_missing(addresses, monkeypatch):
         waiting = Caller(addresses, 1, timeout=1.0)
         with other.accept()[0] as connection:
             connection.sendall(b"\0\0")
-            assert "in vain for worker 0" in str(waiting.end())
+            assert "waiting for worker 0" in str(waiting.end())
 
 
 def test_another_program_at_the_chiefs_port_is_not_the_chief(addresses):

@@ -123,7 +123,7 @@ def test_a_named_place_without_the_data_set_is_refused(tmp_path, mirror, data):
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_without_a_network_is_the_stand_in_at_once(cache, capsys):
+def test_auto_uses_the_stand_in_at_once_without_a_network(cache, capsys):
     found = datasets.find("auto", None, None)
     assert (found.name, found.is_real) == ("synthetic", False)
     assert found.directory == cache / synthetic.FOLDER
@@ -212,7 +212,7 @@ def test_copy_in_kerass_folder_saves_the_download(tmp_path, monkeypatch, variabl
     assert found.is_real
 
 
-def test_damaged_copy_in_kerass_folder_does_not_keep_from_a_download(
+def test_damaged_copy_in_kerass_folder_does_not_prevent_a_download(
     tmp_path, cache, mirror, capsys
 ):
     datasets_of_keras = tmp_path / "home" / ".keras" / "datasets"

@@ -251,7 +251,7 @@ def test_sizes_of_crops_are_distributed_as_torchvisions(shape):
         ((1.0, 1.0), 4.0, (3, 7)),  # None does.
     ],
 )
-def test_the_first_size_that_fits_is_that_of_a_crop(first, ratio, expected):
+def test_a_crop_takes_the_first_fitting_size(first, ratio, expected):
     """Of a quarter of the image, or all of it."""
     later = [first[1]] * (distortions.CROP_ATTEMPTS - 1)
     parts = [first[0], *later, *[0.5] * distortions.CROP_ATTEMPTS]

@@ -33,7 +33,7 @@ def write_tiny(directory, file_format):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_every_pixel_and_label(tmp_path, name):
+def test_every_pixel_and_label_is_read(tmp_path, name):
     file_format = TINY[name]
     written = write_tiny(tmp_path, file_format)
     for split in ("train", "test"):

@@ -254,7 +254,7 @@ def test_an_own_metric_decides_the_best(tmp_path):
     assert "--best_by metrics/least" in done.stderr
 
 
-def test_a_run_resumes_with_the_same_objects_alone(everything):
+def test_a_run_resumes_only_with_the_same_objects(everything):
     record, given = everything
     path = record.train_dir
     settings = RecordedRun.read(path).entries
@@ -396,7 +396,7 @@ def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):
     )
 
 
-def test_two_streams_are_a_training_and_a_test_part(tmp_path):
+def test_two_streams_become_training_and_test_splits(tmp_path):
     one = train(config(tmp_path / "1", max_steps=1))
     sized = tf.data.experimental.assert_cardinality(len(X))
     streams = stream().batch(7).unbatch().apply(sized), stream().take(12)
@@ -443,7 +443,7 @@ def kernels_that_fit_decays():
     }
 
 
-def test_weight_decay_is_of_kernels_alone_and_of_those_not_excluded(tmp_path):
+def test_only_kernels_decay_unless_excluded(tmp_path):
     seen = {}
 
     class Kept:

@@ -223,7 +223,7 @@ def test_output_for_programs_is_unchanged_and_messages_are_escaped(monkeypatch):
     assert "\x1b" not in err.getvalue()
 
 
-def test_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):
+def test_an_unencodable_letter_costs_its_line(monkeypatch, capsys):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", sys.stderr)

@@ -53,7 +53,7 @@ def test_it_resumes_and_ends_where_it_ended(run):
     assert after["cross_entropy"] == pytest.approx(before["cross_entropy"], rel=1e-3)
 
 
-def test_it_is_scored_as_then(run):
+def test_its_scores_have_not_changed(run):
     done = runs.call("eval.py", "--step", 6, "--json", "--train_dir", run)
     lines = (WRITTEN / "eval" / "metrics.jsonl").read_text().splitlines()
     then, now = json.loads(lines[-1]), json.loads(done.stdout)

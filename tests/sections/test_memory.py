@@ -51,7 +51,7 @@ def test_a_step_may_take_most_of_the_free_memory_where_that_is_known(monkeypatch
         assert limit_on("/cpu:0") == limit
 
 
-def test_free_memory_of_a_gpu_is_the_drivers_or_that_of_its_part(monkeypatch):
+def test_a_gpus_limit_follows_the_driver_or_the_size_of_its_part(monkeypatch):
     part = tf.config.LogicalDeviceConfiguration(memory_limit=100)
     parts = {"whole": None, "split": [part, part]}
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: [*parts])

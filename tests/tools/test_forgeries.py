@@ -132,7 +132,7 @@ def test_an_honest_run_does_not_differ(made, capsys, name):
 
 
 @pytest.mark.slow
-def test_whatever_is_changed_is_noticed(run, capsys):
+def test_every_change_is_noticed(run, capsys):
     taken_out = 1216, 1330  # Of entries that are gone.
     assert_noticed(run, capsys, [*range(40), *taken_out])
 
@@ -150,7 +150,7 @@ def test_several_changes_to_any_type_are_noticed_in_200_draws(name, request, cap
 
 
 @pytest.mark.soak
-def test_whatever_is_changed_is_noticed_in_500_draws(run, capsys):
+def test_every_change_is_noticed_in_500_draws(run, capsys):
     assert_noticed(run, capsys, range(1000, 1500))
 
 

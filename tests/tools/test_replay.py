@@ -437,7 +437,7 @@ def test_draws_are_the_seeds(run_dir, capsys):
 
 
 @pytest.mark.parametrize("link", [{}, {"chain": {"seed": 0, "chain.jsonl": "0" * 64}}])
-def test_a_run_of_before_has_no_chain_and_is_replayed(copied, capsys, link):
+def test_a_run_without_a_chain_is_verified(copied, capsys, link):
     for step in (5, 10, 12):
         manifest = manifest_of(copied, step)
         del manifest["chain"]

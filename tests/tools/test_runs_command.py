@@ -428,7 +428,7 @@ def test_a_run_that_needs_its_newest_or_has_no_best_is_left_whole(
     assert name in done.stderr
 
 
-def test_links_are_not_followed_to_other_checkpoints(folder, tmp_path, done_run):
+def test_prune_follows_no_links_to_other_checkpoints(folder, tmp_path, done_run):
     outside = tmp_path / "outside"
     shutil.copytree(done_run / "checkpoints", outside)
     runs.checkpoint(done_run, 15).symlink_to(outside / "step-00000030")
@@ -538,7 +538,7 @@ def test_runs_are_chosen_by_age(folder, done_run):
     assert {*listed(folder)} & old == {"stopped"}, "which is in use"
 
 
-def test_a_run_that_cannot_be_pruned_keeps_no_other_from_it(folder, tmp_path, done_run):
+def test_a_broken_run_does_not_stop_pruning_the_others(folder, tmp_path, done_run):
     """Chosen by age, as by cron: what is wrong with one is no reason for the others."""
     shutil.copytree(done_run, bad := folder / "a bad one")
     (bad / "checkpoints").rename(tmp_path / "moved")

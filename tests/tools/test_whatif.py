@@ -236,7 +236,7 @@ def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys)
         ("--steps 3:4 --clip_norm 1 --windows 2", "needs --each"),
     ],
 )
-def test_what_cannot_be_changed_is_refused(run_dir, tmp_path, capsys, words, why):
+def test_impossible_changes_are_refused(run_dir, tmp_path, capsys, words, why):
     words = words.format(file=file_of(tmp_path, p3="")).split()
     with pytest.raises(UsageError, match=why):
         called(capsys, run_dir, *words)

@@ -195,7 +195,7 @@ def test_parts_of_a_gpu_by_mig_do_not_suit_nccl(
     assert not devices.place_towers(2).suits_nccl
 
 
-def test_where_gpus_are_missing_the_reasons_stand_below(pretend_gpus, capsys):
+def test_missing_gpus_are_explained_below_the_error(pretend_gpus, capsys):
     pretend_gpus(2)
     with pytest.raises(SystemExit) as ended:
         entry_point.run_program(

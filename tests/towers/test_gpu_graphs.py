@@ -245,7 +245,7 @@ MOST = {
 
 
 @pytest.mark.parametrize("name", MOST)
-def test_a_step_takes_no_more_than_it_did(name):
+def test_a_step_stays_within_its_recorded_counts(name):
     """More operations are time of the host, more kernels and copies that of GPUs.
 
     So are kernels that make images: for all steps of a call as many as for one.
@@ -307,7 +307,7 @@ def test_programs_of_gpus_pool_without_tensorflows_gradient(gpus, given, own):
     assert pools_of(towers, batches) == 2 * gpus
 
 
-def test_programs_of_cpus_pool_as_ever():
+def test_cpu_programs_pool_with_tensorflows_gradient():
     """With the gradient that the golden curve of XLA has."""
     towers, batches = build(1, model=f"{__name__}:shared_pool", xla=True)
     towers.devices = ("/cpu:0",)

@@ -16,7 +16,7 @@ from small_towers import assert_equal, make_towers, random_batch, small_model, v
 RATE = 0.01
 
 
-def test_momentum_is_a_flag_of_those_that_have_it():
+def test_only_optimizers_with_momentum_take_the_flag():
     having = {
         kind.__name__.lower()
         for kind in vars(keras.optimizers).values()

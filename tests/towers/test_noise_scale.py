@@ -85,7 +85,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("kind", ["towers", "scaled", "frozen", *SLOW])
-def test_it_is_what_the_gradients_of_single_images_give(four_cpus, monkeypatch, kind):
+def test_it_agrees_with_the_gradients_of_single_images(four_cpus, monkeypatch, kind):
     monkeypatch.setattr(noise_scale, "_PERIOD", 1)
     builder = builder_of(kind, four_cpus)
     towers, random = len(builder.devices), np.random.default_rng(0)
@@ -134,7 +134,7 @@ def averages_of(signal, noise, *, images=128, steps=400, spread=0.5):
     return averages
 
 
-def test_words_say_what_twice_the_batch_would_save():
+def test_the_text_states_the_savings_of_twice_the_batch():
     """By steps ~ 1 + scale / batch: 1,280 images at 128 save 10/22, at 2,560 1/6."""
     averages = averages_of(1.0, 1280.0, spread=0.0)
     assert noise_scale.estimate(averages)[0] == pytest.approx(10)
@@ -145,7 +145,7 @@ def test_words_say_what_twice_the_batch_would_save():
     assert "about 17 %" in noise_scale.in_words(averages, 2560)
 
 
-def test_what_cannot_be_told_is_not_said():
+def test_an_unknown_scale_is_not_stated():
     assert not noise_scale.in_words({}, 128)
     assert not noise_scale.in_words(averages_of(1.0, 1280.0, steps=99), 128)
     assert not noise_scale.in_words(averages_of(1.0, -5.0, spread=0.0), 128)
@@ -182,7 +182,7 @@ def test_averages_of_a_stranger_raise_nothing(averages):
         noise_scale.in_words(observed, 128)
 
 
-def test_steps_of_a_single_batch_end_what_was_known():
+def test_steps_of_a_single_batch_discard_the_estimate():
     averages = averages_of(1.0, 1280.0)
     noise_scale.observe(averages, None, 1.0, 1)
     assert not noise_scale.in_words(averages, 128)

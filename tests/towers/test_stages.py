@@ -61,7 +61,7 @@ def in_registry(monkeypatch):
     # 0.1 * 30 is more than 3 in floating point; step 18 of 50 begins before 0.375.
     [(0.375, 200, 75), (0.1, 30, 3), (0.375, 50, 19)],
 )
-def test_a_step_belongs_to_the_stage_of_its_beginning(until, max_steps, end):
+def test_a_step_belongs_to_the_stage_at_its_start(until, max_steps, end):
     declared = [{"until": until, "image_size": 24}, {"frozen": ["a"]}]
     config = Config(stages=declared, schedule="linear", max_steps=max_steps)
     first, second = Stage(end, 24, ()), Stage(max_steps, None, ("a",))
@@ -283,7 +283,7 @@ def straight(tmp_path_factory, stand_in_dir):
     return values, noted
 
 
-def test_a_stage_is_a_trace_at_its_start(straight):
+def test_each_stage_is_traced_at_its_start(straight):
     assert straight[1] == [(24, (), True), (24, ("first",), True)]
 
 

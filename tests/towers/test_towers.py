@@ -209,7 +209,7 @@ def test_joined_tensors_keep_every_bit():
     ("places", "is_exact"),
     [((1, 2, 1, 2), True), ((1, 0), True), ((1, 2, 3, 0), False)],
 )
-def test_towers_compute_the_same_where_all_travels_as_one_tensor(
+def test_joining_all_tensors_does_not_change_the_step(
     four_cpus, places, is_exact, scale_loss
 ):
     """As on GPUs; also two towers of a device, and one beside the variables.

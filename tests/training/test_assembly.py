@@ -90,7 +90,7 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
 @pytest.mark.parametrize(
     ("on_nan", "step"), [("stop", 0), ("rollback", 0), ("skip", 2)]
 )
-def test_steps_after_a_bad_one_write_nothing_unless_they_are_to_go_on(on_nan, step):
+def test_only_skip_lets_steps_after_a_bad_one_write(on_nan, step):
     """Else what is saved to be looked into is no longer what the bad step met."""
     update = assembly.build_update(resolved(on_nan=on_nan, max_steps=9), 100)
     state = TrainState(one_weight(), keras.optimizers.SGD())

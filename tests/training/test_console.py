@@ -109,7 +109,7 @@ def test_training_by_hours_has_no_last_step_to_show(tmp_path, stand_in_dir, term
         (("/cpu:0", "/cpu:1"), {}, False),
     ],
 )
-def test_several_gpus_get_a_note_on_the_faster_way(
+def test_a_note_recommends_the_faster_way_on_several_gpus(
     monkeypatch, devices, given, is_advised
 ):
     monkeypatch.setattr(console, "_parts", lambda *_: "")

@@ -234,7 +234,7 @@ def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     assert not (tmp_path / "run" / "debug").exists()
 
 
-def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
+def test_skip_stops_after_ten_bad_steps(tmp_path, train):
     with pytest.raises(UsageError, match="last 10 steps"):
         train(on_nan="skip", whites=range(IMAGES), max_steps=20)
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4, 8]

@@ -69,13 +69,13 @@ def commands_on(run):
     }
 
 
-def test_commands_that_read_a_run_want_one(tmp_path):
+def test_commands_on_a_run_require_a_run(tmp_path):
     for run in (tmp_path / "missing", tmp_path):
         for words in commands_on(run).values():
             assert f"{run} holds no run" in refused(*words)
 
 
-def test_commands_that_read_a_run_want_its_model(tmp_path):
+def test_commands_on_a_run_require_its_model(tmp_path):
     small_runs.describe(run := tmp_path / "run", model="mine:small", parameters=1)
     commands = commands_on(run)
     del commands["report"]  # It says what the run has logged.
@@ -85,7 +85,7 @@ def test_commands_that_read_a_run_want_its_model(tmp_path):
         assert "no module mine" in refused(*words, "--trust_model", "mine:small")
 
 
-def test_commands_that_read_a_checkpoint_want_one(tmp_path):
+def test_commands_on_a_checkpoint_require_a_checkpoint(tmp_path):
     small_runs.describe(run := tmp_path / "run", model="tutorial", parameters=1)
     commands = commands_on(run)
     for words in (commands[name] for name in ("eval", "export", "predict")):

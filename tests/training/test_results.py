@@ -131,7 +131,7 @@ FIRST, BETTER, CHANCE = (4.7, 2.4, 0.1), (1.2, 0.4, 0.9), (2.4, 2.3, 0.1)
 EXPLODED = (9e24, 2e11, 0.1)
 
 
-def test_a_training_that_has_lost_its_model_is_told():
+def test_a_diverged_training_gets_advice():
     for steps in (
         [FIRST, *[EXPLODED] * 30],
         [FIRST, *[BETTER] * 99, EXPLODED, *[CHANCE] * 40],  # A dead network.
@@ -175,7 +175,7 @@ def test_a_resumed_training_is_compared_with_its_own_first_step():
     assert after(*[EXPLODED] * 30, averages={**kept})
 
 
-def test_what_goes_wrong_becomes_an_event():
+def test_failures_become_events():
     kept = progress()
     results = collected(kept, on_nan="skip")
     dead = metrics(cross_entropy=2.5, total_loss=2.5)

@@ -129,9 +129,7 @@ def write_curve(folder, steps, value, resumed_step=0):
 
 
 @pytest.mark.parametrize("resumed_step", [0, 50])
-def test_both_are_one_curve_after_a_resume_or_a_start_without_checkpoint(
-    tmp_path, resumed_step
-):
+def test_both_logs_hold_one_curve_after_a_restart(tmp_path, resumed_step):
     write_curve(tmp_path, range(10, 71, 10), 1.0)
     for value in (2.0, 3.0):
         write_curve(tmp_path, (60, 70, 80), value, resumed_step)
@@ -194,9 +192,7 @@ def test_events_are_dropped_with_their_steps_and_readers_of_metrics_pass_them_ov
     assert [line["step"] for line in logs.read_steps(log)] == [10, 20, 30]
 
 
-def test_resume_waits_until_its_mark_is_read_after_the_old_events(
-    tmp_path, monkeypatch
-):
+def test_the_resume_mark_is_read_after_the_old_events(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "wait_for_later_second", WAIT)
     write_curve(tmp_path, (10, 20), 1.0)
     write_curve(tmp_path, (20,), 2.0, resumed_step=10)

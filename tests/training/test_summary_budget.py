@@ -120,7 +120,7 @@ def test_slow_checkpoints_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
     assert dear == [5, 10, *range(50, 400, 40), 400]
 
 
-def test_checkpoints_that_somebody_wants_are_all_saved(monkeypatch, tmp_path):
+def test_requested_checkpoints_are_all_saved(monkeypatch, tmp_path):
     recipe = tmp_path / "own.toml"
     recipe.write_text(RECIPE)
     chosen = Saved(monkeypatch, cost=2.0, checkpoint_steps=5).steps
@@ -149,7 +149,7 @@ class Ending:
     ("signalled", "steps_per_call", "kept"),
     [(False, 3, [2, 4]), (True, 1, [2, 4, 7])],
 )
-def test_a_run_resumes_exactly_from_before_what_was_not_saved(
+def test_a_run_resumes_exactly_from_the_last_saved_step(
     tmp_path, stand_in_dir, monkeypatch, signalled, steps_per_call, kept
 ):
     """With batch statistics and dropout; the losses' averages go on too."""

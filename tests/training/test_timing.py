@@ -51,7 +51,7 @@ def test_each_moment_is_in_one_part(clock):
     assert timer.stepping() == 10.0
 
 
-def test_rate_is_of_all_steps_since_the_last(clock, timer):
+def test_the_rate_covers_all_steps_since_the_last_call(clock, timer):
     run_steps(timer, clock, 0.5, 1.5)
     assert timer.rate() == pytest.approx(1.0)
     run_steps(timer, clock, 4.0)
@@ -69,7 +69,7 @@ def test_time_between_steps_does_not_slow_the_rate(clock, timer):
     assert timer.rate() == pytest.approx(1.0)
 
 
-def test_verdict_is_of_the_time_without_images(clock, timer):
+def test_the_verdict_depends_on_the_wait_for_images(clock, timer):
     assert timer.bottleneck() == ""
     clock.now += 2.0
     with timer.during("input"):

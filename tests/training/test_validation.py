@@ -104,9 +104,7 @@ def test_scores_are_those_of_eval(tmp_path, scored_run):
     assert curves == {tag: [6, *steps] for tag, steps in tags(eval_dir).items()}
 
 
-def test_the_steps_are_those_of_a_training_without_scores(
-    tmp_path, stand_in_dir, scored_run
-):
+def test_scoring_changes_no_step(tmp_path, stand_in_dir, scored_run):
     train(tmp_path / "without", stand_in_dir)
     for step in (6, 12):
         ours, theirs = (

@@ -123,7 +123,7 @@ def test_usual_names_of_parts_are_read(tmp_path, cache, train, other):
 
 
 @pytest.mark.parametrize("name", ["trains", "attest", "test tube", "validity", "2017"])
-def test_other_names_are_those_of_classes(name):
+def test_other_folder_names_are_classes(name):
     assert split_of(name) is None
 
 
@@ -209,7 +209,7 @@ def test_a_run_of_an_older_version_keeps_its_fingerprint(tmp_path, cache, monkey
     assert found.fingerprint == older
 
 
-def test_the_fingerprint_is_of_pixels_labels_and_classes(tmp_path, cache):
+def test_the_fingerprint_covers_pixels_labels_and_classes(tmp_path, cache):
     """With the same files in the same order, so that only the one thing differs."""
     parts = [("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")]
     names = numbered(4, *map("/".join, parts))
