@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import layers as L  # noqa: N812
 
-from conformance.rows import Row
+from conformance.rows import Row, exists
 
 # Layers that are quick to trace, one of each family.
 QUICK = ("BatchNormalization", "Conv2D", "Dropout")
@@ -26,7 +26,6 @@ IN_FLOAT32 = (
     *("MaxPooling3D", "MelSpectrogram", "RandAugment", "RandomColorJitter"),
     *("RandomCrop", "RandomHue", "TFSMLayer"),
 )
-NEW_IN_3_16 = ("Mosaic", "TernaryDense")
 NOT_IN_MODELS = {
     "FlaxLayer": "of another backend",
     "HashedCrossing": "crosses words, and takes no images",
@@ -332,7 +331,7 @@ DIFFERS = {}
 def rows():
     for into, table in TABLES.items():
         for name, layer in table.items():
-            if name in NEW_IN_3_16 and not hasattr(L, name):
+            if not exists(name, L):
                 continue
             is_random = name.startswith("Random") or "Dropout" in name
             yield Row(

@@ -16,7 +16,7 @@ from keras import (
 )
 
 from conformance import plain
-from conformance.rows import RATE, Row
+from conformance.rows import RATE, Row, exists
 
 K = keras.optimizers
 # Keras itself has no float64 there.
@@ -217,6 +217,7 @@ LOSSES = {
     ],
     "CategoricalCrossentropy": [{**_SPARSE}, {**_SPARSE, "label_smoothing": 0.2}],
     "CategoricalFocalCrossentropy": [{**_SPARSE, "alpha": 0.3, "gamma": 1.5}],
+    "SparseCategoricalFocalCrossentropy": [{**_SPARSE, "alpha": 0.3, "gamma": 1.5}],
     "CategoricalHinge": [{"dtype": "float64"}],
     "CosineSimilarity": [{"dtype": "float64"}],
     "Hinge": [{"dtype": "float64"}],
@@ -238,10 +239,12 @@ LOSSES_REFUSED = {
     "Poisson": "probabilities",
     "Tversky": "probabilities",
 }
+LOSSES = {name: given for name, given in LOSSES.items() if exists(name, _C)}
 NO_LOSSES = {"Loss": "the base class"}
 LOSSES_FROM_PROBABILITIES = (
     *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy"),
     *("CategoricalFocalCrossentropy", "SparseCategoricalCrossentropy"),
+    "SparseCategoricalFocalCrossentropy",
 )
 
 
@@ -274,6 +277,8 @@ def loss_rows():
         make = functools.partial(getattr(_C, name), dtype="float64")
         yield _row(name, lambda make=make: {"loss": make()}, refused=said)
     for name in LOSSES_FROM_PROBABILITIES:
+        if not exists(name, _C):
+            continue
         make = getattr(_C, name)
         yield _row(
             f"{name} of probabilities",

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from conformance import layer_rows, style_rows, surrounding_rows
-from conformance.rows import outcome
+from conformance.rows import NEW_IN_3_16, outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
 TABLES = {
@@ -20,6 +20,9 @@ def test_the_page_has_the_numbers_of_the_tables():
         name, *numbers = [cell.strip() for cell in line.strip("|").split("|")]
         lines[name] = numbers
     for name, table in TABLES.items():
-        found = Counter(outcome(row) for row in table.rows())
+        counted = [
+            one for one in table.rows() if one.name.split()[0] not in NEW_IN_3_16
+        ]
+        found = Counter(map(outcome, counted))
         kinds = ("equal", "refused for two", "refused", "xfail")
         assert lines[name] == [str(found[kind]) for kind in kinds], name
