@@ -39,31 +39,31 @@ IS_DONE := $(wildcard $(REPORT))
   linkcheck soak clean
 
 help:
-	@echo "make train     installs, trains for a minute on whatever the machine has, shows"
-	@echo "               how well it went; TRAIN_DIR=runs/another trains another time"
-	@echo "make test      installs, runs the tests that a change most likely breaks"
-	@echo "make test-all  the same and the slow ones"
+	@echo "make train     installs, trains for a minute on the GPUs or the CPU, and shows"
+	@echo "               the result; TRAIN_DIR=runs/another trains again"
+	@echo "make test      installs, and runs the tests most likely to break"
+	@echo "make test-all  runs these tests and the slow ones"
 	@echo "make test-gpu  runs on the first GPU what make test-all runs on CPUs"
 	@echo "make mutants   puts small faults into copies of the package; tests notice each"
-	@echo "make golden    compares what fixed trainings compute with what they did"
-	@echo "make golden-write  writes that anew; the commit says why"
-	@echo "make lint      checks style, types and which folder imports which"
-	@echo "make format    mends the style"
+	@echo "make golden    compares the results of fixed training runs with the records"
+	@echo "make golden-write  records the results again; the commit says why"
+	@echo "make lint      checks style, types and the imports between folders"
+	@echo "make format    fixes the style"
 	@echo "make docs      builds the documentation site and says where it is"
-	@echo "make linkcheck asks the network about every link of the site"
+	@echo "make linkcheck checks every link of the site over the network"
 	@echo "make soak      kills, full memory, cut networks, SLURM: 90 minutes, as root"
 	@echo "make clean     removes .venv and caches, not runs/"
 	@echo
 	@echo "PYTHON chooses an interpreter: make train PYTHON=python3.12"
 
 train: $(REPORT)
-	@$(if $(IS_DONE),echo "$(TRAIN_DIR) was trained before; its page is $(REPORT)")
+	@$(if $(IS_DONE),echo "$(TRAIN_DIR) was trained before; its report is $(REPORT)")
 	@$(if $(IS_DONE),echo "To train again: make train TRAIN_DIR=$(TRAIN_DIR).1")
 	@echo
 	@! grep -q '"data_is_real": false' $(TRAIN_DIR)/config.json 2>/dev/null || \
-	  echo "$(TRAIN_DIR) was trained on the stand-in, not on CIFAR-10, whose folder CIFAR10_DATA_DIR may name."
+	  echo "$(TRAIN_DIR) was trained on the stand-in, not on CIFAR-10; CIFAR10_DATA_DIR can name its folder."
 	@echo "750 steps of 128 images: 57 % on CIFAR-10 is normal (docs/accuracy.md)."
-	@echo "Next, and how long it takes on two cores with bfloat16:"
+	@echo "Next steps, with their time on two cores in bfloat16:"
 	@echo "  source $(BIN)/activate"
 	@echo "70 %, a minute:"
 	@echo "  $(HIDE)python $(TRAIN) --max_steps 2000 --train_dir runs/one"
@@ -77,8 +77,8 @@ train: $(REPORT)
 
 # If interrupted, it continues from its last checkpoint.
 $(REPORT): | .venv/installed
-	@$(if $(SILENT),echo "NOTE: nvidia-smi gives no GPU within $(SMI_SECONDS) seconds: training on the CPU.")
-	@$(if $(SILENT),echo "$(BIN)/python -m cifar10 doctor says why. When that is mended: make clean train")
+	@$(if $(SILENT),echo "NOTE: nvidia-smi reported no GPU within $(SMI_SECONDS) seconds: training on the CPU.")
+	@$(if $(SILENT),echo "$(BIN)/python -m cifar10 doctor says why. After the fix: make clean train")
 	@$(HIDE)$(BIN)/python $(TRAIN) \
 	  --max_steps $(STEPS) --eval_steps $(EVAL_STEPS) --checkpoint_steps 200 \
 	  --train_dir $(TRAIN_DIR)

@@ -111,7 +111,7 @@ def reason(error: Exception) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Escapes unprintable characters, line breaks included, but no spaces or `kept`."""
+    """Escapes unprintable characters and line breaks, except spaces and `kept`."""
     return re.sub(f"[^ -~{kept}]", _escaped, text)
 
 

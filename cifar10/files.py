@@ -46,7 +46,7 @@ def opened(
 
 
 def note(kind: str, content: bytes) -> Path:
-    """Returns the path of a file that, if it exists, marks a content for this user."""
+    """Returns the path of a file whose existence marks content as this user's."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         state = Path.home() / ".local" / "state"
@@ -115,7 +115,7 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
         raise unwritable(path, flag, error) from error
     if not is_ours:
         raise UsageError(
-            f"{flag} {path} exists already and is not a {kind}. Name another path."
+            f"{flag} {path} already exists and is not a {kind}. Name another path."
         )
 
 
@@ -158,7 +158,7 @@ def unreadable(path: Path, error: OSError) -> DiskError:
     is_no_file = error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR)
     fix = "Put a file in its place" if is_no_file else "Make it readable for this user"
     fix = "Move it away" if error.errno == errno.EFBIG else fix
-    return DiskError(f"{path} cannot be read: {reason(error)}.", f"{fix}, then repeat.")
+    return DiskError(f"{path} cannot be read: {reason(error)}.", f"{fix}, then retry.")
 
 
 @contextlib.contextmanager

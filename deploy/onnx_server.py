@@ -55,7 +55,7 @@ class Classifier:
             self._session = onnxruntime.InferenceSession(path)
         except Exception as error:  # onnxruntime's errors have no common class.
             raise UnusableError(
-                f"{path} is not read as an ONNX model: {error}"
+                f"{path} cannot be read as an ONNX model: {error}"
             ) from error
         found = self._session.get_modelmeta().custom_metadata_map
         try:
@@ -82,7 +82,7 @@ class Classifier:
                 upright = ImageOps.exif_transpose(image)
                 colours = upright.convert("RGB" if channels == 3 else "L")
         except _NO_PICTURE as error:
-            raise ValueError(f"The body is not read as a picture: {error}.") from error
+            raise ValueError(f"The body is not a readable picture: {error}.") from error
         fitted = ImageOps.fit(colours, (width, height), Image.Resampling.BICUBIC)
         pixels = np.asarray(fitted).reshape(1, height, width, channels)
         (probabilities,) = self._session.run(None, {"images": pixels})[0]
@@ -107,7 +107,7 @@ async def _body(request: Request) -> bytes:
             if len(body) > _MOST_BYTES:
                 raise HTTPException(413, f"Send at most {_MOST_BYTES:,} bytes.")
     except ClientDisconnect as error:  # Nobody reads the answer.
-        raise HTTPException(400, "The body is not complete.") from error
+        raise HTTPException(400, "The body is incomplete.") from error
     return bytes(body)
 
 

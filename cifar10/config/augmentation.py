@@ -53,8 +53,8 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     for name, given in (declared or {}).items():
         if name == "rand_augment":
             raise UsageError(
-                f"{_WHERE}: {name} is no longer there. Begin a model of your own with "
-                "Keras's augmentation layers. --initial_weights takes a run's weights."
+                f"{_WHERE}: {name} was removed. Begin a model of your own with Keras's "
+                "augmentation layers; --initial_weights can load a run's weights."
             )
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
@@ -87,5 +87,5 @@ def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
     """Refuses an odd batch size if images are mixed, because mixing takes pairs."""
     if mixes(declared) and batch_size % 2:
         raise UsageError(
-            f"--batch_size {batch_size}: mixup and cutmix mix pairs. Make it even."
+            f"--batch_size {batch_size}: mixup and cutmix need an even number."
         )

@@ -83,7 +83,7 @@ class Config(fields.Groups):
         known = {**options(fields.ALL), fields.RESUME.name: fields.RESUME}
         for name, value in named.items():
             if name not in known:
-                raise UsageError(f"Config: there is no argument {name}.")
+                raise UsageError(f"Config has no argument {name}.")
             known[name].check(value)
         self._assign(_completed(named))
         self.given = frozenset(named)
@@ -246,7 +246,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
-            raise UsageError(f"{' and '.join(named)} exclude each other. Give one.")
+            raise UsageError(f"{' and '.join(named)} cannot be combined. Give one.")
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
@@ -288,7 +288,7 @@ def _parameters_of_others(chosen: str) -> set[str]:
 
 def _refuse_unused(names: set[str], chosen: str) -> None:
     for name in names & _parameters_of_others(chosen):
-        raise UsageError(f"--{name} has no effect on --schedule {chosen}. Omit it.")
+        raise UsageError(f"--{name} has no effect with --schedule {chosen}. Omit it.")
 
 
 def _kept_of(

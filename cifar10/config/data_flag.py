@@ -44,7 +44,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         )
     if "data_dir" in given:
         raise UsageError(
-            f"--data_dir {given['data_dir']} excludes --data {data}, a path. Omit one."
+            f"--data_dir {given['data_dir']}: --data {data} names a path. Omit one."
         )
     if not path.is_dir() and path.suffix not in FILES:
         raise UsageError(f"--data {data}: give {PATH}.")

@@ -49,7 +49,7 @@ _Sections: TypeAlias = Annotated[
     str,
     Form(
         r"[1-9]\d{0,9}|(?![-+.\d]+(,|$))[^,]+(,[^,]+)*",
-        "a whole number above 0, auto, or names of layers such as conv2,local3",
+        "a whole number above 0, auto, or layer names such as conv2,local3",
     ),
 ]
 
@@ -57,7 +57,7 @@ _Schedule: TypeAlias = Annotated[
     str, Choices({name: curve.help for name, curve in schedule.CURVES.items()})
 ]
 _WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
-_Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, as 0:5")]
+_Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, such as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None,
     Form("(?!)", IN_PROGRAM),
@@ -99,8 +99,8 @@ class Run(Checked):
             minutes), `accurate`, `resnet`, `pictures`, `finetune`, or the path of a
             TOML file like those in cifar10/config/recipes (default: depends on the
             model, the data and --initial_weights)
-        train_dir: directory for checkpoints, event files and metrics.jsonl; if it holds
-            a run already, that run is resumed
+        train_dir: directory for checkpoints, event files and metrics.jsonl; if it
+            already holds a run, that run is resumed
         fresh: start over: move an earlier run in --train_dir aside, without deleting it
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
@@ -132,7 +132,7 @@ class Batch(Checked):
             towers x --accumulate images
         global_batch_size: images per step over all towers (default: --batch_size x
             towers x --accumulate)
-        accumulate: number of batches that each tower computes for one update; it
+        accumulate: number of batches that each tower computes per update; the tower
             then acts as that many towers with one batch each
         variable_update: towers: all towers of a machine share one set of variables;
             mirrored: each tower has a copy, and an all-reduce (NCCL on GPUs) averages
@@ -160,7 +160,7 @@ class Network(Checked, scope=RESULT):
         width: width of a model (airbench: filters of the first group; resnet: filters
             of the first blocks; default: set by the model)
         precision: dtype of convolutions and matrix products; variables and the loss
-            stay in float32; auto: bfloat16 if the device has it natively, else float32;
+            stay in float32; auto: bfloat16 if native to the device, else float32;
             float64: everything in float64, for exact comparisons, not for speed
     """
 
@@ -181,15 +181,15 @@ class Dataset(Checked):
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: the URL on the data set's site)
         image_size: side in pixels: the shorter side of your pictures is resized to it,
-            and the centre is cropped (default: 64)
+            followed by a centre crop (default: 64)
         validation_fraction: fraction of your pictures for the test split, if there is
-            no folder test or val
-        val_fraction: fraction of the images (without those of a given test split) to
+            no test or val folder
+        val_fraction: fraction of the images (excluding a given test split) to
             hold out as a val split, if the data has none; the val split decides which
             checkpoint is best and when to stop (default: none; the test split decides)
         max_bad_images: largest fraction of pictures that may be damaged; these are left
             out, but training does not start if more pictures are damaged
-        corrections: CSV file, written by `data --train_dir`, of training pictures to
+        corrections: CSV file from `data --train_dir` that lists training pictures to
             leave out or to move to other classes (default: none)
     """
 
@@ -220,7 +220,7 @@ class Images(Checked, scope=RESULT):
 
     Attributes:
         distortions: random distortions of training images
-        augmentation: further changes of training images (see config/augmentation.py)
+        augmentation: further changes to training images (see config/augmentation.py)
     """
 
     distortions: Annotated[str, Choices(DISTORTIONS)] = "tutorial"
@@ -257,14 +257,14 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
     """Update: optimizer, learning rate, averages, stages.
 
     Attributes:
-        optimizer: one of Keras by its name there in lower case, or one of ours
+        optimizer: a Keras optimizer by its name in lower case, or one of ours
         optimizer_arguments: further arguments of the optimizer's class, not for muon
             (see towers/optimizers.py)
         momentum: momentum of the optimizer, only for
         learning_rate: peak learning rate
         schedule: learning-rate schedule
         keras_schedule: Keras schedule object that a program passed as learning_rate
-        warmup_epochs: epochs in which the learning rate rises linearly from zero
+        warmup_epochs: epochs over which the learning rate rises linearly from zero
         clip_norm: maximum global norm of the averaged gradients, which are scaled down
             if their norm is larger (default: none)
         moving_average_decay: final decay of the moving averages of the variables, which
@@ -345,21 +345,21 @@ class Checkpoints(Checked):
         checkpoint_steps: steps between two checkpoints; by default more if they would
             take over 5 % of the time
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of further checkpoints to keep, which eval or --eval_steps
-            scored best; each evaluation by --eval_steps then saves a checkpoint
+        keep_best: number of further checkpoints to keep: the best by score in eval or
+            --eval_steps; each evaluation by --eval_steps then saves a checkpoint
             (default: 1 with --eval_steps, else 0)
-        best_by: score of eval that selects the best checkpoint
+        best_by: eval score that selects the best checkpoint
         eval_steps: steps between two evaluations during training, on the val split, or
             on the test split if there is no val split (default: none)
         stop_after_no_gain: number of consecutive evaluations by --eval_steps without a
             new best score after which the training run ends (default: never)
-        on_nan: what to do if a loss or gradient is not finite: stop; skip the update;
+        on_nan: action if a loss or gradient is not finite: stop; skip the update;
             rollback to the last checkpoint, and leave out the batches since then
         verify_steps: steps between two verified steps, whose gradients two devices
-            compute; if they differ, --on_nan decides (default: none)
+            compute; if these differ, --on_nan applies (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
             so that a scheduler or --max_restarts restarts the run (default: 600 with
-            NCCL, which may wait for ever; else never)
+            NCCL, which may wait forever; else never)
     """
 
     checkpoint_steps: Count = 1000
@@ -378,8 +378,8 @@ class Output(Checked):
     """Logs and summaries.
 
     Attributes:
-        log_frequency: steps between two lines in metrics.jsonl and, less often if they
-            come fast, on the console
+        log_frequency: steps between two lines in metrics.jsonl and on the console,
+            which shows fewer lines if steps are fast
         summary_steps: steps between two sets of histograms and images in TensorBoard;
             more steps if the sets would take over 5 % of the time
         log_device_placement: make TensorFlow print the device of each operation, such
@@ -399,12 +399,12 @@ class Speed(Checked):
         steps_per_call: maximum number of steps to run without returning to Python
             (default: 1; on GPUs up to 10, or 50 where --xla compiles whole steps)
         variable_device: device that holds the variables and averages the gradients;
-            auto: the first GPU for a single tower or for optimizer muon, else the CPU
+            auto: the first GPU for a single tower or the muon optimizer, else the CPU
         xla: compile each tower with XLA, or whole steps with a single GPU or mirrored
             variables (default: on a single GPU, if a trial at the start of a long run
             finds it faster)
-        xla_update: compile the update with XLA where whole steps are not compiled, as
-            the same trial may find
+        xla_update: compile the update with XLA where whole steps are not compiled;
+            the same trial may choose it
         deterministic: make results repeatable bit for bit on the same machine, without
             oneDNN and TF32; slower
     """
@@ -424,9 +424,9 @@ class Processes(Checked, scope=WORKER):
         local_workers: number of workers to start on this machine, as if each were on a
             separate machine (default: none)
         max_restarts: maximum number of restarts from the last checkpoint after the
-            training run was killed or lost a worker
+            training run is killed or loses a worker
         worker_timeout: seconds to wait at the start for the other workers
-        seeds: FIRST:END of seeds to train one after another, each in a folder of
+        seeds: range FIRST:END of seeds to train one after another, each in a folder of
             --train_dir; 0:5 trains seeds 0 to 4, and prints the mean of their scores
     """
 

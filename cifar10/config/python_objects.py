@@ -25,7 +25,7 @@ METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metri
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts arguments of `Config` to fields, and sets those that follow."""
+    """Converts arguments of `Config` to fields, and sets dependent fields."""
     for name, kind in given.items():
         if isinstance(kind, type) and hasattr(kind, "get_config"):
             raise UsageError(f"{name} is a class. Give {name}={kind.__name__}().")
@@ -35,11 +35,11 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):
         first = _described(rate).get("initial_learning_rate", 0.0)
-        _refuse(given, "a schedule of Keras", "schedule", *schedule.PARAMETERS)
+        _refuse(given, "a Keras schedule", "schedule", *schedule.PARAMETERS)
         given |= {"keras_schedule": rate, "learning_rate": first}
         given = {"schedule": "staircase", "warmup_epochs": 0.0, **given}
     if callable(loss := given.get("loss")):
-        _refuse(given, "an own loss", "label_smoothing", "class_weights")
+        _refuse(given, "a custom loss", "label_smoothing", "class_weights")
         given = {"label_smoothing": 0.0, "class_weights": None, **given}
         _check_takes_logits("The loss", loss)
     if given.get("metrics") is not None:
@@ -51,7 +51,7 @@ def _refuse(given: Mapping[str, Any], beside: str, *names: str) -> None:
     """Refuses settings that have no effect."""
     for name in names:
         if given.get(name):
-            raise UsageError(f"{name} has no effect beside {beside}. Leave it out.")
+            raise UsageError(f"{name} has no effect with {beside}. Leave it out.")
 
 
 def _check_takes_logits(what: str, function: Callable) -> None:
@@ -99,14 +99,14 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
     if not _NOT_TAKEN.isdisjoint(kind.__name__ for kind in type(optimizer).__mro__):
         raise UsageError(
-            f"optimizer: {name} wraps other optimizers, or evaluates other values "
-            "than it trains. Give another; precision='float16' scales the loss."
+            f"optimizer: {name} wraps other optimizers, or evaluates values other than "
+            "it trains. Give another optimizer; precision='float16' scales the loss."
         )
     try:
         usual = type(optimizer)(0.0).get_config()
     except TypeError as error:
         raise UsageError(
-            f"optimizer: {name} cannot be made from a learning rate alone. Give its "
+            f"optimizer: {name} cannot be created with only a learning rate. Give its "
             f"other arguments defaults.\n{error}"
         ) from error
     config = _described(optimizer)
@@ -118,7 +118,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     if vars(optimizer).get("_exclude_from_weight_decay"):
         raise UsageError(
             "optimizer.exclude_from_weight_decay(var_list=...): the variables are not "
-            "those of the training's model. Give var_names."
+            "in the model to train. Give var_names."
         )
     if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
         arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # Of a set.
@@ -131,8 +131,8 @@ def _described(given: Any) -> dict[str, Any]:
         return given.get_config()
     except NotImplementedError as error:
         raise UsageError(
-            f"{type(given).__name__}: its learning rate needs a method get_config(), "
-            "which returns its arguments: a resumed run has to have the same."
+            f"{type(given).__name__}: its learning rate needs a get_config() method "
+            "that returns its arguments: a resumed run must have the same ones."
         ) from error
 
 

@@ -88,7 +88,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Reads `config.json`, if it is valid; makes another user's harmless."""
+        """Reads a valid `config.json`; makes another user's file harmless."""
         path = directory / layout.CONFIG
         content, entries = _read(directory, path)
         try:
@@ -207,7 +207,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     for flag in ("train_dir", "recipe", "fresh"):
         if flag in given:
             raise UsageError(
-                f"--{flag} and --resume exclude each other: --resume {name} continues "
+                f"--{flag} and --resume cannot be combined: --resume {name} continues "
                 "that run with the settings in its config.json. Leave out one."
             )
     run = RecordedRun.read(layout.absolute_path(name))

@@ -1,4 +1,4 @@
-"""Says what the files of a run may hold; all commands read them by these rules.
+"""Defines the valid content of a run's files, as all commands read them.
 
 A run may come from a stranger. Entries that are not named here are not read.
 """

@@ -48,7 +48,7 @@ class Cluster:
         return all(address.startswith(local) for address in self.addresses)
 
     def name(self, *indices: int) -> str:
-        """Names workers in messages; without indices, the one that this process is."""
+        """Names workers in messages; without indices, names this process."""
         named = indices or [self.index]
         return ", ".join(f"worker {n} at {self.addresses[n]}" for n in named)
 
@@ -68,8 +68,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     except _NO_CLUSTER as error:
         raise UsageError(
             f"TF_CONFIG={text[:300]!r} does not name several workers and this process "
-            f"among\nthem: {reason(error)[:300]}.\nUnset it to train on this machine "
-            'alone, or correct it:\n{"cluster": {"worker": ["host1:2222", '
+            f"among\nthem: {reason(error)[:300]}.\nUnset it to train only on this "
+            'machine, or correct it:\n{"cluster": {"worker": ["host1:2222", '
             '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
         ) from error
 
@@ -95,9 +95,9 @@ def _from_tf_config(values: Any) -> Cluster | None:
     }
     addresses = tuple(workers.values())
     if unknown := jobs.keys() - {"chief", "worker"}:
-        raise ValueError(f"tasks of the type {min(unknown)} are not supported")
+        raise ValueError(f"tasks of type {min(unknown)} are not supported")
     if len({*addresses}) < len(addresses):
-        raise ValueError("an address is there twice")
+        raise ValueError("an address appears twice")
     if wrong := [name for name in addresses if not _ADDRESS.fullmatch(name)]:
         raise ValueError(f"{wrong[0]!r} is not of the form host:port")
     if len(addresses) < 2:
@@ -132,8 +132,8 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
         given = {name: environ.get(name) for name in _SLURM}
         raise UsageError(
             f"SLURM's variables do not give this process a node of the step: {given}. "
-            "Start all workers with srun, and several on a node with "
-            f"--distribution=block. To train on this machine alone, unset {_TASKS}."
+            "Start all workers with srun, and several per node with "
+            f"--distribution=block. To train only on this machine, unset {_TASKS}."
         ) from error
     return Cluster(tuple(addresses), int(index))
 

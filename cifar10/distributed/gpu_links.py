@@ -51,7 +51,7 @@ def refuse_faulty(devices: Sequence[str], version: str) -> None:
 
 
 def find_fault(devices: Sequence[str]) -> str:
-    """Returns what a child process finds wrong with these devices; "" if nothing."""
+    """Returns the fault that a child process finds in devices; "" if none."""
     words = [str(Path(__file__).parents[2]), *devices]
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(  # noqa: S603 - this file.

@@ -78,7 +78,7 @@ def launch(
     by_itself = "With --max_restarts N, it restarts automatically up to N times."
     message = f"{losses}.\n{again} from the last checkpoint. {by_itself}"
     if max_restarts:
-        many = f"{counted(max_restarts, 'restart')}, as many as --max_restarts allows"
+        many = f"{counted(max_restarts, 'restart')}, the limit of --max_restarts"
         message = f"{losses}, after {many}. {again} it."
     faults = [code for code in codes if code > 0 and code != errors.EXIT_TRY_AGAIN]
     raise StoppedError(message, faults[0]) if faults else LostWorkerError(message)
@@ -94,7 +94,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
     if first >= end:
         raise UsageError(f"--seeds {seeds}: give FIRST:END with FIRST below END.")
     if any(word.partition("=")[0] in ("--resume", "--seed") for word in command):
-        raise UsageError("--seeds excludes --resume and --seed. Leave them out.")
+        raise UsageError("--seeds takes no --resume or --seed. Leave them out.")
     command, found = flags.without(command, "seeds", "seed", "train_dir"), []
     diverged = False
     for seed in range(first, end):
@@ -107,14 +107,14 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
             code = 128 + stops[0] if stops else abs(code) + 128 * (code < 0)
             why = f"Seed {seed} ended with exit code {code}."
             if code != errors.EXIT_USAGE:
-                why += " The same command, without --fresh, goes on from there."
+                why += " The same command, without --fresh, resumes there."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
         found.append((run_dir.name, run, *last_scores(run)))
     for one in grouped(found):
         print(one)
     if not any(line for *_, line in found):
-        say("No seed was scored. Score each with eval; --eval_steps comes too late.")
+        say("No seed was scored. Score each with eval: --eval_steps is too late now.")
     if diverged:
         raise StoppedError("Some seeds have diverged.", errors.EXIT_DIVERGED)
 

@@ -48,7 +48,7 @@ def meet(cluster: Cluster, timeout: float) -> None:
         raise LostWorkerError(
             f"{cluster.name()} timed out after {timeout:g} s waiting for "
             f"{cluster.name(*missing)}. Its output may say why. Start it, check the "
-            "firewall and TF_CONFIG (addresses, and an index of its own for each), or "
+            "firewall and TF_CONFIG (addresses, and a different index for each), or "
             "raise --worker_timeout."
         )
 

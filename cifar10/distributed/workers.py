@@ -144,8 +144,8 @@ class Workers:
             return context.context().get_config_key_value(key, milliseconds)
         except _LOST as error:
             raise LostWorkerError(
-                f"{self._cluster.name()} has waited for {self._cluster.name(index)} in "
-                f"vain ({reason(error)}). The output of that worker may say why."
+                f"{self._cluster.name()} got no reply from {self._cluster.name(index)} "
+                f"({reason(error)}). The output of that worker may say why."
             ) from error
 
     @contextlib.contextmanager

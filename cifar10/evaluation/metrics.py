@@ -152,7 +152,7 @@ def report(
     table += [
         f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
         f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
-        f"{'' if row['images'] >= _FEWEST else '  few images: chance'}"
+        f"{'' if row['images'] >= _FEWEST else '  few images: unreliable'}"
         for row in sums.per_class(class_names)
     ]
     head = [f"{sums.correct:,} right of {subject}", ", ".join(shown), ""]

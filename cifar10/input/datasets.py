@@ -143,7 +143,7 @@ def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
 
 
 def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
-    """Refuses a data set, called `name`, of other classes or shapes than the run's."""
+    """Refuses a data set, called `name`, whose classes or shapes are not the run's."""
     shape, names = describe(run)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):

@@ -61,7 +61,7 @@ _Source = tuple[Format, str]  # A version of the data set, and its archive's URL
 
 
 class NothingReceivedError(UsageError):
-    """No source sends any of the archive; the exit code tells whether that may pass."""
+    """No source sends any data; the exit code tells whether to try again later."""
 
 
 class _SourceError(Exception):
@@ -383,7 +383,7 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     if response.url.startswith("ftp:"):
         problem = "is not on a web server"
     elif is_part and not part.startswith(asked):
-        problem = "sends another part than was asked for"
+        problem = "sends a part other than the requested one"
     elif is_page or size != archive.size:
         what = "a page (text/html)" if is_page else f"a file of {size:,} bytes"
         problem = f"sends {what}, not {archive.name} of {archive.size:,} bytes"

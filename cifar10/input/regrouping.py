@@ -112,7 +112,7 @@ def names_of(dataset: Dataset, split: Split, count: int) -> Sequence[str]:
 def regrouped(
     dataset: Dataset, indices: Mapping[Split, np.ndarray], labels: np.ndarray
 ) -> Dataset:
-    """Makes the splits in `indices` of training images; the other splits stay.
+    """Makes the splits in `indices` from training images; keeps the other splits.
 
     `indices` holds those of each split's images; `labels` are those of all images.
     """
@@ -151,7 +151,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
 
 
 def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
-    """Returns the training labels as a file corrects them, -1 for images left out."""
+    """Returns the training labels, corrected by a file; -1 for omitted images."""
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
     indices = {nfc(path): index for index, path in enumerate(names)}
@@ -166,7 +166,7 @@ def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
         elif to and to not in classes:
             why = f"is moved to an unknown class, {to}. Correct its line."
         elif done.setdefault(path, (line, to))[1] != to:
-            why = f"has another class in line {done[path][0]}. Remove one of the lines."
+            why = f"has a different class in line {done[path][0]}. Remove one line."
         else:
             labels[indices[path]] = classes[to] if to else -1
             continue
@@ -203,7 +203,7 @@ def read(name: str) -> list[tuple[int, str, str, str]]:
         rows = csv.DictReader(lines, delimiter=mark, strict=True)
         columns = [*(rows.fieldnames or ())]
         if not columns.count("picture") == columns.count("class") == 1:
-            raise ValueError("it lacks one column picture or class")  # noqa: TRY301
+            raise ValueError("it needs 1 picture and 1 class column")  # noqa: TRY301
         found = []
         for row in rows:
             if row["class"] is None or any(row.get(None, ())):

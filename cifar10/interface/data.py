@@ -92,7 +92,7 @@ def _checked(data: Dataset) -> Dataset:
 
 
 def fitting(dataset: Dataset, run: RecordedRun) -> Dataset:
-    """Checks a data set for scoring a run, and adds missing names of classes."""
+    """Checks a data set for scoring a run, and adds missing class names."""
     (_, names), count = describe(run), dataset.classes
     is_numbered = dataset.class_names == arrays.numbered_class_names(count)
     if is_numbered and count <= len(names):

@@ -116,7 +116,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     uses_onednn = hardware.uses_onednn(by_default=True)
     if deterministic and "tensorflow" in sys.modules and uses_onednn:
         raise UsageError(
-            "deterministic=True: TensorFlow is imported already, with oneDNN. Set "
+            "deterministic=True: TensorFlow is already imported, with oneDNN. Set "
             "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."
         )
     entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())

@@ -29,7 +29,7 @@ _RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial"
 _CUSTOM_GRADIENTS = inspect.getfile(tf.custom_gradient)
 _HIDDEN = (
     "{} reads a variable within a tf.function, keras.remat or another custom gradient, "
-    "which would miss the value of a tower. Leave it out: --xla compiles, --sections "
+    "which would miss a tower's value. Remove that wrapper: --xla compiles, --sections "
     "saves memory."
 )
 _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
@@ -37,7 +37,7 @@ _ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
 
 @contextlib.contextmanager
 def explained(what: str, problem: str) -> Iterator[None]:
-    """Turns an exception from the code of a user into a `UsageError`."""
+    """Turns an exception from a user's code into a `UsageError`."""
     try:
         yield
     except (UsageError, StoppedError, BrokenPipeError):
@@ -101,7 +101,7 @@ def check(
     *,
     is_code: bool = False,
 ) -> None:
-    """Checks a model by a call, which creates the variables of one not built yet.
+    """Checks a model by calling it, which also creates missing variables.
 
     If the model `is_code` of a user, also traces it in training mode.
     """
@@ -190,12 +190,12 @@ def _problems_of_graph(
     for node in itertools.chain(whole.node, *inner):
         if re.match(_WRITING, node.op):
             yield (
-                f"{node.name} changes a tf.Variable, and so would each tower. Use "
-                "add_weight(trainable=False) of the layer."
+                f"{node.name} changes a tf.Variable, as every tower would. Use the "
+                "layer's add_weight(trainable=False)."
             )
         if deterministic and re.match(_RANDOM, node.op):
             yield (
-                f"{node.name} has a state that no checkpoint holds. Draw random "
+                f"{node.name} has state that no checkpoint holds. Draw random "
                 "numbers with keras.random, or leave out --deterministic."
             )
 

@@ -70,8 +70,8 @@ def check_name(name: str) -> None:
     if module.endswith(".py") or not is_there:
         raise UsageError(
             f"--model {name}: there is no module {module} in {Path.cwd()} or among "
-            "installed packages. Run in its folder, or add it to PYTHONPATH; leave out "
-            ".py."
+            "installed packages. Run in its folder, or add the folder to PYTHONPATH; "
+            "leave out .py."
         )
 
 
@@ -160,7 +160,7 @@ def build_model(
     try:
         with tf.device(device):
             problem = (
-                f"the function failed with\n{image_shape=} (of --distortions and "
+                f"the function failed with\n{image_shape=} (from --distortions and "
                 f"--image_size), {classes=} and {given}"
             )
             with custom.explained(f"--model {name}", problem):

@@ -51,7 +51,7 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Returns what a user types here to start a command of this package."""
+    """Returns the text that a user types here to start a package command."""
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"
     # A script's folder is on its own path, not on that of the next command.
@@ -92,7 +92,7 @@ def in_memory(**values: Any) -> str:
 
 
 def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
-    """Returns a command or call that scores a run's newest checkpoint, or a step's."""
+    """Returns a command or call that scores the newest or a given checkpoint."""
     if given := in_memory(model=model, data=data):
         which = "" if step is None else f"step={step}, "
         return f"cifar10.evaluate({str(train_dir)!r}, {which}{given})"

@@ -1,4 +1,4 @@
-"""The moving line: one line on a terminal that shows how far a long task has come.
+"""The moving line: a line on a terminal that shows the progress of a long task.
 
 The line is drawn over itself and vanishes before any other output. It exists only while
 a program of this package has both its output streams on a terminal; otherwise, as in a
@@ -95,7 +95,7 @@ def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
 def counting(
     what: str, total: int, done: int = 0, *, first: float = 60.0
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of things that are done so far.
+    """Yields a function to call with the number of items done so far.
 
     `done` of all `total` things were done before. See `progress` for `first`.
     """

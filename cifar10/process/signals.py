@@ -81,7 +81,7 @@ class StopSignals:
         if self.requested is not None:
             self._exit(number, "second signal: stopped at once, without a checkpoint")
         self.requested, self._first_at = number, now
-        how = "saving after this step; a second signal exits now"
+        how = "saving after this step; a second signal exits at once"
         write_line(f"{number.name}: {how}.", self._stderr)
 
     def _exit(self, number: signal.Signals, how: str) -> None:

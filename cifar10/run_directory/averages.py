@@ -1,4 +1,4 @@
-"""Moving averages of a training's metrics, and whether they tell of a divergence.
+"""Moving averages of a training's metrics, and whether they show a divergence.
 
 A training has diverged if its loss was once a hundred times that of the first step, or
 of guessing, and in most of the latest steps the model knows nothing. So no bad batch
@@ -54,7 +54,7 @@ def divergence(config: Groups, averages: Mapping[str, float]) -> str:
 
 
 def how_to_prevent(config: Groups) -> str:
-    """Advises on a new run whose loss stays finite and falls."""
+    """Advises how to start a new run whose loss stays finite and falls."""
     rate = f"a --learning_rate below {config.update.learning_rate}"
     how = f"{rate}, --clip_norm or --warmup_epochs usually helps"
     return f"In a new run (another --train_dir), {how}."

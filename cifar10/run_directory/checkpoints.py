@@ -92,7 +92,7 @@ def save(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{reason(error)}. Earlier checkpoints are intact.",
             "Free space or make the folder writable, then repeat the command without "
-            "--fresh. Leave room for one checkpoint more than --keep_checkpoints.",
+            "--fresh. Leave room for one more checkpoint than --keep_checkpoints.",
         ) from error
     return published
 
@@ -192,7 +192,7 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
 
 
 def delete(directory: Path, step: int) -> None:
-    """Deletes the checkpoint of a step. Whoever reads it finds that it is gone."""
+    """Deletes the checkpoint of a step. Concurrent readers notice that it is gone."""
     path = folder(directory, step)
     doomed = path.with_name(f"{INCOMPLETE}{path.name}-old")
     if path.exists():  # The user may have deleted it.
@@ -273,7 +273,7 @@ def restore(
         verify(checkpoint.path.parent, checkpoint.step)  # The files may have changed.
         of_others = AssertionError, ValueError, tf.errors.OpError
         if isinstance(error, LookupError) or not isinstance(error, of_others):
-            what = f"{checkpoint.path}: its data or its graph of objects is damaged"
+            what = f"{checkpoint.path}: its data or its object graph is damaged"
             raise DamagedError(f"{what} ({reason(error)})") from error
         what = f"{checkpoint.path} is a checkpoint of another model"
         raise UsageError(f"{what} ({reason(error)})") from error

@@ -69,7 +69,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def read_recent(path: Path) -> list[dict[str, Any]]:
-    """Returns the last entries with a step of a log, and of the log last moved away."""
+    """Returns the last entries with a step in a log and the log last moved away."""
     found = path.parent.glob(f"{path.name}[.-]*[0-9]")
     aside = [one for one in found if one.is_file() and not one.is_symlink()]
     newest = sorted(aside, key=lambda one: one.stat().st_mtime)[-1:]

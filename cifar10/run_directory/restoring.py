@@ -1,4 +1,4 @@
-"""Restores a run's newest usable checkpoint, its best, or a given step's.
+"""Restores a run's newest usable, best or given checkpoint.
 
 Training, evaluation, followers and exports all use this module, so all of them refuse
 the same checkpoints: damaged ones, and those of another run, step or model.
@@ -110,6 +110,6 @@ def check_identity(checkpoint: Checkpoint, run: RecordedRun) -> None:
     for name in sorted(names - {"data"}):
         if there[name] != (here := run.values[name]):
             raise UsageError(
-                f"{checkpoint.path} is of another run: its {name} is {there[name]!r}, "
-                f"but this run's is {here!r}. Move the checkpoint away."
+                f"{checkpoint.path} is from another run: its {name} is {there[name]!r}"
+                f", but this run's is {here!r}. Move the checkpoint away."
             )

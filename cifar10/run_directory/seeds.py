@@ -1,4 +1,4 @@
-"""Groups runs that differ in their seeds alone, and averages their scores."""
+"""Groups runs that differ only in their seeds, and averages their scores."""
 
 import itertools
 import math

@@ -56,7 +56,7 @@ def find_differences(
 
 
 def record_start(run: RecordedRun, step: int) -> None:
-    """Adds a line to the run's history: from which step it goes on, where and how."""
+    """Adds a line to the run's history: the step it continues from, where and how."""
     start = {"devices": run.facts.devices, "versions": run.facts.versions}
     now = {"step": step, "time": time.time(), "machine": platform.node()}
     with explaining_errors(run.directory):
@@ -87,7 +87,7 @@ def start_run(
             was, now = earlier.facts.versions, run.facts.versions
             others = [f"{name} {of}" for name, of in was.items() if now.get(name) != of]
             if others:
-                note = f"NOTE: earlier, this ran with {', '.join(others)}."
+                note = f"NOTE: earlier, this run used {', '.join(others)}."
             simulated = run.facts.simulated or earlier.facts.simulated
             run = RecordedRun.of(path, {**run.entries, "simulated": simulated})
         unmarked = run.write()

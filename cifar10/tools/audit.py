@@ -33,8 +33,8 @@ under `unchecked`. Exit code 1: something differs.
 # Why values stay unchecked that no computation gives again, by file.
 UNCHECKED = {
     layout.CONFIG: "no number depends on them",
-    layout.METRICS: "clocks, what rounding changes by its size, or unknown here",
-    layout.STARTS: "each start says so of itself",
+    layout.METRICS: "clocks, values that rounding may change entirely, or unknown here",
+    layout.STARTS: "claims that each start makes about itself",
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
 # Entries that no command shows, and a number of images, which is that of the scores.
@@ -43,7 +43,7 @@ UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED}
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
-    parser.add_argument("--segments", type=int, default=5, help="number to recompute")
+    parser.add_argument("--segments", type=int, default=5, help="segments to recompute")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--json", action="store_true", help="print JSON")
     replay, given = open_run(parser, words)
@@ -93,7 +93,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     prefixes = (b"".join(lines[: n + 1]) for n in range(len(lines)))
     starts = [hashlib.sha256(prefix).hexdigest() for prefix in prefixes]
     if len(history) < len(lines):
-        yield f"{layout.STARTS}: a line is no start"
+        yield f"{layout.STARTS}: a line is not a start"
     for step in replay.saved:
         where = f"checkpoint of step {step}"
         try:
@@ -144,10 +144,10 @@ def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
     if 0 in logged:
         yield f"{layout.METRICS}: step 0 is before the first"
     twice = [step for step, count in collections.Counter(logged).items() if count > 1]
-    yield from (f"{layout.METRICS}: step {step} is there twice" for step in twice)
+    yield from (f"{layout.METRICS}: step {step} appears twice" for step in twice)
     starts = starting.read_starts(replay.run)
     if len({one["time"] for one in starts}) < len(starts):
-        yield f"{layout.STARTS}: a start is there twice"
+        yield f"{layout.STARTS}: a start appears twice"
     ends = {"checkpoint": (replay.saved, most), layout.METRICS: (logged, most)}
     ends[layout.STARTS] = [one["step"] for one in starts], last
     for split, lines in replay.scored.items():
@@ -189,4 +189,4 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
         yield f"scores in steps {loose}: without checkpoints, within {replay.bound:g}"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:
-        yield f"step in {layout.DEBUG_CHECKPOINTS}: steps that failed are not computed"
+        yield f"step in {layout.DEBUG_CHECKPOINTS}: failed steps are not recomputed"

@@ -135,11 +135,11 @@ def _on_duplicates(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _few([first_few(group, _SHOWN) for group in groups])
     if count := found["in_both_parts"]:
         some = counted(count, "held-out picture")
-        yield f"    {some} trained on too, so scores are too good"
+        yield f"    {some} also trained on, so scores are too good"
     if count := found["in_several_classes"]:
         some = counted(count, "group")
         yield f"    {some} in several classes, which no model can learn"
     if nearly:
         some = counted(len(nearly), "held-out picture")
-        yield f"Perhaps nearly the same as a training picture: {some}"
+        yield f"Possibly near-duplicates of training pictures: {some}"
         yield from _few([" ~ ".join(pair) for pair in nearly])

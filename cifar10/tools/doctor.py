@@ -1,4 +1,4 @@
-"""`python -m cifar10 doctor`: finds problems of this machine, and how to fix them.
+"""`python -m cifar10 doctor`: finds this machine's problems and their fixes.
 
 nvidia-smi tells which GPUs there are. A child process tells which of them TensorFlow
 finds and whether each device computes, because TensorFlow or the driver may crash.
@@ -27,7 +27,7 @@ DESCRIPTION = """Finds out why a GPU is not found, and other problems of this ma
 
     python -m cifar10 doctor
 
-Shows versions, asks NVIDIA's driver for its GPUs, and computes a little on each
+Shows versions, asks NVIDIA's driver for its GPUs, and runs a test on each
 device. Each problem comes with its fix. Exit code 0: training can run on this
 machine, with or without a GPU; 1: something is broken; 2: a wrong flag.
 """
@@ -61,7 +61,7 @@ _INSTALL = "pip install --force-reinstall 'tensorflow[and-cuda]>=2.21,<2.23'"
 _INSTALL_DRIVER = (
     "Install NVIDIA's driver 555 or newer (580 for Pascal and Volta; on Ubuntu: sudo "
     "ubuntu-drivers install; for WSL: in Windows) and restart the machine. A container "
-    "needs --gpus all (Docker) or a limit nvidia.com/gpu (Kubernetes)."
+    "needs --gpus all (Docker) or an nvidia.com/gpu limit (Kubernetes)."
 )
 _ONE_KERAS = "pip uninstall -y keras-nightly keras && pip install 'keras>=3.15,<4'"
 _ON_BLACKWELL = (
@@ -70,7 +70,7 @@ _ON_BLACKWELL = (
 )
 _FIX_COMPUTATION = (
     "End the programs that fill the device's memory (nvidia-smi lists them), or "
-    f"{_INSTALL}. GPUs of a compute capability below 7.5 need the extra gpu-old. "
+    f"{_INSTALL}. GPUs with compute capability below 7.5 need the extra gpu-old. "
     "SIGILL means that the processor has no AVX. To train on the CPU meanwhile, put "
     "CUDA_VISIBLE_DEVICES=-1 before a command."
 )
@@ -167,7 +167,7 @@ def _examine_driver() -> tuple[int, list[Finding]]:
         text += f", which need driver {least} or newer"
         return len(gpus), [Finding("driver", text, PROBLEM, _INSTALL_DRIVER)]
     if version >= _DRIVER_OF_CUDA_13:
-        text += "; a driver of CUDA 13 also runs the CUDA 12 of TensorFlow's wheels"
+        text += "; a CUDA 13 driver also runs the CUDA 12 of TensorFlow's wheels"
     findings = [Finding("driver", text)]
     if max(capabilities) >= _BLACKWELL:
         text = "TensorFlow's wheels have no code for Blackwell"

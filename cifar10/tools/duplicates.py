@@ -1,4 +1,4 @@
-"""Finds pictures of a data set that are equal, and test pictures like training ones."""
+"""Finds equal pictures in a data set, and near duplicates of training pictures."""
 
 import hashlib
 import itertools

@@ -21,14 +21,14 @@ DESCRIPTION = """Exports the model of a run for other programs.
     python -m cifar10 export --output /tmp/cifar10_model.onnx
     python -m cifar10 export --output /tmp/cifar10_model.tflite
 
-Writes a SavedModel's folder, or a file that ends in .onnx, .keras or .tflite
+Writes a SavedModel folder, or a file that ends in .onnx, .keras or .tflite
 (LiteRT). The export takes images as evaluation prepares them and returns
 logits, both in float32. With --with_preprocessing it takes uint8 images of the
 data set's size and returns probabilities. It is loaded in a separate process,
-and removed if it computes something else than the run's model on 256 test
+and removed if it computes something other than the run's model on 256 test
 images. cifar10.json, in the folder, the metadata of ONNX or the file (unzip
 finds it), describes the model and how to prepare images. Exit code 0: written
-and checked; 1: the export computes something else; 2: a mistake that you can fix.
+and checked; 1: the export differs; 2: a mistake that you can fix.
 """
 
 # Packages that a format needs besides TensorFlow.
@@ -117,5 +117,5 @@ def export_run(options: Options) -> int:
 def _check_free(output: Path) -> None:
     if os.path.lexists(output):
         raise UsageError(
-            f"--output {output} exists already. Move it away, or give another --output."
+            f"--output {output} already exists. Move it away, or give another --output."
         )

@@ -28,7 +28,7 @@ def exporting(file_format: str) -> Iterator[None]:
     except Exception as error:  # Layers, converters and formats may raise anything.
         raise UsageError(
             f"The model cannot be exported as {file_format}: {reason(error)}. Check "
-            "for operations that it lacks, and layers that run Python code."
+            "for operations that the format lacks, and layers that run Python code."
         ) from error
 
 
@@ -79,12 +79,12 @@ def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
 
 
 def compare(computed: np.ndarray, expected: np.ndarray) -> tuple[bool, str]:
-    """Returns whether an export computes what the run's model does, and a report.
+    """Returns whether an export computes the same as the run's model, and a report.
 
     Both compute floating [images, classes], which may differ by rounding.
     """
     if computed.shape != expected.shape or not np.isfinite(computed).all():
-        return False, "returns values that are not finite, or another number of them"
+        return False, "returns non-finite values, or a different number of values"
     difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
     return difference <= _TOLERANCE, (
         f"differs by {difference:.1e} of the largest value (at most {_TOLERANCE:.0e})"

@@ -71,8 +71,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     if right < _STRONG:
         caution += f", and below about {_STRONG:.0%} only the first are mostly wrong"
     for index in np.flatnonzero(listed > of_class / 2):
-        caution += f". It lists {listed[index]} of the {of_class[index]} of the class "
-        caution += f"{classes[index]}, which it may just not have learned"
+        caution += f". It lists {listed[index]} of the {of_class[index]} of class "
+        caution += f"{classes[index]}, which the run may simply not have learned"
     _write(path, issues, images[indices], caution)
     return {"issues": issues, "caution": f"{caution}.", "corrections": str(path)}
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from cifar10.sections.planning import SectionPlan
     from cifar10.training.assembly import Training
 
-HELP = "estimate the memory of a training step, and in how many sections it fits"
+HELP = "estimate the memory of a training step, with and without sections"
 DESCRIPTION = """Estimates the memory of a training step with and without sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
 Traces the step without computing it, and needs neither that memory nor data. On
-CPUs the estimate is within 25 % of what a step takes. On GPUs, kernels take
-more memory than that. Without a GPU, the column "a tower's step" is the memory
+CPUs the estimate is within 25 % of the memory used. On GPUs, kernels take
+additional memory. Without a GPU, the column "a tower's step" is the memory
 that a GPU would need in addition to the variables. Prints which --sections fit
 into --memory_limit, or into 85 % of the free memory, and the largest batch that
 does. Exit code 1: the batch requested does not fit.
@@ -108,7 +108,7 @@ def _print_largest_batch(training: "Training", limit: float, sections: int) -> N
             found[size] = f"--batch_size {size}{cut}"
     _, *lines = found.values()
     title = "The largest batch that fits beside the program itself, by this estimate:"
-    nothing = ["No batch fits, not even of one image."]
+    nothing = ["No batch fits, not even one image."]
     print(*([title, *lines] if lines else nothing), sep="\n  ")
 
 

@@ -27,8 +27,8 @@ DESCRIPTION = """Names the likeliest classes of images, with their probabilities
 Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
 prepares them as evaluation does. With --follow it predicts again with each new
 checkpoint, until training has finished. Exit code 0: all were classified; 1:
-those named on stderr were skipped; 2: a mistake that you can fix. Files of a
-folder without a picture's ending are not classified; a note on stderr counts them.
+images named on stderr were skipped; 2: a mistake that you can fix. In a folder,
+files without a picture ending are not classified; a note on stderr counts them.
 """
 
 _BATCH = 256  # Images in memory at a time; other numbers have the same result.
@@ -65,7 +65,7 @@ class Options(run_options.RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow and self.step is not None:
-            raise UsageError("--follow and --step exclude each other. Leave out one.")
+            raise UsageError("--follow and --step cannot be combined. Leave out one.")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

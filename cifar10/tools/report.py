@@ -34,10 +34,10 @@ DESCRIPTION = """Writes one page on one or several runs.
 
 The page shows each run's settings and how they differ, curves of loss,
 accuracy, throughput and learning rate, the confusion matrix and the hardest
-images of a checkpoint (the newest, or --step), and all checkpoints; of runs
-that differ in their seeds alone, the mean accuracy and its deviation. It is a
+images of a checkpoint (the newest, or --step), and all checkpoints; for runs
+that differ only in their seeds, the mean accuracy and its deviation. It is a
 single HTML file without scripts. The checkpoint is scored on the test set, as
-by eval.py. An earlier report is overwritten, any other file is not. Needs the
+by eval.py. An earlier report is overwritten, but no other file. Needs the
 packages of the extra `report`.
 """
 

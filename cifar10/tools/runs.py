@@ -37,9 +37,9 @@ DESCRIPTION = """Lists the runs in and below a directory.
 
 The state of a run is `training` while a process trains it; `finished` at the
 last step, or if training ended because the score no longer rose; `diverged` if it
-ended so, but the model only guesses; `stopped` if training ended earlier, with a
-checkpoint of its last step; `failed` if the last checkpoint is older than the
-last step; `damaged` if files cannot be read.
+ended that way, but the model only guesses; `stopped` if training ended earlier,
+with a checkpoint of its last step; `failed` if the last checkpoint is older than
+the last step; `damaged` if files cannot be read.
 """
 # Either is in a run's directory, the second even if the first is lost.
 _HELD_BY_RUNS = {layout.CONFIG, layout.STARTS}
@@ -53,9 +53,9 @@ _ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "size": lambda run: -run["bytes"],
     "score": lambda run: -((run.get("scores") or {}).get(PRECISION, -1.0)),
 }
-_PRUNE = "list the runs to remove, or all that --older_than names; with --yes, do so"
+_PRUNE = "list the named (or --older_than) runs for removal; with --yes, remove them"
 _KEEP = "with --prune, remove all checkpoints of finished runs but the best"
-_AGE = "only runs that have not changed for so long: 30d (days) or 12h (hours)"
+_AGE = "only runs unchanged for this long: 30d (days) or 12h (hours)"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--prune", nargs="*", metavar="NAME", help=_PRUNE)
     parser.add_argument("--keep", choices=["best"], help=_KEEP)
     parser.add_argument("--older_than", metavar="AGE", type=_hours, help=_AGE)
-    parser.add_argument("--yes", action="store_true", help="do what --prune lists")
+    parser.add_argument("--yes", action="store_true", help="remove what --prune lists")
     parser.add_argument("--json", action="store_true", help="print JSON, a list")
     parser.add_argument("--csv", action="store_true", help="print a table as CSV")
     by = "order of the list (default: name)"
@@ -76,7 +76,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     try:
         runs = find_runs(directory)
     except RecursionError as error:  # Up to Python 3.11, `os.walk` is recursive.
-        why = "holds a thousand folders within each other. Remove them."
+        why = "holds a thousand nested folders. Remove them."
         raise UsageError(f"{directory} {why}") from error
     names, keep, age = given["prune"], given["keep"], given["older_than"]
     if age is not None:
@@ -94,7 +94,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     else:
         _print(runs, directory)
     if names is not None and not given["yes"]:
-        what = "all checkpoints but the best of these" if keep else "these directories"
+        what = "all but these runs' best checkpoints" if keep else "these directories"
         say(f"Nothing was removed. --yes removes {what} for good.")
     elif names is not None:  # Alone --yes and --keep remove nothing.
         _prune_all(runs.values(), keep)
@@ -107,7 +107,7 @@ def _check(given: Mapping[str, Any]) -> None:
         if given["prune"] is None:
             raise UsageError(f"--{name} needs --prune.")
     if given["json"] and given["csv"]:
-        raise UsageError("--json excludes --csv. Omit one.")
+        raise UsageError("--json and --csv cannot be combined. Omit one.")
     if given["prune"] == [] and given["older_than"] is None:
         raise UsageError("--prune: name the runs, or give --older_than 30d.")
 
@@ -282,7 +282,7 @@ def _to_prune(
 def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
     """Returns why a run is not to be pruned; "" if it is."""
     if run is None:
-        return "there is no run of this name and age."
+        return "there is no run with this name and age."
     path = Path(run["path"])
     inner = (at for at, _, names in os.walk(path) if _HELD_BY_RUNS & {*names})
     if run["state"] == "training":
@@ -290,7 +290,7 @@ def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
     if any(folder != run["path"] and _read(Path(folder)) for folder in inner):
         return "this run's directory contains other runs. Move them away."
     if keep and run["state"] not in ("finished", "diverged"):
-        return "this run has not finished, and goes on from its newest checkpoint."
+        return "this run has not finished, and resumes from its newest checkpoint."
     if keep and not scores.best(path, checkpoints.steps(path / layout.CHECKPOINTS)):
         return "no checkpoint of this run has a score. Score one with eval first."
     return ""
@@ -314,7 +314,7 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
     aside = files.unused(path.with_name(f".{path.name}-removed"))
     with RunLock(path), explaining_errors(path):
         if (_read(path) or {}).get("changed") != listed["changed"]:
-            raise UsageError(f"{path} has changed meanwhile. Repeat the command.")
+            raise UsageError(f"{path} has changed in the meantime. Repeat the command.")
         if keep:
             if checkpoints.delete_all_but_best(path, listed["state"]):
                 say(f"Pruned {printable(str(path))}.")
@@ -323,6 +323,6 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
         try:
             shutil.rmtree(aside)
         except (OSError, RecursionError) as error:
-            what = f"{path} is now {aside}, which you have to remove: {reason(error)}."
+            what = f"{path} is now {aside}, which you must remove: {reason(error)}."
             raise UsageError(what) from error
     say(f"Removed {printable(str(path))}.")

@@ -29,7 +29,7 @@ classes). GET /health returns the model, and the step and age of its weights;
 GET /metrics counts requests, images and seconds for Prometheus.
 Each new checkpoint is loaded between two answers; with --step best, each better
 one. The training run may begin after the service. There are no passwords: with
---host 0.0.0.0, everybody who reaches the port can use the service. SIGTERM or
+--host 0.0.0.0, anyone who reaches the port can use the service. SIGTERM or
 Ctrl-C ends the service after the answers in progress.
 """
 

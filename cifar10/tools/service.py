@@ -48,7 +48,7 @@ _SHORT, _MOST_PARTS = 32, 100  # Of words that are no picture; of forms and JSON
 # Base64 in text, where some write - for + and _ for /; others become spaces.
 _BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
 _FIX = (
-    " Send one file itself (curl --data-binary @FILE), a form with one file (curl -F "
+    " Send the file itself (curl --data-binary @FILE), a form with one file (curl -F "
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
@@ -165,7 +165,7 @@ class Service:
     def _refusal(self, headers: Headers) -> str | None:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may use the other header, and see two requests in one.
-            return "Content-Length and Transfer-Encoding exclude each other."
+            return "Content-Length and Transfer-Encoding cannot be combined."
         # The domain of another site may point at this machine's address. Its pages can
         # then read the answers, but their requests name the domain as the host.
         if not self._own_host.fullmatch(headers.get("host", "localhost")):
@@ -189,7 +189,7 @@ class Service:
             why = f"The request did not arrive within {self._timeout:g} seconds."
             raise HTTPException(408, why, {"Connection": "close"}) from error
         if len(body) > self._max_bytes:
-            why = f"A request may have {self._max_bytes:,} bytes at most."
+            why = f"A request may have at most {self._max_bytes:,} bytes."
             raise HTTPException(413, why)
         return bytes(body)
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from cifar10.training.what_if import Outcome, WhatIf
 
-HELP = "train steps of a run again without some pictures, or with another rate"
+HELP = "train steps of a run again without some pictures, or at another rate"
 DESCRIPTION = """Trains steps of a run again with a change, and compares.
 
     python -m cifar10 whatif RUN --steps 1001:1100 --corrections wrong.csv
     python -m cifar10 whatif RUN --steps 401:600 --until 1000 --learning_rate 0.05
 
 First recomputes the steps unchanged: whatever differs afterwards is due to the
-change. In the place of a picture that is left out comes the next of its class; all
-other pictures keep their places and random draws. RUN may also be what --out wrote,
-which is then computed again. Exit code 1: a recomputed step differs.
+change. The next picture of its class takes the place of a picture left out; all
+other pictures keep their places and random draws. RUN may also be a changed run
+from --out, which is then recomputed. Exit code 1: a recomputed step differs.
 """
 _SETTINGS = ("learning_rate", "clip_norm", "moving_average_decay")
 _EACH = "like --corrections, but list the effect of each picture on the validation loss"
@@ -38,12 +38,12 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     add = parser.add_argument
     add("--steps", help="FIRST:LAST, the steps to change, such as 1001:1100")
     add("--until", type=int, help="the last step to compute (default: LAST)")
-    add("--corrections", metavar="FILE", help="CSV as of `data`: picture,class")
+    add("--corrections", metavar="FILE", help="CSV as `data` writes it: picture,class")
     add("--without_class", metavar="CLASS", help="leave out all pictures of a class")
     for name in _SETTINGS:
-        add(f"--{name}", type=float, metavar="NUMBER", help="another in these steps")
+        add(f"--{name}", type=float, metavar="NUMBER", help="value in these steps")
     add("--each", metavar="FILE", help=_EACH)
-    add("--windows", type=int, default=1, help="with --each, how many windows of steps")
+    add("--windows", type=int, default=1, help="number of windows for --each")
     add("--out", metavar="DIR", help=_OUT)
     what_if, given = open_run(parser, words, what_if=True)
     made = RecordedRun.read(layout.absolute_path(given["run"]))
@@ -90,7 +90,7 @@ def _refuse_unused(given: dict[str, Any], made: RecordedRun) -> None:
     names = ["until", "corrections", "without_class", "out", *_SETTINGS] if what else []
     names += ["steps", "each"] if made.facts.what_if else []
     if found := [name for name in names if given[name] is not None]:
-        raise UsageError(f"{what} and --{found[0]} exclude each other. Omit one.")
+        raise UsageError(f"{what} and --{found[0]} cannot be combined. Omit one.")
     if given["windows"] != 1 and not given["each"]:
         raise UsageError("--windows needs --each.")
 
@@ -142,7 +142,7 @@ def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
     """Recomputes the steps unchanged, and says whether they are the run's."""
     differs, far, bound, step, place = what_if.control(first, last, until)
     how = f"within {far:.2g}; rounding explains {bound:g}" if bound else "bit for bit"
-    said = f"steps {first:,} to {until:,} are the run's, {how}."
+    said = f"steps {first:,} to {until:,} equal the run's, {how}."
     if differs:
         found = f"step {step:,} differs by {far:.2g} ({place}) from the run"
         said = f"{found}, so a change would prove nothing here."

@@ -1,4 +1,4 @@
-"""How the processes that train together agree on what they do next."""
+"""How processes that train together agree on their next action."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -80,7 +80,7 @@ def for_tower(model: keras.Model, non_trainable: Tensors, number: int) -> Tensor
 
 
 def flat_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tuple:
-    """Averages towers' results on `home`, to which they travel flat.
+    """Averages towers' results on `home`, where they arrive as flat vectors.
 
     Returns gradients, statistics, metrics and the towers' losses.
     """

@@ -1,4 +1,4 @@
-"""Estimates the gradient noise scale: up to which batch more images save steps.
+"""Estimates the gradient noise scale: the batch up to which more images save steps.
 
 After McCandlish et al., "An Empirical Model of Large-Batch Training", appendix A.1
 (https://arxiv.org/abs/1812.06162). N towers compute gradients of B images each, and the
@@ -162,7 +162,7 @@ def in_words(averages: dict[str, float], images: int) -> str:
     about, saved = "at least" if is_bound else "about", 50 * scale / (scale + 1)
     return (
         f"Gradient noise scale: {about} {float(f'{scale * images:.2g}'):,.0f} images. "
-        f"Twice the global batch of {images:,}, as of twice the GPUs, would save "
-        f"{about} {saved:.0f} % of the steps, with a learning rate that suits it; 50 % "
-        "is the most. A batch far above the noise scale saves few."
+        f"Twice the global batch of {images:,}, as with twice the GPUs, would save "
+        f"{about} {saved:.0f} % of the steps, with a suitable learning rate; 50 % is "
+        "the maximum. A batch far above the noise scale saves few steps."
     )

@@ -180,7 +180,7 @@ class TowerBuilder(Agreement):
         self._results = traced(functools.partial(self._trace_towers, self.state))
 
     def compile_steps(self, *, xla: bool = False, xla_update: bool = False) -> None:
-        """Has XLA compile the towers and the update, or not; the step is retraced."""
+        """Turns XLA for the towers and the update on or off; the step is retraced."""
         self.tower.xla = xla
         self.update = dataclasses.replace(self.update, xla=xla_update)
         self.freeze(self.tower.frozen)
@@ -379,7 +379,7 @@ class TowerBuilder(Agreement):
         if len(missing) == len(gradients):
             raise UsageError(
                 "The loss has no gradient: it depends on no variable. Check that the "
-                "model has trainable layers, and the loss uses its output."
+                "model has trainable layers, and that the loss uses its output."
             )
         if new := [name for name in missing if name not in self._warned]:
             self._warned.update(new)

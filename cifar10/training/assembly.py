@@ -225,8 +225,8 @@ def resolve_config(
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
             f"--global_batch_size {images} does not divide into {batches} batches "
-            f"(towers times --accumulate). Give {divisible}, or, to resume, other "
-            "towers."
+            f"(towers times --accumulate). Give {divisible}, or, to resume, "
+            "another number of towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
     how = config.network.precision, placement.devices
@@ -283,14 +283,14 @@ def check_epoch(
         )
     epochs = steps * images / examples_per_epoch
     if may_shorten and update.schedule_ends and update.warmup_epochs > epochs / 2:
-        say(f"Note: the warm-up is shortened to {epochs / 2:.3g} epochs, half of all.")
+        say(f"Note: the warm-up is shortened to {epochs / 2:.3g} epochs, half the run.")
         return config.replace(warmup_epochs=epochs / 2)
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {update.warmup_epochs} is too much for {epochs:.2f} "
-            f"epochs ({steps} steps) with --schedule {update.schedule}. Give less, or "
-            "more --max_steps or --max_epochs."
+            f"--warmup_epochs {update.warmup_epochs} is too long for {epochs:.2f} "
+            f"epochs ({steps} steps) with --schedule {update.schedule}. Lower it, or "
+            "raise --max_steps or --max_epochs."
         )
     return config
 

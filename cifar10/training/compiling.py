@@ -1,4 +1,4 @@
-"""Decides at the start what XLA compiles, whole steps or the update, by trying it.
+"""Decides by trials at the start whether XLA compiles whole steps or the update.
 
 A GPU starts the kernels of a small model one by one, which can take longer than they
 compute; a program of many steps needs one start. A large model gains nothing.
@@ -49,7 +49,7 @@ def try_programs(
         towers.compile_steps(**{name: True})
         try:
             gain = plain / _seconds(towers, batches, count)
-            why = f"steps take {1 / gain:.2f} of their time"
+            why = f"steps take {1 / gain:.2f} of the time without it"
         except tf.errors.OpError as error:
             gain, why = 0.0, f"it cannot: {error.message.splitlines()[0]}"
         is_faster = gain >= _LEAST_GAIN

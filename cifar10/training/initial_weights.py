@@ -129,7 +129,7 @@ def take_initial_weights(
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
     if any(_has_seen_val(origin, run) for origin in _origins(run)):
         seen = "these weights were trained on images that are val here"
-        line += f"\nNOTE: {seen}. Scores on val are too good, those on test are not."
+        line += f"\nNOTE: {seen}. Scores on val are too good; scores on test are not."
     return line
 
 
@@ -316,7 +316,7 @@ def _copy_arrays(file: "h5py.File", clean: "h5py.File", size: int) -> None:
         if visited > _MOST_ENTRIES:
             raise ValueError(f"the file has more than {_MOST_ENTRIES:,} entries")
         if path.count("/") > _DEEPEST:
-            raise ValueError(f"the file has more than {_DEEPEST} groups in each other")
+            raise ValueError(f"the file has more than {_DEEPEST} nested groups")
         if isinstance(item, h5py.Group):
             if name := _attribute(item, "name"):
                 clean.require_group(path).attrs["name"] = name

@@ -110,8 +110,8 @@ def with_own(
         of_halves = np.mean([half[name] for half in halves])
         if not np.isfinite(value):
             raise UsageError(
-                f"{name} is {value:g} for random logits. Make it finite, such as with "
-                "tf.math.softplus in place of a logarithm."
+                f"{name} is {value:g} for random logits. Make it finite, for example "
+                "with tf.math.softplus in place of a logarithm."
             )
         is_mean = np.isclose(value, of_halves, _TOLERANCE, _TOLERANCE)
         if not is_mean or tape.watched_variables():

@@ -117,7 +117,7 @@ def _explained(
         towers = max(n for n in range(1, now["towers"] + 1) if whole // size % n == 0)
         batch = {"batch_size": size, "accumulate": whole // size // towers}
         how = f"{invocation.as_flags(**batch)} on {counted(towers, 'tower')}"
-        lines.append(f"    {how} keeps those of the run")
+        lines.append(f"    {how} keeps the run's values")
     others = [name for name in _OF_DATA if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]
@@ -125,7 +125,7 @@ def _explained(
         file = data.corrections
         labels = f"labels, which {file} corrects," if file else "labels"
         lines.append(f"    data: images or {labels} have changed since the run began")
-        lines.append("That run cannot go on with changed data.")
+        lines.append("That run cannot continue with changed data.")
     elif _DATA in differences and (name := others[0]) not in differences:
         lines.append(f"    {name}: {values[name]} there, {now[name]} now")
     resume = invocation.as_flags(resume=path)
@@ -133,12 +133,12 @@ def _explained(
     if given := invocation.in_memory(**values | own_rate):
         resume = f"cifar10.Config(resume={str(path)!r}, {given})"
     if not has_changed:
-        lines.append(f"Give {resume} alone to resume that run as it is.")
+        lines.append(f"Give only {resume} to resume that run as it is.")
     if not any(word.startswith("--resume") for word in sys.argv):
         lines.append("Give --fresh to move that run aside and start over.")
     unused = files.unused(path.with_name(f"{path.name}."))
     other = invocation.as_flags(train_dir=unused)
-    lines.append(f"Give {other}, or another name, to train beside it.")
+    lines.append(f"Give {other}, or another name, for a separate run.")
     if checkpoints.steps(path / layout.CHECKPOINTS) and "model" not in differences:
         flags: dict[str, Any] = {"initial_weights": path, "train_dir": unused}
         how = invocation.as_flags(**flags)

@@ -185,7 +185,7 @@ class Progress:
         workers = self._config.machine.workers
         if command := invocation.to_train(workers, resume=self._path):
             how = f"resume the run with:\n    {command}"
-        return f"The last good checkpoint is of step {last}; {how}"
+        return f"The last good checkpoint is from step {last}; {how}"
 
     def _write(self, directory: Path, further: Mapping[str, Any]) -> Path:
         """Writes a checkpoint whose manifest records this step and `further` facts."""

@@ -139,7 +139,7 @@ class Replay:
             there = _machine({**now.values, **found})
             for name in [name for name in there if there[name] != here.get(name)]:
                 was, now_is = (str(one.get(name)) for one in (there, here))
-                return f"because {name} in {place} is {was}, and here {now_is}"
+                return f"because {name} in {place} is {was}, but {now_is} here"
         return ""
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
@@ -148,7 +148,7 @@ class Replay:
         yield from self.onward(first, last)
 
     def onward(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields like `steps`, but continues from the present state."""
+        """Yields the same as `steps`, but continues from the current state."""
         training = self.training
         while self.step < last:
             stage = training.config.stage(self.step)

@@ -37,7 +37,7 @@ def explaining_failures(
         flag = "xla" if config.speed.xla else "xla_update"
         raise UsageError(
             f"--{flag}: XLA cannot compile this step: {error.message}\nGive "
-            f"--no-{flag}, and give --fresh or another --train_dir."
+            f"--no-{flag}, and --fresh or another --train_dir."
         ) from error
 
 

@@ -138,7 +138,7 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 
 
 class Summaries:
-    """A hook that computes summaries in a share of the time, and tells other hooks."""
+    """A hook that computes summaries in a limited share of the time."""
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training

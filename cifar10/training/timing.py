@@ -91,7 +91,7 @@ class Timer:
         return (self.steps - steps) / (self._earlier[1] - seconds)
 
     def bottleneck(self) -> str:
-        """Returns a line on what limits the speed; empty if no step was timed."""
+        """Returns a line that names the bottleneck; empty if no step was timed."""
         if not self.steps:
             return ""
         part = self._seconds["input"] / self.stepping()

@@ -28,7 +28,7 @@ _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 _WAITS = {
     "input": "input batches",
     "summaries": "the disk of the summaries",
-    "evaluation": "the evaluation of the step before",
+    "evaluation": "the evaluation of the previous step",
     "saving": "the disk of the checkpoints",
 }
 _ELSEWHERE = "its devices, a hook or the other workers"
@@ -72,7 +72,7 @@ class Watchdog:
         self._step, self._ended = step, now
 
     def on_start(self, run: object) -> None:  # noqa: ARG002
-        """Starts the thread that watches, unless it runs already."""
+        """Starts the watching thread, unless it is already running."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -107,7 +107,7 @@ class Watchdog:
     def _report(self, taken: float, *, ends: bool) -> None:
         line = (
             f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
-            f"It waits for {_WAITS.get(self._loop.timer.part, self._elsewhere)}."
+            f"It is waiting for {_WAITS.get(self._loop.timer.part, self._elsewhere)}."
             f"{_ENDED if ends else ''}"
         )
         writing = threading.Thread(target=self._tell, args=[line], daemon=True)

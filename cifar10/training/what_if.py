@@ -1,4 +1,4 @@
-"""Trains steps of a run again with a change: what would have become of it?
+"""Retrains steps of a run with a change, to show how the run would have differed.
 
 A replay without a change ends where the run did, bit for bit or within known rounding;
 that is the control. So whatever differs after a replay with a change is its effect, on

@@ -44,7 +44,7 @@ time.sleep({more})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["by itself", "by the limit"])
-def test_child_processes_end_with_their_line(tmp_path, ends):
+def test_processes_started_by_a_measurement_end_with_it(tmp_path, ends):
     late = tmp_path / "late"
     more = 0 if ends == "by itself" else 60
     words = [sys.executable, "-c", SLEEPER.format(path=str(late), more=more)]
@@ -54,7 +54,7 @@ def test_child_processes_end_with_their_line(tmp_path, ends):
     assert not late.exists()
 
 
-def test_a_trial_of_few_steps_is_no_measurement(tmp_path, monkeypatch):
+def test_a_short_trial_does_not_count_as_a_measurement(tmp_path, monkeypatch):
     line = dataclasses.replace(gpu_minutes.LINES[0], name="one")
     monkeypatch.setattr(gpu_minutes, "LINES", [line])
     said = '{"ms a step": 7}', None

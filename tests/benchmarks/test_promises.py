@@ -66,7 +66,7 @@ def test_killed_jobs_leave_no_process(tmp_path):
     assert not process.members()
 
 
-def test_absent_trainer_has_a_row_that_says_so(tmp_path):
+def test_an_uninstalled_trainer_is_reported_in_its_row(tmp_path):
     missing = [sys.executable, "-c", "import no_such_package"]
     found = program.try_all({"theirs": missing}, PROMISES, tmp_path)
     assert "no_such_package" in found["theirs"]
@@ -104,6 +104,6 @@ def test_peers_train_and_are_judged(name, tmp_path):
     assert cells["resumed_schedule"].verdict == KEPT
 
 
-def test_adapter_that_does_not_start_is_named(tmp_path):
+def test_an_adapter_failing_to_start_is_reported(tmp_path):
     with pytest.raises(NotInstalledError, match="nobody"):
         Contract([sys.executable, "-c", "raise SystemExit('nobody')"], tmp_path)

@@ -25,7 +25,7 @@ ABOUT["versions"] = dict.fromkeys(("python", "tensorflow", "keras", "numpy"), "1
     # One-sided 5 % points of published tables.
     [(1, 6.314), (2, 2.920), (4, 2.132), (9, 1.833), (29, 1.699), (120, 1.658)],
 )
-def test_p_agrees_with_published_tables(freedom, t):
+def test_p_values_agree_with_published_tables(freedom, t):
     count = freedom + 1
     scores = [1.0, -1.0] * (count // 2) + [0.0] * (count % 2)
     # Their mean is 0; the threshold lies t standard errors below it, and above it.
@@ -36,7 +36,7 @@ def test_p_agrees_with_published_tables(freedom, t):
 
 
 @pytest.mark.parametrize("scores", [[94.1], [94.1, 94.1]])
-def test_scores_without_a_deviation_have_no_p(scores):
+def test_scores_without_a_deviation_have_no_p_value(scores):
     with pytest.raises(UsageError, match="deviation"):
         record.p_value(scores, 93.95)
 
@@ -137,7 +137,7 @@ def checkout(tmp_path, monkeypatch):
     return root
 
 
-def test_rows_that_wait_for_their_commit_do_not_make_a_checkout_dirty(checkout):
+def test_uncommitted_records_do_not_make_a_checkout_dirty(checkout):
     (checkout / "docs/records.md").write_text("| a row |\n")
     record.check(str(checkout / "mine.toml"))
 
@@ -160,7 +160,7 @@ def test_a_dirty_checkout_is_refused(checkout, name):
         ("max_steps = 10", "in the commit"),  # The file itself is not.
     ],
 )
-def test_a_recipe_that_looks_or_is_not_in_the_commit_is_refused(
+def test_a_recipe_scoring_during_training_or_outside_the_commit_is_refused(
     checkout, line, problem
 ):
     path = checkout.parent / "recipe.toml"

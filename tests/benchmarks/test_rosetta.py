@@ -14,7 +14,7 @@ from benchmarks.rosetta.task import TASKS, batches, in_parts
 from cifar10.errors import UsageError
 
 
-def test_everyone_gets_the_same_whole_batches_in_an_order_of_each_epoch():
+def test_batches_are_full_and_reshuffled_by_epoch_and_seed():
     inputs, labels = np.arange(23), np.arange(23)
 
     def order(**others):
@@ -67,7 +67,7 @@ TELLS = """
 """
 
 
-def test_rows_take_turns_on_the_same_threads_and_wrong_ones_are_not_timed(
+def test_rows_take_turns_on_the_same_threads_and_incorrect_rows_are_not_timed(
     tmp_path, monkeypatch
 ):
     sources = {"cnn_tensorflow": GOOD, "cnn_tells": TELLS}
@@ -108,7 +108,7 @@ def test_unknown_frameworks_are_refused(monkeypatch):
     ],
     ids=["some", "all"],
 )
-def test_quick_checks_and_steps_the_installed_frameworks(words, count):
+def test_quick_mode_checks_and_steps_the_installed_frameworks(words, count):
     done = runs.run("-m", "benchmarks.rosetta", "--quick", *words)
     assert done.returncode == 0, done.stderr
     assert "NOISE" in done.stdout

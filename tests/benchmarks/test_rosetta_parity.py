@@ -100,7 +100,7 @@ def moved(optimizer, gradient):
     return variable.numpy()
 
 
-def test_word_that_occurs_twice_moves_as_by_its_whole_gradient():
+def test_a_repeated_word_moves_by_its_summed_gradient():
     adam = module_of("keras", "gru").Adam
     slices = tf.IndexedSlices(
         tf.constant([[1.0, 2.0], [3.0, -1.0], [2.0, 2.0]]), [1, 3, 1], [4, 2]
@@ -112,7 +112,7 @@ def test_word_that_occurs_twice_moves_as_by_its_whole_gradient():
 
 
 @pytest.mark.parametrize("network", TASKS)
-def test_values_in_pytorchs_layout_and_back_are_the_same(network):
+def test_values_survive_a_round_trip_through_pytorchs_layout(network):
     values = {
         name: np.arange(value.size, dtype=np.float32).reshape(value.shape)
         for name, value in initial_values(network).items()

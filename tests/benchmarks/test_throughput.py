@@ -51,7 +51,7 @@ FAKE = """
 """
 
 
-def test_sound_rivals_are_timed_whatever_befalls_the_others(tmp_path, monkeypatch):
+def test_sound_rivals_are_timed_even_if_other_rivals_fail(tmp_path, monkeypatch):
     sources = {"good": FAKE, "missing": "import no_such_package"}
     package = fake_package.write(tmp_path / "fakes", sources)
     good = f"{package}.good"
@@ -179,7 +179,7 @@ def test_table_compares_with_tutorial_and_keras():
     assert "| 4.00 | 2.00 |" in line
 
 
-def test_flags_that_cannot_be_met_are_refused_before_anything_starts(monkeypatch):
+def test_impossible_flags_are_refused_before_anything_starts(monkeypatch):
     for *flag, value in (
         ("--repeats", "0"),
         ("--only", "caffe"),

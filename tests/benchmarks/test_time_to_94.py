@@ -45,7 +45,7 @@ def few_images(directory=Path("unused")):
         ((1.0, 1.0, 0.499), "update"),
     ],
 )
-def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
+def test_a_rival_with_another_loss_gradient_or_first_update_is_refused(found, problem):
     def step(loss, gradient, value):
         return loss, {"w": np.array([gradient])}, {"w": np.array([value])}
 
@@ -59,7 +59,7 @@ def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
 # Ours.
 
 
-def test_steps_that_were_also_traced_count_as_long_as_the_others():
+def test_traced_steps_count_as_long_as_the_other_steps():
     logged = {"start": 60.0, "training": 7.0, "input": 1.0, "summaries": 0.5}
     logged |= {"saving": 9.0, "evaluation": 9.0}
     # One step and one call of four are not on the clock: 17 of 22 are.

@@ -34,13 +34,13 @@ def test_help_names_every_command(help_of):
         assert f"\n    cifar10 {name} " in help_of(name)
 
 
-def test_without_a_command_all_are_listed():
+def test_the_program_lists_all_commands_if_none_is_given():
     done = runs.call(PROGRAM)
     assert done.returncode == 0, done.stderr
     assert all(f"\n    {name} " in done.stdout for name in command._COMMANDS)
 
 
-def test_the_version_is_the_installed_packages():
+def test_the_version_flag_shows_the_installed_version():
     installed = metadata.version("cifar10-multi-gpu")
     done = runs.call(PROGRAM, "--version")
     assert done.returncode == 0

@@ -75,7 +75,7 @@ def test_bad_values_are_refused_with_their_flag(refusal):
 def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
     for curve in ("linear", "cosine", "one_cycle"):
         words = "--epochs_per_decay", 3, "--schedule", curve
-        assert f"--epochs_per_decay has no effect on --schedule {curve}" in refusal(
+        assert f"--epochs_per_decay has no effect with --schedule {curve}" in refusal(
             *words
         )
     assert "--epochs_per_decay" in refusal("--recipe", "fast", "--epochs_per_decay", 3)
@@ -84,7 +84,7 @@ def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
         Config(schedule="bogus", epochs_per_decay=3)
 
 
-def test_numbers_of_numpy_are_those_of_python():
+def test_numpy_numbers_become_python_numbers():
     given = {"max_steps": np.int64(5), "momentum": np.float32(0.5), "xla": np.True_}
     values = Config(**given).values
     found = {name: values[name] for name in given}
@@ -93,7 +93,7 @@ def test_numbers_of_numpy_are_those_of_python():
         Config(max_steps=np.array([5]))
 
 
-def test_tuples_are_the_lists_that_config_json_has():
+def test_tuples_become_lists_as_in_config_json():
     """So the program that began a run resumes it."""
     stages = {"until": 0.5, "image_size": 24}, {"frozen": ["conv1a"]}
     given = Config(recipe="fast", stages=stages, class_weights=(1.0, 2.0)).values
@@ -101,7 +101,7 @@ def test_tuples_are_the_lists_that_config_json_has():
     assert given["stages"] == [*stages]
 
 
-def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
+def test_paths_and_records_are_accepted_in_place_of_strings(tmp_path):
     record = types.SimpleNamespace(train_dir=tmp_path)  # As `train` returns it.
     assert Config(initial_weights=record) == Config(initial_weights=str(tmp_path))
     assert Config(train_dir=tmp_path) == Config(train_dir=str(tmp_path))
@@ -114,7 +114,9 @@ def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
         ("staircase", True, {"batch_size"}),
     ],
 )
-def test_some_fields_may_change_depending_on_the_run(schedule, is_stateful, more):
+def test_fields_fixed_for_a_run_depend_on_its_schedule_and_state(
+    schedule, is_stateful, more
+):
     always = set(fields.result_determining(Config()))
     assert always >= {"model", "data", "seed", "learning_rate", "global_batch_size"}
     assert not always & {"max_steps", "train_dir", "data_dir", "fresh"}

@@ -79,12 +79,12 @@ RESULT = """
 """ + "".join(f"{name} " for name in PARAMETERS)
 
 
-def test_the_fields_fixed_for_a_run_are_the_decided_ones():
+def test_the_fields_fixed_for_a_run_match_the_agreed_list():
     """A field that loses its scope lets a run go on as another one."""
     assert {*fields.result_determining(Config())} == {*RESULT.split()}
 
 
-def test_flags_are_the_decided_ones():
+def test_flags_match_the_agreed_list():
     for command, flags in FLAGS.items():
         done = runs.call(*command.split())
         assert done.returncode == 0
@@ -143,7 +143,7 @@ def test_flags_are_the_decided_ones():
         ),
     ],
 )
-def test_an_unknown_flag_is_refused_with_the_closest(command, said):
+def test_an_unknown_flag_is_refused_with_the_closest_flag(command, said):
     done = runs.call(*command.split())
     assert done.returncode == 2
     assert done.stderr.endswith(f" error: {said}\n")

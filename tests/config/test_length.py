@@ -6,7 +6,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 
-def test_one_length_is_given_and_replaces_the_recipes(tmp_path):
+def test_only_one_length_is_allowed_and_overrides_the_recipe(tmp_path):
     assert Config().run.max_steps == 100_000
     assert Config(recipe="fast").run.max_steps == 300
     epochs = Config(recipe="fast", max_epochs=3).run
@@ -24,13 +24,13 @@ def test_one_length_is_given_and_replaces_the_recipes(tmp_path):
     assert Config(recipe=str(recipe), max_steps=7).run.max_epochs is None
 
 
-def test_a_schedule_that_ends_needs_a_last_step():
+def test_a_finite_schedule_needs_a_last_step():
     with pytest.raises(UsageError, match=r"max_hours.*cosine.*max_epochs"):
         Config(max_hours=1.0, schedule="cosine")
     assert Config(max_hours=1.0).run.max_hours == 1.0
 
 
 @pytest.mark.parametrize("epochs", [0, 1e29, float("nan")])
-def test_a_number_of_epochs_is_possible(epochs):
+def test_an_impossible_number_of_epochs_is_refused(epochs):
     with pytest.raises(UsageError, match=r"--max_epochs .* number from"):
         Config(max_epochs=epochs)

@@ -173,7 +173,7 @@ PLACE = {"data_dir": "/etc", "data_url": "http://192.0.2.1/"}
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_only_ones_own_run_says_where_its_data_is(
+def test_data_locations_are_trusted_only_in_the_users_own_runs(
     run_dir, tmp_path, monkeypatch, capsys, is_own
 ):
     corrections = {"corrections": "/nowhere.csv"}
@@ -257,7 +257,7 @@ def test_writers_refuse_links_and_pipes(tmp_path, victim, write, name):
     write(folder)  # It was the link alone that stood in the way.
 
 
-def test_log_that_is_a_link_or_a_pipe_costs_the_lines(tmp_path, victim, capsys):
+def test_a_link_or_pipe_in_place_of_a_log_loses_the_lines(tmp_path, victim, capsys):
     log = tmp_path / "metrics.jsonl"
 
     def write():
@@ -273,19 +273,19 @@ def test_log_that_is_a_link_or_a_pipe_costs_the_lines(tmp_path, victim, capsys):
     assert json.loads(log.read_bytes())["step"] == 10
 
 
-def test_a_link_of_the_temporary_name_is_replaced(tmp_path, victim):
+def test_a_link_with_the_temporary_name_is_replaced(tmp_path, victim):
     path = tmp_path / "config.json"
     path.with_name(f".config.json-{os.getpid()}").symlink_to(victim)
     files.write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
+def test_a_link_does_not_count_as_a_checkpoint(run_dir, tmp_path):
     (run_dir / "checkpoints" / "step-00000030").symlink_to(tmp_path)
     assert checkpoints.steps(run_dir / "checkpoints") == [10]
 
 
-def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
+def test_a_training_never_writes_to_a_linked_folder(tmp_path):
     begin(tmp_path / "run", SETTINGS)
     (tmp_path / "elsewhere").mkdir()
     for name in ("checkpoints", "train", "debug"):
@@ -315,7 +315,7 @@ READERS = {
 }
 
 
-def test_nothing_waits_for_a_pipe(saved, tmp_path):
+def test_no_reader_waits_for_a_pipe(saved, tmp_path):
     for number, (name, read) in enumerate(READERS.items()):
         run_dir = shutil.copytree(saved, tmp_path / f"run{number}")
         (run_dir / name).unlink(missing_ok=True)
@@ -328,7 +328,7 @@ def test_nothing_waits_for_a_pipe(saved, tmp_path):
         checkpoints.delete(run_dir / "checkpoints", 10)
 
 
-def test_a_description_of_any_size_is_not_read(tmp_path):
+def test_an_oversized_description_is_not_read(tmp_path):
     path = tmp_path / "config.json"
     path.touch()
     os.truncate(path, 10 * files.DESCRIPTION_BYTES)
@@ -336,7 +336,7 @@ def test_a_description_of_any_size_is_not_read(tmp_path):
         RecordedRun.read(path.parent)
 
 
-def test_facts_of_another_type_are_refused(run_dir):
+def test_facts_of_the_wrong_type_are_refused(run_dir):
     for facts in ({"class_names": [1] * 10}, {"versions": "2.21"}):
         describe(run_dir, **facts)
         with pytest.raises(UsageError, match=r"config\.json"):
@@ -347,7 +347,7 @@ def test_facts_of_another_type_are_refused(run_dir):
     assert "--learning_rate" in done.stderr
 
 
-def test_a_model_of_any_depth_is_not_built(run_dir):
+def test_an_excessively_deep_model_is_not_built(run_dir):
     describe(run_dir, model="resnet", depth=10**9, parameters=1)
     with pytest.raises(UsageError, match="--depth 1000000000"):
         Follower(run_dir).follow(1.0, once=True).__next__()

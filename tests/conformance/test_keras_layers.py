@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("row", params(layer_rows.rows()))
-def test_a_layer_is_equal_or_refused(row, four_cpus, record_property):
+def test_each_layer_equals_plain_keras_or_is_refused(row, four_cpus, record_property):
     check(row, four_cpus, record_property)
 
 

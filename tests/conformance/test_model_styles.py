@@ -9,5 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
 @pytest.mark.parametrize("row", params(style_rows.rows()))
-def test_a_style_is_equal_or_refused(row, four_cpus, record_property):
+def test_each_model_style_equals_plain_keras_or_is_refused(
+    row, four_cpus, record_property
+):
     check(row, four_cpus, record_property)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
 @pytest.mark.parametrize("row", params(surrounding_rows.rows()))
-def test_optimizers_losses_and_metrics_are_equal_or_refused(
+def test_optimizers_losses_and_metrics_equal_plain_keras_or_are_refused(
     row, four_cpus, record_property
 ):
     check(row, four_cpus, record_property)

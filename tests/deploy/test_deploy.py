@@ -64,7 +64,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert UNIT.name in done.stdout + done.stderr, "it looks at the unit"
 
 
-def test_the_unit_restarts_only_after_failures_that_a_restart_may_fix():
+def test_the_unit_restarts_only_after_recoverable_failures():
     """As the table of exit codes has it."""
     lines = [line for line in UNIT.read_text().splitlines() if "=" in line]
     settings = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
@@ -203,7 +203,7 @@ PREEMPTED = "PreemptTime=2026-11-23T22:34:34"
         ("138 138", {"SIGNAL": "USR1"}, 0, True),
     ],
 )
-def test_slurm_starts_again_only_jobs_that_can_go_on(
+def test_slurm_requeues_only_jobs_able_to_continue(
     submit, codes, environment, code, requeued
 ):
     assert submit(codes, **environment) == (code, requeued)
@@ -220,7 +220,7 @@ def test_slurm_starts_again_only_jobs_that_can_go_on(
         ["--resume", "a/"],
     ],
 )
-def test_time_that_is_shorter_than_the_start_ends_the_job(submit, tmp_path, words):
+def test_a_time_limit_shorter_than_the_start_ends_the_job(submit, tmp_path, words):
     """The first piece may have had to prepare the data."""
     train_dir = tmp_path / ("a" if words else "runs/7")
     for step in (90, 100):
@@ -242,7 +242,7 @@ def test_slurm_forwards_the_flags_and_fresh_only_once(submit, tmp_path):
     assert submit.seen == f"{command} --recipe a file.toml\n" * 2
 
 
-def test_slurm_passes_on_a_signal_that_only_the_shell_gets():
+def test_the_slurm_shell_forwards_a_signal_to_the_training():
     """As where SLURM tracks processes by cgroups: it signals its own children only."""
     options = dict(re.findall(r"\n#SBATCH --([\w-]+)=?(.*)", SLURM.read_text()))
     assert options["signal"] == "USR1@120", "with B: it would be the script's"
@@ -283,7 +283,7 @@ def worker(pod):
     return container
 
 
-def test_oldest_kubernetes_accepts_it(manifest, pod, worker):
+def test_the_oldest_kubernetes_accepts_the_manifest(manifest, pod, worker):
     schemas = pytest.importorskip("kubernetes_validate")
     for part in manifest.values():
         schemas.validate(part, "1.29.0", strict=True)  # Unknown fields too.
@@ -306,7 +306,7 @@ def test_refused_training_ends_the_job(manifest, worker):
     assert actions == {2: "FailJob", 3: "FailJob", 128 + signal.SIGTERM: "Ignore"}
 
 
-def test_pod_knows_which_worker_it_is(manifest, worker, tmp_path):
+def test_a_pod_knows_its_worker_index(manifest, worker, tmp_path):
     executable(tmp_path / "python", 'printf "%s\\n" "$TF_CONFIG" "$@" > "$SEEN"')
     assert "$$" not in worker["command"][2], "Kubernetes makes one dollar of it"
     variables = {one["name"]: one.get("value", "") for one in worker["env"]}
@@ -340,7 +340,7 @@ def instructions(name, file=DOCKERFILE):
     return [words[1] for words in lines if words[0] == name]
 
 
-def test_all_that_the_dockerfiles_copy_is_sent_to_the_builder():
+def test_the_builder_gets_exactly_the_files_copied_by_the_dockerfiles():
     ignored = (runs.ROOT / ".dockerignore").read_text().splitlines()
     admitted = {line[1:] for line in ignored if line.startswith("!")}
     files = [*DOCKERFILE.parent.glob("Dockerfile*")]
@@ -351,7 +351,7 @@ def test_all_that_the_dockerfiles_copy_is_sent_to_the_builder():
 
 
 @pytest.mark.parametrize("file", [DOCKERFILE, SERVING], ids=["train", "serve"])
-def test_image_holds_all_that_its_program_needs(tmp_path, file):
+def test_an_image_holds_everything_needed_by_its_program(tmp_path, file):
     """Its files alone, as `docker build` copies them, start the program."""
     for operands in instructions("COPY", file):
         *sources, target = operands.split()

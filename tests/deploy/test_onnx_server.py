@@ -112,7 +112,9 @@ def test_the_documented_code_names_the_predicted_class(folder, predicted):
     assert_alike(found, predicted[:1])
 
 
-def test_the_server_answers_as_serve_does_without_tensorflow(folder, client, predicted):
+def test_the_server_answers_like_serve_but_without_tensorflow(
+    folder, client, predicted
+):
     answer = client.post("/predict", content=(folder / "cat.png").read_bytes())
     assert answer.status_code == 200, answer.text
     assert answer.json()["step"] == 10
@@ -151,7 +153,7 @@ def test_bad_requests_are_refused_with_the_reason_and_counted(
     assert int(re.search(r"answer_seconds_count (\d+)", counted)[1]) >= int(refused[1])
 
 
-def test_an_export_that_does_not_prepare_images_is_refused(folder):
+def test_exports_without_preprocessing_and_unusable_files_are_refused(folder):
     other = folder / "other.onnx"
     words = ("--output", other, "--train_dir", folder / "run")
     assert runs.call("cifar10/__main__.py", "export", *words).returncode == 0

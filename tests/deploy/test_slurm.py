@@ -61,7 +61,7 @@ def assert_resumed(slurm, job, undisturbed):
     slurm.hurry(job)
     assert slurm.end(job) == "COMPLETED", slurm.log(job)
     assert "Resuming from step" in slurm.log(job)
-    assert "restarts are enough" not in slurm.log(job)
+    assert "the limit is" not in slurm.log(job)
     assert final_files(slurm, job) == undisturbed
 
 
@@ -101,7 +101,7 @@ def test_a_job_outlives_the_daemon_of_a_node(slurm, submit):
     machines.eventually(lambda: int(slurm.job(job)["Restarts"]) > 0)
     slurm.hurry(job)
     slurm.reach(job, "Resuming from step")
-    assert "restarts are enough" not in slurm.log(job)
+    assert "the limit is" not in slurm.log(job)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["the batch host", "another node"])
@@ -125,7 +125,7 @@ def test_a_job_continues_after_its_time_limit(slurm, submit):
     assert f"Resuming from step {step} " in slurm.log(job)
 
 
-def test_a_time_that_is_shorter_than_the_start_ends_the_job(slurm, submit):
+def test_a_time_limit_shorter_than_the_start_ends_the_job(slurm, submit):
     job = submit("--signal=USR1@60", "--time=1")
     slurm.reach(job, "The time is up.")
     slurm.hurry(job)
@@ -144,4 +144,4 @@ def test_a_cancelled_job_ends_and_a_signalled_job_continues(slurm, submit, undis
     slurm.cancel(job)
     assert slurm.end(job) == "CANCELLED"
     assert slurm.job(job)["Restarts"] == "0"
-    assert "goes back to the queue" not in slurm.log(job)
+    assert "returns to the queue" not in slurm.log(job)

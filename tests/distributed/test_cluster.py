@@ -43,7 +43,7 @@ def test_chief_comes_before_the_workers():
     assert found.index == 2
 
 
-def test_single_process_trains_alone():
+def test_a_single_process_forms_no_cluster():
     for text in ("", " ", "{}", '{"cluster": {"worker": ["a:1"]}}'):
         assert cluster.from_environment({"TF_CONFIG": text}) is None
     assert cluster.from_environment({}) is None
@@ -52,7 +52,7 @@ def test_single_process_trains_alone():
         assert cluster.from_environment({"SLURM_STEP_NUM_TASKS": tasks}) is None
 
 
-def test_train_py_says_that_it_leaves_the_others_out(
+def test_train_py_warns_about_training_without_the_other_workers(
     tmp_path, stand_in_dir, monkeypatch
 ):
     flags = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=1)
@@ -63,7 +63,7 @@ def test_train_py_says_that_it_leaves_the_others_out(
     assert (done.returncode, "trains alone" in done.stderr) == (0, True)
 
 
-def test_nonsense_in_tf_config_is_refused():
+def test_an_invalid_tf_config_is_refused():
     texts = [
         '{"cluster": {"worker": 3}}',
         '{"cluster": {"worker": ["a:1", "a:1"]}}',
@@ -83,7 +83,7 @@ def test_nonsense_in_tf_config_is_refused():
         assert len(str(refused.value)) < 1000
 
 
-def test_a_worker_that_is_counted_from_1_learns_it():
+def test_a_worker_index_counted_from_1_is_refused():
     text = cluster.tf_config(["a:1", "b:1"], 2)
     with pytest.raises(UsageError, match="no worker has index 2; the first has 0"):
         cluster.from_environment({"TF_CONFIG": text})
@@ -128,7 +128,7 @@ def test_slurm_names_all_processes(in_slurm):
     assert hosts == ["c5-0008", "c5-0009", "a"]
 
 
-def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
+def test_impossible_slurm_variables_are_named(in_slurm):
     for name, value in (
         ("SLURM_STEP_TASKS_PER_NODE", "two"),
         ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),  # So there is no process 2.

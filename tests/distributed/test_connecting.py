@@ -87,7 +87,7 @@ def test_gpus_are_connected_by_nccl(made):
         assert options.implementation.name == name
 
 
-def test_process_that_is_never_connected_ends_and_shows_where_it_waited():
+def test_a_process_failing_to_connect_ends_and_shows_its_stack():
     """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
     program = (
         "import time\n"

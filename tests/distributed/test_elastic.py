@@ -78,7 +78,7 @@ def test_a_run_continues_with_other_towers_and_workers(
 
 
 @pytest.mark.slow
-def test_tower_keeps_the_batch_that_batch_norm_sees(tmp_path, stand_in_dir):
+def test_a_tower_keeps_its_batch_size_with_batch_norm(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     stop_at(1, config(run, stand_in_dir, num_gpus=4, **STATEFUL))
     with pytest.raises(UsageError, match="batch_size: 4 there, 8 now"):

@@ -65,7 +65,9 @@ def connect():
     ],
 )
 @pytest.mark.usefixtures("nvidia_smi")
-def test_gpus_that_hang_lie_or_die_are_refused(child, monkeypatch, lines, end, why):
+def test_hanging_incorrect_and_crashing_gpus_are_refused(
+    child, monkeypatch, lines, end, why
+):
     monkeypatch.setattr(gpu_links, "_SECONDS", 2.0)
     starts = child(lines, end)
     for number in range(1, 3):
@@ -77,7 +79,7 @@ def test_gpus_that_hang_lie_or_die_are_refused(child, monkeypatch, lines, end, w
     assert len(starts.read_text()) == 2
 
 
-def test_gpus_that_pass_are_checked_once_for_a_driver(child, nvidia_smi, monkeypatch):
+def test_passing_gpus_are_checked_once_per_driver(child, nvidia_smi, monkeypatch):
     starts = child(LINES)
     for _ in range(2):
         assert connect() == (None, 2)

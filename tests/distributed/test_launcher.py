@@ -77,7 +77,7 @@ def launch(tmp_path, monkeypatch):
         (1, ["--num_gpus", "1", "--accumulate", "8"]),
     ],
 )
-def test_a_restart_takes_the_gpus_that_are_left(
+def test_a_restart_uses_the_remaining_gpus(
     tmp_path, launch, monkeypatch, capsys, left, flags
 ):
     monkeypatch.setattr(hardware, "count_gpus", lambda: left)
@@ -109,7 +109,7 @@ def starts(tmp_path, index=0):
     return [json.loads(line) for line in lines]
 
 
-def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
+def test_all_workers_are_restarted_after_a_loss(tmp_path, launch, capsys):
     flags = ("--local_workers", "2", "--seed", "3", "--max_restarts=2")
     launch([[75, -9], [1, 75], [0, 0]], *flags, workers=2, restarts=2)
     assert [words for words, _ in starts(tmp_path)] == [["--seed", "3"]] * 3
@@ -130,7 +130,7 @@ def test_final_exit_codes_cause_no_restart(tmp_path, launch, ends, code):
 
 
 @pytest.mark.parametrize(("code", "error"), [(75, LostWorkerError), (1, StoppedError)])
-def test_too_many_losses_end_it(tmp_path, launch, code, error):
+def test_too_many_failures_end_the_launcher(tmp_path, launch, code, error):
     with pytest.raises(error, match="resumes") as ended:
         launch([[code]] * 3, restarts=2)
     assert len(starts(tmp_path)) == 3
@@ -139,7 +139,7 @@ def test_too_many_losses_end_it(tmp_path, launch, code, error):
 
 
 @pytest.mark.usefixtures("launch")
-def test_a_worker_that_does_not_notice_a_loss_is_ended(tmp_path, monkeypatch):
+def test_a_worker_unaware_of_a_loss_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "_SECONDS_TO_NOTICE", 0.5)
     (tmp_path / "plan").write_text(json.dumps([[75, "wait"]]))
     environments = launcher._environments(2)
@@ -159,7 +159,7 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     ]
 
 
-def test_signal_while_workers_are_started_ends_all(launch, monkeypatch):
+def test_a_signal_during_the_start_of_workers_ends_them_all(launch, monkeypatch):
     start, ends = subprocess.Popen, []
 
     def start_interrupted(*words, **options):
@@ -202,7 +202,7 @@ def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
     assert len({*(path.read_text() for path in waiting), str(os.getpgrp())}) == 3
 
 
-def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):
+def test_gpus_are_divided_among_workers(tmp_path, launch, monkeypatch):
     monkeypatch.setattr(hardware, "count_gpus", lambda: 2)
     for visible in ("4,MIG-5,6,7", "-1", None):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -222,9 +222,7 @@ def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):
     ("visible", "advice"),
     [("4", "CUDA_VISIBLE_DEVICES=-1"), ("4,5,6,7,9", "CUDA_VISIBLE_DEVICES=4,5,6,7")],
 )
-def test_gpus_that_workers_cannot_share_equally_are_refused(
-    launch, monkeypatch, visible, advice
-):
+def test_an_unequal_division_of_gpus_is_refused(launch, monkeypatch, visible, advice):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UsageError, match=f"{advice} before"):
         launch([[0, 0]], workers=2)
@@ -258,12 +256,12 @@ MEAN = "precision @ 1 = 0.6000 on test at step 9, mean of 2 seeds"
         ({5: (0, 0.5), 6: (0, 0.7)}, 0, MEAN, 2),
         ({5: (3, 0.5), 6: (0, 0.7)}, 3, MEAN, 2),
         ({5: (0, None), 6: (0, None)}, 0, "No seed was scored", 2),
-        ({5: (1, None)}, 1, "goes on from there", 1),
+        ({5: (1, None)}, 1, "resumes there", 1),
         ({5: (-9, None)}, 137, "Seed 5 ended with exit code 137", 1),
         ({5: (2, None)}, 2, "Seed 5 ended with exit code 2.", 1),
     ],
 )
-def test_each_seed_is_trained_and_ends_the_rest_unless_it_only_diverged(
+def test_each_seed_is_trained_until_one_fails_other_than_by_divergence(
     tmp_path, capsys, plan, code, said, trained
 ):
     script = tmp_path / "script.py"
@@ -278,12 +276,12 @@ def test_each_seed_is_trained_and_ends_the_rest_unless_it_only_diverged(
     shown = capsys.readouterr()
     told = shown.out + shown.err + told
     assert (found, said in told) == (code, True), told
-    assert ("goes on" in told) == (code not in (0, 2, 3)), "after a mistake it cannot"
+    assert ("resumes" in told) == (code not in (0, 2, 3)), "after a mistake it cannot"
     assert ("mean of" in told) == (said is MEAN)
     runs_of = sorted(path.name for path in (tmp_path / "trial").iterdir())
     assert runs_of == ["seed-5", "seed-6"][:trained]
 
 
-def test_seeds_that_are_none_are_refused(tmp_path):
+def test_an_empty_range_of_seeds_is_refused(tmp_path):
     with pytest.raises(UsageError, match="5:5"):
         launcher.train_seeds("5:5", ["script.py"], tmp_path)

@@ -118,7 +118,7 @@ def test_a_vanished_machine_is_missed_within_half_a_minute(net, tmp_path):
     assert chief.returncode == 75
 
 
-def test_the_chiefs_machine_comes_back(net, tmp_path, undisturbed):
+def test_a_run_continues_after_the_chiefs_machine_returns(net, tmp_path, undisturbed):
     train_dir = tmp_path / "run"
     chief, other = start(net, TWO, train_dir, RESTARTS)
     runs.read_until(chief.stdout, "step 50,")
@@ -134,9 +134,7 @@ def test_the_chiefs_machine_comes_back(net, tmp_path, undisturbed):
     assert final_files(train_dir) == undisturbed(2)
 
 
-def test_a_link_between_two_that_are_no_chief_ends_the_run_on_request(
-    net, tmp_path, undisturbed
-):
+def test_a_cut_between_two_workers_ends_the_run_on_request(net, tmp_path, undisturbed):
     """Their heartbeats go to the chief, whom they still reach."""
     train_dir = tmp_path / "run"
     processes = start(net, THREE, train_dir, "--hang_timeout=20")
@@ -155,7 +153,7 @@ def test_a_link_between_two_that_are_no_chief_ends_the_run_on_request(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_the_same_index_twice_leaves_the_other_missing(net, tmp_path, index):
+def test_a_duplicate_worker_index_leaves_the_other_worker_missing(net, tmp_path, index):
     flags = (*FLAGS, "--worker_timeout=30")
     processes = [
         net.work(name, index, tmp_path / name, *flags, nodes=TWO) for name in TWO
@@ -164,4 +162,4 @@ def test_the_same_index_twice_leaves_the_other_missing(net, tmp_path, index):
     assert codes == [75, 75], said
     for one in said:
         assert f"waiting for worker {1 - index} at" in one
-        assert "an index of its own" in one
+        assert "a different index" in one

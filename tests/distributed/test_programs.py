@@ -67,7 +67,7 @@ def train(train_dir, data_dir, hooks=(), **options):
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_replicas_equal_one_tower_in_calls_and_beyond_a_resume(
+def test_replicas_equal_one_tower_in_multi_step_calls_and_across_a_resume(
     tmp_path, stand_in_dir, count
 ):
     one = train(tmp_path / "one", stand_in_dir)
@@ -82,7 +82,7 @@ def test_replicas_equal_one_tower_in_calls_and_beyond_a_resume(
     runs.assert_equal(parts, whole)
 
 
-def test_later_trainings_of_a_process_sum_apart(four_cpus):
+def test_later_trainings_in_a_process_sum_separately(four_cpus):
     """With other numbers of replicas and of variables."""
     for count, layers in ((2, list), (2, lambda: [keras.layers.Dense(5)]), (3, list)):
         builder, states = builder_of(four_cpus, count, layers)
@@ -121,7 +121,7 @@ class Idle(keras.layers.Layer):
         return inputs
 
 
-def test_a_variable_without_a_gradient_is_named_by_the_chief_alone(four_cpus, caplog):
+def test_only_the_chief_names_a_variable_without_a_gradient(four_cpus, caplog):
     for first_tower in (0, 2):
         caplog.clear()
         builder, _ = builder_of(four_cpus, 2, lambda: [Idle()])
@@ -220,7 +220,7 @@ def test_a_compiled_program_sums_within_a_loop_of_known_length(four_cpus, monkey
     assert tuned == builder._replicas[:1], "kernels are chosen once, for all replicas"
 
 
-def test_xla_has_the_sum_of_a_loop_on_gpus():
+def test_xla_compiles_the_sum_of_a_loop_for_gpus():
     group = programs.Group(["/gpu:0", "/gpu:1", "/gpu:2"])
 
     @tf.function(jit_compile=True, autograph=False)
@@ -237,7 +237,7 @@ def test_xla_has_the_sum_of_a_loop_on_gpus():
     assert "replica_groups={{0,1,2}}" in program
 
 
-def test_each_gpu_has_a_compiled_program_and_none_waits_for_another():
+def test_each_gpu_has_a_compiled_program_independent_of_the_others():
     images = np.zeros([8, 32, 32, 3], np.uint8)
     towers, batches = gpu_graphs.build_towers(
         2, images, variable_update="mirrored", precision="float32", xla=True

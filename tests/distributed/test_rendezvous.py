@@ -90,7 +90,7 @@ def test_absent_worker_is_named_by_the_chief(addresses, capsys, monkeypatch):
     assert f"is waiting for worker 2 at {addresses[2]}." in capsys.readouterr().err
 
 
-def test_a_worker_that_died_waiting_is_missing_again(addresses):
+def test_a_worker_dying_while_it_waits_is_missing_again(addresses):
     chief = Caller(addresses, 0, timeout=1.5)
     with report(addresses, b"1"):
         time.sleep(0.2)
@@ -114,7 +114,7 @@ def test_a_duplicate_index_leaves_a_worker_missing(addresses):
         error = chief.end()
     assert isinstance(error, LostWorkerError)
     assert "waiting for worker 2" in str(error)
-    assert "an index of its own" in str(error)
+    assert "a different index" in str(error)
 
 
 def test_port_in_use_is_named(addresses):
@@ -125,7 +125,7 @@ def test_port_in_use_is_named(addresses):
     assert f"port {port}" in str(error)
 
 
-def test_port_of_a_worker_that_waits_is_kept(addresses):
+def test_a_waiting_worker_keeps_its_port(addresses):
     """Another program would take it from TensorFlow."""
     waiting = Caller(addresses, 1)
     call(addresses[1]).close()
@@ -148,7 +148,7 @@ def test_strangers_at_the_port_do_not_block_the_workers(addresses, monkeypatch):
 
 
 @pytest.mark.parametrize("start", [b"\0", b"\0\0\0\1", b"\xff" * 4])
-def test_a_message_that_stops_halfway_keeps_nobody_waiting(
+def test_an_incomplete_message_does_not_block_the_workers(
     addresses, monkeypatch, start
 ):
     monkeypatch.setattr(rendezvous, "_SECONDS_TO_SEND", 1)
@@ -158,7 +158,7 @@ def test_a_message_that_stops_halfway_keeps_nobody_waiting(
         assert_meet(addresses, chief, indices=[1, 2])
 
 
-def test_a_chief_that_stops_halfway_is_missing(addresses, monkeypatch):
+def test_a_chief_with_an_incomplete_reply_is_missing(addresses, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SECONDS_TO_SEND", 1)
     host, _, port = addresses[0].partition(":")
     with socket.create_server((host, int(port))) as other:

@@ -51,7 +51,7 @@ def test_the_temperature_of_known_probabilities_is_found():
         assert Sums.of(outcomes, 5).calibration_error < 0.02
 
 
-def test_images_that_are_all_right_determine_no_temperature():
+def test_perfect_predictions_determine_no_temperature():
     with pytest.raises(UsageError, match="temperature"):
         temperatures.fit(5.0 * np.eye(4), np.arange(4))
 
@@ -71,7 +71,7 @@ def test_a_bin_holds_its_upper_bound():
     assert bins[:2, [1, 14]].tolist() == [[2, 1], [1, 1]]
 
 
-def test_the_interval_is_wilsons_at_the_ends_too():
+def test_the_interval_equals_wilsons_even_at_the_ends():
     # By statsmodels' proportion_confint(count, 10, method="wilson").
     for part, expected in ((0.0, (0.0, 0.277533)), (1.0, (0.722467, 1.0))):
         assert scores.interval(part, 10) == pytest.approx(expected, abs=1e-6)
@@ -107,7 +107,7 @@ def test_eval_writes_the_temperature_beside_its_scores(calibrated):
     assert "temperature" not in evaluate(after, use_averages=False)
 
 
-def test_predict_and_exports_compute_with_it(calibrated, tmp_path, capsys):
+def test_predict_and_exports_apply_the_temperature(calibrated, tmp_path, capsys):
     before, after, found = calibrated
     picture = tmp_path / "picture.png"
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -143,7 +143,7 @@ def test_predict_and_exports_compute_with_it(calibrated, tmp_path, capsys):
     assert names(tmp_path) == ["it", "picture.png"]
 
 
-def test_a_run_on_a_programs_arrays_is_calibrated_on_them_in_a_file(tmp_path):
+def test_a_run_on_arrays_is_calibrated_on_the_same_arrays_in_a_file(tmp_path):
     random, run, file = np.random.default_rng(0), tmp_path / "run", tmp_path / "set.npz"
     labels = random.integers(0, 2, 80)
     images = random.integers(0, 100, (80, 12, 12, 3)) + 50 * labels[:, None, None, None]
@@ -211,7 +211,7 @@ def test_nothing_is_fitted_on_the_test_part(tmp_path, stand_in_dir):
 @pytest.mark.parametrize(
     "words", [("--num_examples", "7"), ("--test_time_augmentation",)], ids=" ".join
 )
-def test_all_of_val_is_fitted_whatever_is_scored(calibrated, tmp_path, words):
+def test_the_temperature_is_always_fitted_on_all_of_val(calibrated, tmp_path, words):
     before, after, _ = calibrated
     run = shutil.copytree(before, tmp_path / "run")
     done = runs.call("eval.py", "--calibrate", *words, "--train_dir", run)

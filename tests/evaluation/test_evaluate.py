@@ -111,7 +111,7 @@ def test_given_values_are_scored_and_each_image_is_reported_in_order(four_cpus):
     np.testing.assert_allclose(outcomes.confidence, part.max(axis=1), rtol=1e-4)
 
 
-def test_few_classes_and_no_penalties(four_cpus):
+def test_three_classes_without_penalties_are_scored_correctly(four_cpus):
     """With three classes every image is correct at five, and nothing decays."""
     model, labels = linear(3), LABELS % 3
     batches = evaluation_batches(IMAGES, labels, 16)
@@ -123,7 +123,7 @@ def test_few_classes_and_no_penalties(four_cpus):
     assert (sums.ranks[:5].sum(), weight_decay) == (COUNT, 0.0)
 
 
-def test_ranks_equal_in_top_k(four_cpus):
+def test_ranks_agree_with_in_top_k(four_cpus):
     """With ties at every limit, and logits that are not finite."""
     random = np.random.default_rng(3)
     logits = random.integers(0, 4, (200, 6)).astype(np.float32)
@@ -151,7 +151,7 @@ def test_float64_is_kept(four_cpus):
     assert_scored(sums, logits.numpy(), LABELS, tolerance=1e-12)
 
 
-def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
+def test_the_six_views_are_weighted_as_in_airbench(four_cpus):
     model = linear()
     batches = evaluation_batches(IMAGES, LABELS, 16)
     images = np.concatenate([images[mask] for images, _, mask in batches])

@@ -44,7 +44,7 @@ def test_scalars_are_divided_by_the_count():
     )
 
 
-def test_recall_and_precision_of_each_class():
+def test_each_class_has_its_recall_precision_and_f1():
     assert SUMS.per_class(NAMES) == [
         {"class": "cat", "images": 4, "recall": 0.75, "precision": 0.375, "f1": 0.5},
         {"class": "dog", "images": 5, "recall": 0.2, "precision": 0.5, "f1": 2 / 7},
@@ -52,7 +52,7 @@ def test_recall_and_precision_of_each_class():
     ]
 
 
-def test_classes_without_images_have_no_recall_and_count_in_no_mean():
+def test_classes_without_images_have_no_recall_and_do_not_affect_means():
     sums = of(np.array([[2, 1, 0], [0, 0, 0], [1, 0, 0]]))
     dog = {"class": "dog", "images": 0, "recall": None, "precision": 0.0, "f1": None}
     assert sums.per_class(NAMES)[1] == dog
@@ -66,7 +66,7 @@ def test_classes_without_images_have_no_recall_and_count_in_no_mean():
     assert f"{sums.correct} right of subject" in said
 
 
-def test_the_table_has_percentages_and_doubts_scores_of_few_images():
+def test_the_table_shows_percentages_and_marks_scores_of_few_images():
     """Of 5 images a recall says something, of 4 it does not."""
     said = metrics.report("subject", SUMS, SUMS.scalars(0.25), NAMES)
     summary, table = said.split("\n\n")

@@ -45,7 +45,7 @@ def follower(run_dir):
 
 
 @pytest.mark.parametrize("use_averages", [True, False])
-def test_its_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
+def test_a_followers_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
     save(run_dir, 10)
     follower = Follower(run_dir, use_averages=use_averages)
     assert follower.look()
@@ -62,9 +62,7 @@ def test_its_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
             follower.predict(images)
 
 
-def test_the_age_is_the_weights_age_in_a_copy_of_the_run_too(
-    run_dir, tmp_path, monkeypatch
-):
+def test_copying_a_run_keeps_the_age_of_its_weights(run_dir, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 1e9)
         save(run_dir, 10)
@@ -74,7 +72,7 @@ def test_the_age_is_the_weights_age_in_a_copy_of_the_run_too(
     assert follower.age_seconds == pytest.approx(time.time() - 1e9, abs=60)
 
 
-def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypatch):
+def test_new_weights_replace_the_old_without_retracing(run_dir, monkeypatch):
     traces = []
     logits = live_copy.evaluation_logits
     counted = lambda *a: traces.append(1) or logits(*a)  # noqa: E731
@@ -149,7 +147,7 @@ def test_a_thread_looks_for_checkpoints_and_survives_a_fault(
     assert "a fault" in caplog.text
 
 
-def test_the_best_answers_until_there_is_a_better_one(run_dir):
+def test_the_best_checkpoint_is_used_until_a_better_score_appears(run_dir):
     """Which may be an older one, scored later."""
     follower = Follower(run_dir, step="best")
     save(run_dir, 10)
@@ -247,7 +245,7 @@ def test_an_unreadable_checkpoint_is_read_again(run_dir, follower, monkeypatch):
 # Directories without a run, and runs that take another's place.
 
 
-def test_without_weights_it_says_why(tmp_path):
+def test_a_follower_without_weights_says_why(tmp_path):
     run = tmp_path / "run"
     step_10 = run / "checkpoints" / "step-00000010"
     follower = Follower(run)

@@ -128,7 +128,7 @@ def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(
     assert "finished at step 30" in said
 
 
-def test_the_images_that_the_flag_names_are_scored(run_dir, follow):
+def test_eval_data_selects_the_images_to_score(run_dir, follow):
     save(run_dir, 30)
     for eval_data, label in (("test", 3), ("train_eval", 7)):
         follow(run_once=True, eval_data=eval_data)
@@ -136,7 +136,7 @@ def test_the_images_that_the_flag_names_are_scored(run_dir, follow):
         assert labels.numpy().tolist() == [label]
 
 
-def test_images_are_prepared_as_the_run_did(run_dir, follow):
+def test_images_are_prepared_as_in_the_run(run_dir, follow):
     save(run_dir, 30)
     for kind, side in (("tutorial", 24), ("flip_translate", 32)):
         settle(run_dir, distortions=kind)
@@ -169,7 +169,7 @@ def test_a_checkpoint_deleted_during_scoring_keeps_its_score(run_dir, follow):
     assert [line["step"] for line in runs.logged(run_dir / "eval")] == [10, 30]
 
 
-def test_a_longer_training_is_followed_further(run_dir, follow):
+def test_following_continues_when_a_training_is_extended(run_dir, follow):
     save(run_dir, 30)
     scored = follow(
         while_scoring=[lambda: settle(run_dir, max_steps=40)],
@@ -178,7 +178,7 @@ def test_a_longer_training_is_followed_further(run_dir, follow):
     assert scored == [30, 40]
 
 
-def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow):
+def test_a_training_ended_by_stop_after_no_gain_has_finished(run_dir, follow):
     settle(run_dir, eval_steps=10, stop_after_no_gain=2)
     best = {"best_by": "precision @ 1", "score": 0.5, "images": 2, "step": 5}
     counts = [{**best, "without_gain": n} for n in (1, 2)]
@@ -191,7 +191,7 @@ def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow):
     assert scored == [10, 20]
 
 
-def test_a_checkpoint_is_a_line_and_one_that_is_asked_for_has_a_table(
+def test_followed_checkpoints_print_a_line_and_run_once_prints_a_table(
     run_dir, follow, capsys
 ):
     save(run_dir, 10)
@@ -211,7 +211,9 @@ def test_a_checkpoint_is_a_line_and_one_that_is_asked_for_has_a_table(
     assert written.count("recall") == 1
 
 
-def test_one_step_or_the_best_that_is_left_is_scored_once(run_dir, follow, capsys):
+def test_the_requested_or_the_best_remaining_step_is_scored_once(
+    run_dir, follow, capsys
+):
     for saved in (10, 20, 25):  # The training goes on.
         save(run_dir, saved)
     score(run_dir, {10: 0.5, 20: 0.5, 25: 0.4})
@@ -227,7 +229,7 @@ def test_one_step_or_the_best_that_is_left_is_scored_once(run_dir, follow, capsy
     assert follow(step="best") == [25]
 
 
-def test_an_unusable_step_is_refused_with_the_usable_ones(run_dir, follow):
+def test_an_unusable_step_is_refused_with_the_usable_steps(run_dir, follow):
     save(run_dir, 10)
     (save(run_dir, 20) / "manifest.json").write_text("{}")
     for step, named in (
@@ -239,7 +241,7 @@ def test_an_unusable_step_is_refused_with_the_usable_ones(run_dir, follow):
             follow(step=step)
 
 
-def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path):
+def test_nothing_is_written_to_a_linked_folder(follow, run_dir, tmp_path):
     save(run_dir, 10)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -94,7 +94,7 @@ def test_rectangles_of_the_papers_areas_and_shapes_become_noise():
     assert len(np.unique(some)) > 0.9 * len(some), "each image has noise of its own"
 
 
-def test_cutout_is_a_square_that_lies_anywhere_within_the_image():
+def test_cutout_blanks_a_rectangle_anywhere_within_the_image():
     images = tf.ones([4000, 16, 32, 1])
     result = augmentation.cut_out(images, *drawn(2, 4000), side=12).numpy()
     seen = set()
@@ -158,7 +158,7 @@ def test_mixup_equals_kerass_with_its_own_weights():
     assert np.std(of_own[differs]) > 0.2, "each pair has weights of its own"
 
 
-def test_cutmix_pastes_a_box_whose_area_is_in_the_label():
+def test_cutmix_labels_follow_the_area_of_the_pasted_box():
     kind = {"alpha": 1.0, "probability": 1.0}
     images, labels, result, soft = mixed(200, cutmix=kind)
     is_own = (result == images).all(-1)
@@ -176,7 +176,7 @@ def test_cutmix_pastes_a_box_whose_area_is_in_the_label():
     assert abs(np.corrcoef(centres, rowvar=False)[0, 1]) < 0.4, "places are drawn apart"
 
 
-def test_as_many_images_are_mixed_as_both_kinds_say():
+def test_both_probabilities_decide_the_share_of_mixed_images():
     cases = (((0.5, 0.5), 0.9, 1.0), ((0.3, 0.2), 0.4, 0.6), ((0.0, 0.4), 0.3, 0.5))
     for (of_mixup, of_cutmix), least, most in cases:
         images, _, result, _ = mixed(
@@ -205,7 +205,7 @@ def whole():
     return batches(batch_size=12, start_step=3, steps=3)[1:]
 
 
-def test_batches_do_not_depend_on_towers_workers_disks_and_the_first_step(whole):
+def test_batches_do_not_depend_on_towers_workers_disks_or_the_first_step(whole):
     images = OnDisk(IMAGES)
     second = batches(images, batch_size=3, towers=2, worker=(1, 2))
     assert_equal(second, [(images[6:], labels[6:]) for images, labels in whole])
@@ -222,7 +222,7 @@ def made_by(augmentation, seed=0, step=0, distortion="none"):
 
 
 @pytest.mark.parametrize("part", EVERYTHING)
-def test_every_part_is_of_the_step_and_of_the_seed(part):
+def test_every_part_depends_on_the_step_and_the_seed(part):
     make = Augmentation({part: {}}, 10)
     images, labels = made_by(make)
     assert images.shape == [12, 32, 32, 3]
@@ -232,7 +232,7 @@ def test_every_part_is_of_the_step_and_of_the_seed(part):
         assert np.abs(images - made_by(make, seed, step)[0]).max() > 0.1
 
 
-def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
+def test_every_part_draws_from_its_own_stream(monkeypatch):
     """The distortions from theirs, which is the same without an augmentation."""
     uniform, seeds = distortions.uniform, []
 
@@ -247,7 +247,7 @@ def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
     assert (5, 3) in seeds
 
 
-def test_a_later_version_goes_on_with_the_same_images():
+def test_later_versions_reproduce_the_recorded_images():
     """A run that is resumed after an upgrade sees what it would have seen."""
     parts = {"random_erasing": {"probability": 0.5}, "cutout": {"side": 6}}
     parts |= {"mixup": {"probability": 0.5}, "cutmix": {"probability": 0.4}}

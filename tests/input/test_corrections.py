@@ -57,7 +57,7 @@ def test_pictures_are_left_out_and_moved(tmp_path, photos, monkeypatch, in_memor
     np.testing.assert_array_equal(test_labels, plain.read("test")[1])
 
 
-def test_leaving_a_picture_out_is_deleting_it(tmp_path, photos):
+def test_leaving_a_picture_out_equals_deleting_it(tmp_path, photos):
     plain = find(photos, tmp_path / "cache")
     found = corrected(plain, listed(tmp_path, "train/dog/2.png,")).read("train")
     (photos / "train/dog/2.png").unlink()
@@ -66,7 +66,7 @@ def test_leaving_a_picture_out_is_deleting_it(tmp_path, photos):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_division_into_parts_stays(tmp_path):
+def test_corrections_keep_the_division_into_parts(tmp_path):
     plain = find(write(tmp_path / "a", *numbered(8, "b", "c")), tmp_path / "cache")
     rows = (f"{path}," for path in plain.paths["train"][1:-1])
     found = corrected(plain, listed(tmp_path, *rows))
@@ -94,7 +94,7 @@ def test_cifar_and_arrays_are_corrected_by_number(tmp_path, monkeypatch):
     assert moved.read("train")[1].tolist() == [0, 1, 1, 1, 0, 1]
 
 
-def test_a_held_out_val_part_leaves_the_pictures_their_numbers(tmp_path):
+def test_pictures_keep_their_numbers_with_a_held_out_val_part(tmp_path):
     x = np.stack([pixels(n) for n in range(20)])
     dataset = with_val(as_dataset(((x, np.arange(20) % 2), (x[:2], np.arange(2)))), 0.2)
     names = {}
@@ -176,21 +176,21 @@ def test_mistakes_are_refused(tmp_path, photos, rows, named):
 
 def test_a_duplicate_column_is_refused(tmp_path, photos):
     file = listed(tmp_path, "train/cat/0.png,dog,cat", head="picture,class,class")
-    with pytest.raises(UsageError, match="one column"):
+    with pytest.raises(UsageError, match="1 picture and 1 class"):
         corrected(find(photos, tmp_path / "cache"), file)
 
 
-def test_other_files_are_refused_as_corrections(tmp_path, photos):
+def test_files_other_than_corrections_are_refused(tmp_path, photos):
     plain = find(photos, tmp_path / "cache")
     for file in (photos, tmp_path / "missing", listed(tmp_path, head="a,b")):
         with pytest.raises(UsageError, match="--corrections") as refused:
             corrected(plain, str(file))
-    assert "it lacks one column picture or class.\nThe file must be CSV" in str(
+    assert "it needs 1 picture and 1 class column.\nThe file must be CSV" in str(
         refused.value
     )
 
 
-def test_a_run_keeps_its_corrections_and_resumes_with_no_others(tmp_path, photos):
+def test_a_run_resumes_only_with_its_own_corrections(tmp_path, photos):
     file = listed(tmp_path, *ROWS)
     flags = {"data": photos, "image_size": 8, "distortions": "none", "batch_size": 4}
     flags |= {"model": runs.SMALL, "train_dir": tmp_path / "run", "max_steps": 1}
@@ -240,7 +240,7 @@ def test_a_program_corrects_its_arrays(tmp_path):
     assert "leaves out 1 and moves 1" in settings["data_description"]
 
 
-def test_val_stays_when_a_training_picture_is_left_out(tmp_path):
+def test_val_is_unchanged_when_a_training_picture_is_left_out(tmp_path):
     """Else pictures that a run was trained on would be held out of another one."""
     x = np.stack([pixels(n) for n in range(40)])
     given = as_dataset(((x, np.arange(40) % 2), (x[:2], np.arange(2))))

@@ -108,7 +108,9 @@ def test_a_run_is_scored_on_the_present_pictures_after_a_change(
     assert "the pictures have changed" in capsys.readouterr().err
 
 
-def test_another_cifar_counts_only_once_the_recorded_one_is_gone(tmp_path, monkeypatch):
+def test_another_cifar_copy_is_accepted_only_after_the_recorded_copy_is_gone(
+    tmp_path, monkeypatch
+):
     small = small_sets.SMALL["cifar10"]
     monkeypatch.setitem(cifar.FORMATS, "cifar10", small)
     monkeypatch.setattr(records, "CIFAR10", small)

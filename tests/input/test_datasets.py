@@ -178,7 +178,7 @@ def archived(home, name):
 
 @pytest.mark.parametrize("place", [in_folder, as_keras_keeps_it, archived])
 @pytest.mark.parametrize("name", SMALL)
-def test_python_version_has_the_images_of_the_binary_one(
+def test_the_python_version_has_the_images_of_the_binary_version(
     tmp_path, monkeypatch, name, place
 ):
     write_files(tmp_path / "binary", name)
@@ -248,7 +248,7 @@ def test_auto_ends_at_a_cut_download_and_continues_it_later(cache):
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_ends_where_all_has_arrived_and_is_wrong():
+def test_auto_refuses_a_complete_but_wrong_download():
     content = PACKED["cifar10"][:-1] + b"x"
     with sites.serving(content=content) as site, pytest.raises(UsageError) as caught:
         datasets.find("auto", None, site.url)
@@ -256,14 +256,14 @@ def test_auto_ends_where_all_has_arrived_and_is_wrong():
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_takes_a_login_page_for_no_network(capsys):
+def test_auto_treats_a_login_page_as_a_missing_network(capsys):
     with sites.serving(content=b"<html>", kind="text/html") as site:
         assert not datasets.find("auto", None, site.url).is_real
     assert "SYNTHETIC" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_does_not_take_a_full_disk_for_no_network(mirror, monkeypatch):
+def test_auto_does_not_treat_a_full_disk_as_a_missing_network(mirror, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

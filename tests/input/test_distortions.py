@@ -142,7 +142,7 @@ def test_brightness_and_contrast_cover_the_tutorials_ranges():
 
 
 @pytest.mark.usefixtures("unscaled")
-def test_tutorial_changes_the_crops_of_crop_flip_as_tensorflow_does():
+def test_tutorial_adjusts_brightness_and_contrast_as_tensorflow_does():
     """Brightness and then contrast, one image at a time."""
     images = random_images(12)
     crops, results = distort(images, "crop_flip"), distort(images, "tutorial")
@@ -161,7 +161,7 @@ def test_tutorial_changes_the_crops_of_crop_flip_as_tensorflow_does():
 
 @pytest.mark.usefixtures("unscaled")
 @pytest.mark.parametrize(("kind", "most"), distortions.TRANSLATIONS.items())
-def test_translation_fills_with_the_reflection_and_mirrors_the_images_named(kind, most):
+def test_translation_fills_edges_by_reflection_and_mirrors_chosen_images(kind, most):
     count = 10 * (2 * most + 1) ** 2
     images = coded_images(count)
     moved = distort(images, kind, flip=tf.range(count) % 2 == 0)

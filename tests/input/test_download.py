@@ -77,7 +77,7 @@ def test_published_urls_folders_and_files_are_taken_and_asked_once(tmp_path):
 # ---- Connections that end
 
 
-def test_connection_that_ends_again_and_again_costs_nothing(tmp_path, capsys):
+def test_repeated_disconnections_do_not_restart_the_download(tmp_path, capsys):
     with serving(cut=50_000) as site:
         fetch(tmp_path, site.url)
     assert_good(tmp_path)
@@ -98,7 +98,7 @@ def test_a_lost_connection_and_a_wrong_archive_have_different_messages(tmp_path)
     assert_good(tmp_path)
 
 
-def test_server_that_sends_all_again_completes_a_part(tmp_path):
+def test_a_server_without_ranges_completes_a_partial_download(tmp_path):
     (tmp_path / PART).write_bytes(CONTENT[:150_000])
     with serving(takes_ranges=False) as site:
         fetch(tmp_path, site.url)
@@ -110,7 +110,7 @@ def test_server_that_sends_all_again_completes_a_part(tmp_path):
     [OTHER[:150_000], CONTENT[:140_000] + bytes(10_000), OTHER, CONTENT + b"more"],
     ids=["other archive", "zeros at the end", "whole, but wrong", "too long"],
 )
-def test_part_of_another_archive_is_begun_anew(tmp_path, part):
+def test_a_part_of_another_archive_starts_the_download_over(tmp_path, part):
     for takes_ranges in (True, False):
         folder = tmp_path / str(takes_ranges)
         folder.mkdir()
@@ -129,7 +129,7 @@ def test_part_of_another_archive_is_noticed_by_its_end(tmp_path):
     assert site.sent < 1.5 * len(CONTENT)
 
 
-def test_whole_part_is_unpacked_without_a_server(tmp_path):
+def test_a_complete_download_is_unpacked_without_a_server(tmp_path):
     (tmp_path / PART).write_bytes(CONTENT)
     fetch(tmp_path, refused_url())
     assert_good(tmp_path)
@@ -143,7 +143,7 @@ def test_a_stalled_download_ends_and_keeps_its_bytes(tmp_path, monkeypatch):
     assert error.exit_code == 75
 
 
-def test_trickle_that_would_take_days_counts_as_stalled(tmp_path, monkeypatch):
+def test_a_very_slow_download_counts_as_stalled(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "STALLED", 0.5)
     monkeypatch.setattr(download, "LEAST", 1e6)
     with (
@@ -171,14 +171,14 @@ def test_a_killed_download_and_unpacking_continue(tmp_path):
     assert_good(tmp_path)
 
 
-def test_first_byte_may_come_alone(tmp_path):
+def test_the_first_byte_may_arrive_separately(tmp_path):
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
     with serving(raw=head + CONTENT[:1], rest=CONTENT[1:]) as site:
         fetch(tmp_path, site.url)
     assert_good(tmp_path)
 
 
-def test_answer_with_another_part_is_refused_and_costs_nothing(tmp_path):
+def test_an_answer_with_the_wrong_range_is_refused_and_loses_no_bytes(tmp_path):
     (tmp_path / PART).write_bytes(CONTENT[:150_000])
     answer = (
         f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 7-{len(CONTENT) - 1}/"
@@ -234,7 +234,7 @@ ENDLESS = CHUNKED + (b"186a0\r\n" + CONTENT[:100_000] + b"\r\n") * 9
     ],
     ids=["missing", "down", "busy", "silent", "negative", "no number"],
 )
-def test_a_scheduler_tries_again_where_a_server_is_down(
+def test_exit_codes_tell_temporary_from_permanent_failures(
     tmp_path, attributes, code, monkeypatch
 ):
     """A missing archive is the user's to correct; a server that is down is not."""
@@ -250,7 +250,7 @@ def test_endless_answer_ends_at_the_published_size(tmp_path):
     assert (tmp_path / PART).stat().st_size <= len(CONTENT)
 
 
-def test_redirection_leads_to_no_file(tmp_path):
+def test_a_redirection_to_a_local_file_is_refused(tmp_path):
     source = tmp_path / "source.tar.gz"
     source.write_bytes(CONTENT)
     answer = f"HTTP/1.1 302 Found\r\nLocation: {source.as_uri()}\r\n\r\n".encode()
@@ -270,7 +270,7 @@ def test_unreachable_urls_are_refused(tmp_path):
         assert url in str(error)
 
 
-def test_an_archive_that_reaches_outside_is_refused(tmp_path):
+def test_an_archive_escaping_its_folder_is_refused(tmp_path):
     evil = {"images-bin/../../outside.bin": b"evil"}
     content = packed({"images-bin/a.bin": b"a", **evil})
     source = tmp_path / "evil.tar.gz"
@@ -281,7 +281,7 @@ def test_an_archive_that_reaches_outside_is_refused(tmp_path):
     assert not (tmp_path / "data" / "images-bin").exists()
 
 
-def test_an_archive_of_the_users_own_is_unpacked_or_left_alone(tmp_path):
+def test_a_users_own_archive_is_unpacked_or_refused_and_kept(tmp_path):
     source, home = tmp_path / "images.tar.gz", tmp_path / "home"
     for content in (CONTENT[:-1], OTHER):
         source.write_bytes(content)
@@ -295,7 +295,7 @@ def test_an_archive_of_the_users_own_is_unpacked_or_left_alone(tmp_path):
     assert source.read_bytes() == CONTENT
 
 
-def test_a_servers_answer_commands_no_terminal(tmp_path):
+def test_a_servers_answer_cannot_control_the_terminal(tmp_path):
     answer = b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n"
     with serving(raw=answer) as site:
         message = str(fails(tmp_path, site.url))
@@ -313,7 +313,7 @@ def slow(monkeypatch):
     return {"piece": 4_000, "delay": 0.05}
 
 
-def test_a_lying_source_costs_no_kept_bytes(tmp_path):
+def test_a_corrupt_source_does_not_discard_kept_bytes(tmp_path):
     lie = CONTENT[:1000] + bytes(len(CONTENT) - 1000)
     for takes_ranges in (True, False):
         folder = tmp_path / str(takes_ranges)
@@ -328,7 +328,7 @@ def test_a_lying_source_costs_no_kept_bytes(tmp_path):
         assert_good(folder)
 
 
-def test_next_source_is_asked_where_one_is_away_or_wrong(tmp_path):
+def test_the_next_source_is_tried_after_an_unavailable_or_wrong_source(tmp_path):
     with (
         serving(status=503) as down,
         serving(content=OTHER) as wrong,
@@ -349,7 +349,7 @@ def test_all_failures_are_reported_and_a_temporary_one_decides_the_exit_code(tmp
         assert fails(tmp_path, archive=with_urls(missing.url)).exit_code == 2
 
 
-def test_a_faster_source_continues_the_download_of_a_slow_one(tmp_path, slow):
+def test_a_faster_source_continues_a_slow_download(tmp_path, slow):
     with serving(**slow) as first, serving() as second:
         fetch(tmp_path, archive=with_urls(first.url, second.url))
     assert_good(tmp_path)
@@ -363,7 +363,7 @@ def test_fastest_of_slow_sources_is_used(tmp_path, slow):
     assert (first.asked, second.asked) == (2, 1)
 
 
-def test_other_version_of_the_data_set_will_do(tmp_path, slow):
+def test_another_version_of_the_data_set_is_accepted(tmp_path, slow):
     others = packed({"images-py/a": PAYLOAD})
     with serving(**slow) as first, serving(content=others) as second:
         wanted = with_urls(first.url)
@@ -375,7 +375,7 @@ def test_other_version_of_the_data_set_will_do(tmp_path, slow):
     assert (tmp_path / "images-py" / "a").read_bytes() == PAYLOAD
 
 
-def test_slow_download_says_how_long_and_what_to_do_meanwhile(
+def test_a_slow_download_reports_the_time_left_and_suggests_synthetic_data(
     tmp_path, slow, capsys, monkeypatch
 ):
     monkeypatch.setattr(download, "LONG", 1.0)
@@ -416,7 +416,7 @@ def start(directory, url, trouble=""):
     return runs.started("-c", PROGRAM, repr(arguments))
 
 
-def test_two_at_once_download_once(tmp_path, capsys):
+def test_two_concurrent_fetches_download_once(tmp_path, capsys):
     with serving(delay=0.01) as site, ThreadPoolExecutor(2) as threads:
         found = [threads.submit(fetch, tmp_path, site.url) for _ in range(2)]
         assert {each.result() for each in found} == {tmp_path / "images-bin"}
@@ -425,7 +425,7 @@ def test_two_at_once_download_once(tmp_path, capsys):
     assert_good(tmp_path)
 
 
-def test_a_full_disk_is_said_and_costs_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_keeps_the_downloaded_part(tmp_path):
     with serving() as site:
         with start(tmp_path, site.url, "full") as process:
             message = process.communicate(timeout=60)[1]

@@ -134,7 +134,7 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     assert 0.3 < epochs[0].mean() < 0.7
 
 
-def test_mirroring_is_drawn_independently_of_all_steps(monkeypatch):
+def test_mirroring_is_drawn_independently_of_the_step(monkeypatch):
     seeds = []
 
     def noting(shape, seed):
@@ -170,7 +170,7 @@ def test_every_tower_gets_its_own_batches_in_order_on_its_device(four_cpus):
                 assert all(t.device.endswith(f"CPU:{tower}") for t in tensors)
 
 
-def test_an_error_in_the_pipeline_is_raised_after_the_batches_before_it(four_cpus):
+def test_a_pipeline_error_is_raised_after_the_preceding_batches(four_cpus):
     def batch(step):
         tf.debugging.assert_none_equal(step, np.int64(2), message="step 2 is broken")
         return ((step, step), (step, step))
@@ -183,7 +183,7 @@ def test_an_error_in_the_pipeline_is_raised_after_the_batches_before_it(four_cpu
             queues.get()
 
 
-def test_images_stay_on_the_cpu_whatever_device_a_program_has_chosen(four_cpus):
+def test_images_stay_on_the_cpu_despite_a_programs_chosen_device(four_cpus):
     """Another logical one stands for a GPU, whose memory they would fill."""
     with tf.device(four_cpus[1]):
         whole = pipeline.in_graph(IMAGES)
@@ -194,7 +194,7 @@ def test_images_stay_on_the_cpu_whatever_device_a_program_has_chosen(four_cpus):
     assert images.shape == (3, *steps[0][0][0].shape)
 
 
-def test_two_batches_wait_in_each_queue_and_no_more_are_prepared(four_cpus):
+def test_each_queue_holds_two_batches_and_one_more_waits(four_cpus):
     made = []
     with pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2]) as queues:
         for steps in (3, 4):
@@ -256,7 +256,7 @@ def test_an_evaluation_reads_each_image_of_a_disk_once():
 # ---- images that are not in memory
 
 
-def test_a_worker_reads_its_own_part_of_each_batch_alone_from_a_disk():
+def test_a_worker_reads_only_its_own_part_of_each_batch_from_a_disk():
     images = OnDisk(IMAGES)
     options = {"batch_size": 6, "towers": 2, "worker": (1, 2), "start_step": 3}
     batches = training_batches("tutorial", images, **options)
@@ -337,7 +337,7 @@ def test_only_images_in_memory_are_stored_on_a_gpu():
     assert not on_device.fits(OnDisk(IMAGES), NUMBERS)
 
 
-def test_the_size_of_a_stored_data_set_is_known_before(four_cpus):
+def test_the_size_of_a_stored_data_set_is_predicted_exactly(four_cpus):
     stored = on_device.store(IMAGES, NUMBERS, [*four_cpus[:2], four_cpus[0]])
     assert len(stored) == 2
     for device, tensors in stored.items():

@@ -58,7 +58,7 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
             on_disk[np.array([0, number])]
 
 
-def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeypatch):
+def test_prepared_pictures_too_large_for_memory_stay_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_PICTURES", 7)
     photos = write(tmp_path / "set", *numbered(30, "a", "b"))
     dataset = find(photos, tmp_path / "cache")

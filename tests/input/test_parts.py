@@ -27,7 +27,7 @@ def content(dataset):
     return {split: len(dataset.read(split)[1]) for split in dataset.splits}
 
 
-def test_cifar_has_a_val_part_where_a_fraction_asks_for_it(stand_in_dir):
+def test_val_fraction_gives_cifar_a_val_part(stand_in_dir):
     whole = datasets.find("synthetic", str(stand_in_dir))
     assert (whole.splits, whole.validation_split) == (("train", "test"), "test")
     divided = with_val(whole, 0.1)

@@ -19,7 +19,7 @@ def read(tmp_path, content, keys=("coarse_labels", "fine_labels"), count=3):
     return pickled.read_records(tmp_path / "train", keys, count)
 
 
-def test_pickle_is_one_that_python_2_wrote():
+def test_the_sample_pickle_is_from_python_2():
     batch = pickle.loads(GOOD, encoding="latin1")  # noqa: S301 - its own.
     np.testing.assert_array_equal(batch["data"], PIXELS)
     assert batch["fine_labels"] == LABELS["fine_labels"]
@@ -41,7 +41,7 @@ def test_array_by_columns_is_read_by_rows(tmp_path):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", [str, str.encode])
-def test_batch_that_python_3_wrote_anew_is_read(tmp_path, protocol, kind):
+def test_a_batch_repickled_by_python_3_is_read(tmp_path, protocol, kind):
     batch = {kind(key): value for key, value in LABELS.items()}
     batch |= {kind("data"): PIXELS, kind("filenames"): [kind("leptodactylus.png")] * 3}
     content = pickle.dumps(batch, protocol=protocol)

@@ -56,7 +56,7 @@ def refused(directory, part):
         records.read_split(directory, TINY10, "train")
 
 
-def test_files_of_the_wrong_size_and_missing_ones_are_named(tmp_path):
+def test_missing_files_and_files_of_the_wrong_size_are_named(tmp_path):
     write_tiny(tmp_path, TINY10)
     records.check_files(tmp_path, TINY10)
     path = tmp_path / "data_batch_4.bin"
@@ -77,7 +77,7 @@ def test_a_label_out_of_range_is_named(tmp_path):
         records.read_split(tmp_path, TINY["cifar100"], "train")
 
 
-def test_the_real_cifar10(real_data_dir):
+def test_the_real_cifar10_has_its_published_sizes_and_means(real_data_dir):
     directory = real_data_dir
     if (directory / records.CIFAR10.folder).exists():
         directory /= records.CIFAR10.folder

@@ -19,7 +19,7 @@ e1c1076fb0438f82f6e296929193b599f7e7e02bdbca39d78ddb05cae102c030  data_batch_4.b
 """
 
 
-def test_the_bytes_never_change(stand_in_dir):
+def test_the_bytes_of_the_stand_in_never_change(stand_in_dir):
     found = {
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
         for path in (stand_in_dir / synthetic.FOLDER).iterdir()

@@ -119,7 +119,7 @@ def test_a_failing_or_hanging_copy_is_reported_and_harms_nothing(
     assert told in capfd.readouterr().err
 
 
-def test_the_end_does_not_wait_for_a_copy_that_hangs(copier, tmp_path, capfd):
+def test_a_hanging_copy_does_not_delay_the_end(copier, tmp_path, capfd):
     hook = copier(["sleep", "600"], patience=0.2)
     assert trained(tmp_path / "run", hook).step == 6
     assert "has not ended" in capfd.readouterr().err

@@ -40,10 +40,10 @@ def test_each_public_name_has_an_example():
         assert ">>>" in inspect.getdoc(getattr(cifar10, name)), name
 
 
-def test_examples_in_docstrings_print_what_they_show(tmp_path, monkeypatch):
+def test_docstring_examples_print_their_shown_output(tmp_path, monkeypatch):
     check_examples(tmp_path, monkeypatch, of_trainings=False)
 
 
 @pytest.mark.slow
-def test_examples_that_train_print_what_they_show(tmp_path, monkeypatch):
+def test_training_examples_print_their_shown_output(tmp_path, monkeypatch):
     check_examples(tmp_path, monkeypatch, of_trainings=True)

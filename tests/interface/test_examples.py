@@ -55,7 +55,7 @@ def example(tmp_path, environment):
     return run
 
 
-def test_a_model_of_ones_own(example):
+def test_the_own_model_example_trains_and_resumes(example):
     assert "step 6: " in example("01_own_model.py", 6)
     again = example("01_own_model.py", 9)
     assert "from step 6" in again
@@ -63,7 +63,7 @@ def test_a_model_of_ones_own(example):
 
 
 @needs("sklearn")
-def test_data_of_ones_own(example):
+def test_the_own_data_example_learns_the_digits(example):
     printed = example("02_own_data.py", 300)
     best = re.search(r"^best: ([\d.]+)% at step", printed, re.MULTILINE)
     assert float(best[1]) > 90, "digits are easy"
@@ -159,7 +159,9 @@ def test_sections_train_the_same_and_take_less_memory(example, tmp_path):
     assert (tmp_path / "sections.png").stat().st_size > 1_000
 
 
-def test_the_rate_rises_to_the_highest_and_a_lower_one_is_found(example, tmp_path):
+def test_the_rate_finder_rises_to_its_limit_and_suggests_a_lower_rate(
+    example, tmp_path
+):
     printed = example("08_find_rate.py", 20, 0.2)
     highest = re.search(r"loss (.*) up to a rate of (\S+)\. ", printed)
     assert (highest[1], float(highest[2])) == ("did not explode", 0.2)

@@ -72,7 +72,7 @@ def trained(tmp_path_factory):
     return first, second, seen
 
 
-def test_importing_it_starts_nothing():
+def test_importing_the_package_starts_nothing():
     code = (
         "import sys, cifar10; from cifar10 import Config; "
         "Config(model=print, data=(1, 2)); "
@@ -112,9 +112,7 @@ def test_run_resumes_by_its_directory(trained, tmp_path):
         train(Config(resume=copy, learning_rate=0.5, **objects))
 
 
-def test_a_run_on_data_that_only_older_versions_look_up_is_scored_on_given_data(
-    trained, tmp_path
-):
+def test_a_run_on_a_discontinued_data_source_is_scored_on_given_data(trained, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(trained[1].train_dir, copy)
     config = copy / "config.json"
@@ -167,7 +165,7 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
         assert follower.predict(X[:2]).logits.shape == (2, 3)
 
 
-def test_commands_take_a_programs_function_from_a_module_or_say_what_works(
+def test_commands_take_a_programs_function_from_a_module_or_give_advice(
     tmp_path, monkeypatch, stand_in_dir
 ):
     run = tmp_path / "run"
@@ -286,7 +284,7 @@ def test_bad_arguments_are_refused(tmp_path):
         evaluate(tmp_path, split="x", data=(X, Y))
 
 
-def test_scoring_needs_fitting_data(trained, tmp_path):
+def test_scoring_needs_suitable_data_and_options(trained, tmp_path):
     with pytest.raises(UsageError, match=r"\(12, 12, 3\)"):
         evaluate(trained[0], data=(X[:, :6], Y))
     alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))
@@ -299,7 +297,7 @@ def test_scoring_needs_fitting_data(trained, tmp_path):
         evaluate(trained[0], num_examples=0)
 
 
-def test_functions_have_the_name_that_imports_them(monkeypatch):
+def test_functions_are_named_by_their_import_path(monkeypatch):
     assert name_of_function(small_runs.small) == "small_runs:small"
     assert name_of_function(local()) == "python:linear"
     main = types.ModuleType("__main__")
@@ -328,7 +326,7 @@ print("REACHED", record.step)
 
 
 @pytest.mark.slow
-def test_of_several_workers_the_first_calls_its_hooks(tmp_path):
+def test_only_the_first_of_several_workers_calls_its_hooks(tmp_path):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(2)]
         for each in held:

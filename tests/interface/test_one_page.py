@@ -57,7 +57,7 @@ def by_layer(page, model, values):
 
 
 @pytest.mark.slow
-def test_steps_end_where_those_of_the_package_end(
+def test_the_one_page_program_matches_the_steps_of_the_package(
     tmp_path, page, stand_in, stand_in_dir, monkeypatch
 ):
     config = Config(
@@ -114,7 +114,7 @@ def test_steps_end_where_those_of_the_package_end(
 
 
 @pytest.mark.slow
-def test_it_trains_resumes_and_scores(tmp_path, stand_in_dir):
+def test_the_one_page_program_trains_resumes_and_scores(tmp_path, stand_in_dir):
     words = [PAGE, "--train_dir", tmp_path, "--data_dir", stand_in_dir]
 
     def run(*more):

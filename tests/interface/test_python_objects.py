@@ -141,7 +141,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_towers_compute_the_same_as_one(tmp_path, case):
+def test_two_towers_compute_the_same_as_one_tower(tmp_path, case):
     given = CASES[case]()
     one, of_one = trained(tmp_path / "1", **given)
     two, of_two = trained(tmp_path / "2", num_gpus=2, **given)
@@ -214,7 +214,7 @@ def test_a_function_gets_labels_of_one_type(tmp_path):
     assert {*seen} == {tf.int64}
 
 
-def test_own_metrics_are_shown(tmp_path, capsys):
+def test_custom_metrics_are_shown(tmp_path, capsys):
     given = {"metrics": {"top 2": top_two}, "data": (X, Y), "max_steps": 1}
     given["precision"] = "float32"
     record = train(config(tmp_path / "run", **given))
@@ -231,7 +231,7 @@ def test_own_metrics_are_shown(tmp_path, capsys):
     )
 
 
-def test_an_own_metric_decides_the_best(tmp_path):
+def test_a_custom_metric_decides_the_best_checkpoint(tmp_path):
     """Commands have no functions, but the scores that the training has written."""
     run, data = tmp_path / "run", tmp_path / "set.npz"
     np.savez(data, x_train=X, y_train=Y, x_test=X[:12], y_test=Y[:12])
@@ -338,18 +338,18 @@ BAD = {
     },
     "Rising: .* get_config": lambda: {"learning_rate": Rising(0.1)},
     "Adam: .* get_config": lambda: {"optimizer": keras.optimizers.Adam(Rising(0.1))},
-    "LossScaleOptimizer holds": lambda: {
+    "LossScaleOptimizer wraps": lambda: {
         "optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1))
     },
-    "MultiOptimizer holds": lambda: {
+    "MultiOptimizer wraps": lambda: {
         "optimizer": keras.optimizers.MultiOptimizer(
             [(keras.optimizers.SGD(0.1), lambda _: True)]
         )
     },
-    "ScheduleFreeAdamW holds": lambda: {
+    "ScheduleFreeAdamW wraps": lambda: {
         "optimizer": keras.optimizers.ScheduleFreeAdamW(0.1)
     },
-    "TwoRates cannot be made": lambda: {"optimizer": TwoRates(0.1, 0.2)},
+    "TwoRates cannot be created": lambda: {"optimizer": TwoRates(0.1, 0.2)},
     "Give var_names": lambda: {"optimizer": excluding(var_list=[keras.Variable(1.0)])},
     "total_loss": lambda: {"loss": Sum(reduction="sum")},
     "random numbers or variables": lambda: {"loss": Centre()},
@@ -381,7 +381,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_objects_that_towers_cannot_share_are_refused(tmp_path, why):
+def test_objects_unsuitable_for_towers_are_refused(tmp_path, why):
     with pytest.raises(UsageError, match=why):
         train(config(tmp_path / "run", **BAD[why]()))
     assert not (tmp_path / "run").exists()
@@ -471,7 +471,7 @@ def test_only_kernels_decay_unless_excluded(tmp_path):
     )
 
 
-def test_a_schedule_of_the_programs_own_sets_the_rate(tmp_path):
+def test_a_programs_own_schedule_sets_the_rate(tmp_path):
     for number, given in enumerate(
         (
             {"learning_rate": DescribedRising(0.25)},
@@ -531,7 +531,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("why", NONSENSE)
 @pytest.mark.parametrize("kind", ["loss", "metrics"])
-def test_a_wrong_result_of_an_own_function_is_refused(tmp_path, why, kind):
+def test_a_wrong_result_of_a_custom_function_is_refused(tmp_path, why, kind):
     function = NONSENSE[why]
     given = {"m": function} if kind == "metrics" else function
     name = "metrics/m" if kind == "metrics" else "total_loss"
@@ -539,7 +539,7 @@ def test_a_wrong_result_of_an_own_function_is_refused(tmp_path, why, kind):
         train(config(tmp_path / "run", **{kind: given}))
 
 
-def test_an_exception_of_an_own_function_is_shown_with_its_lines(tmp_path):
+def test_an_exception_of_a_custom_function_is_shown_with_its_lines(tmp_path):
     def loss(*_):
         raise KeyError("mine")
 

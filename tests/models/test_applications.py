@@ -26,7 +26,7 @@ def module_of(application):
     return applications._module(application)
 
 
-def test_names_are_those_of_keras():
+def test_the_network_names_match_keras():
     with pytest.raises(UsageError) as refused:
         find_architecture("applications:Nothing")
     assert (
@@ -63,7 +63,7 @@ def test_unknown_networks_are_refused(name, advice):
 @pytest.mark.parametrize(
     ("shape", "named"), [((24, 24, 3), "24, 24"), ((32, 32, 1), "channels")]
 )
-def test_images_that_a_network_does_not_take_are_refused(shape, named):
+def test_images_unsuitable_for_a_network_are_refused(shape, named):
     with pytest.raises(UsageError, match=named):
         build_model("applications:MobileNetV2", shape, 10)
 
@@ -91,7 +91,7 @@ def test_absent_or_damaged_published_weights_are_refused(tmp_path, monkeypatch):
     "application",
     ["MobileNetV2", "EfficientNetB0", "VGG16"],  # -1 to 1; a layer more; blue first.
 )
-def test_it_computes_the_same_from_our_images_as_keras_from_pixels(
+def test_a_network_computes_the_same_from_our_images_as_keras_from_pixels(
     application, tmp_path, monkeypatch
 ):
     """With weights that are as far from their initial values as published ones."""

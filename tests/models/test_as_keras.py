@@ -189,7 +189,7 @@ def trained_by_keras(model):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_tower_trains_it_as_keras_does(monkeypatch, kind):
+def test_a_tower_trains_a_model_as_keras_does(monkeypatch, kind):
     generator().state.assign([3, 0])
     model = built(monkeypatch, MODELS[kind])
     builder = make_towers(model, ["/cpu:0"], clip_norm=1e9)
@@ -216,7 +216,7 @@ def test_towers_agree_on_the_assignments_of_a_layer(monkeypatch, four_cpus):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_check_leaves_the_state_of_a_model_alone(monkeypatch):
+def test_a_check_does_not_change_the_state_of_a_model(monkeypatch):
     for kind in ("assigned-scale", "layers-in-lists", "unseeded"):
         model = built(monkeypatch, MODELS[kind])
         before = [variable.numpy() for variable in model.variables]
@@ -239,14 +239,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_models_that_towers_would_compute_differently_are_refused(monkeypatch, kind):
+def test_models_computed_differently_by_towers_are_refused(monkeypatch, kind):
     function, why = REFUSED[kind]
     model = built(monkeypatch, function)  # An evaluation takes it.
     with pytest.raises(UsageError, match=why):
         custom.check_training("own", model, SHAPE, CLASSES)
 
 
-def test_numbers_that_no_checkpoint_holds_are_random_or_refused(monkeypatch):
+def test_unsaved_random_states_are_refused_in_deterministic_runs(monkeypatch):
     kind = lambda *of: sequential(*of, OfTensorFlow(counts=False))  # noqa: E731
     model = built(monkeypatch, kind)
     custom.check_training("own", model, SHAPE, CLASSES)
@@ -265,7 +265,7 @@ def test_a_failure_in_bfloat16_suggests_float32(monkeypatch):
     built(monkeypatch, kind)
 
 
-def test_a_state_that_no_layer_holds_is_refused(monkeypatch):
+def test_a_state_outside_all_layers_is_refused(monkeypatch):
     outside = keras.Variable(0.0, name="outside", trainable=False)
 
     class Counting(layers.Layer):
@@ -302,7 +302,7 @@ def run(train_dir, model, *hooks, **changes):
     return train(Config(**{**given, **changes}), hooks=hooks)
 
 
-def test_random_numbers_without_a_generator_go_on_after_a_resume(tmp_path):
+def test_random_numbers_without_a_generator_continue_after_a_resume(tmp_path):
     ends = []
     for stops in ([4], [2, 4]):
         for stop in stops:
@@ -326,7 +326,7 @@ def test_replicas_draw_as_towers_do(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_a_loss_that_depends_on_the_size_of_a_batch_is_of_one_tower(tmp_path):
+def test_a_loss_depending_on_the_batch_size_is_refused_on_two_towers(tmp_path):
     def model(*of):
         return sequential(*of, SumOfLoss())
 
@@ -336,7 +336,7 @@ def test_a_loss_that_depends_on_the_size_of_a_batch_is_of_one_tower(tmp_path):
     run(tmp_path / "mean", MODELS["activity"], num_gpus=2)
 
 
-def test_synchronized_statistics_are_of_the_global_batch_or_refused(tmp_path):
+def test_synchronized_statistics_cover_the_global_batch_or_are_refused(tmp_path):
     def model(*of):
         return sequential(*of, layers.BatchNormalization(synchronized=True))
 
@@ -411,7 +411,7 @@ def scored(record, **options):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_last_values_are_restored_whatever_holds_them(tmp_path, precision):
+def test_last_values_of_layers_in_lists_are_restored(tmp_path, precision):
     """A checkpoint's `model` lacks the layers that are in a list or a dict."""
     options = {"precision": precision, "max_steps": 5}
     # Averages of such a decay are the last values.

@@ -7,7 +7,7 @@ from cifar10.models import custom, layer_tree
 from cifar10.towers.stages import find_frozen
 
 
-def test_the_head_is_the_last_layer_that_is_trained():
+def test_the_head_is_the_last_trainable_layer():
     """Dropout behind it has a variable too, the state of its random numbers."""
     inner = keras.Sequential([keras.layers.Dense(3, name="head")])
     layers = [keras.layers.Dense(4, name="hidden"), inner, keras.layers.Dropout(0.5)]
@@ -41,7 +41,7 @@ class Scaled(keras.layers.Wrapper):
         return self.layer(inputs) * self.scale
 
 
-def test_the_head_may_be_of_the_model_itself_or_wrapped():
+def test_the_head_may_belong_to_the_model_itself_or_be_wrapped():
     layers = [keras.layers.Dense(4), Scaled(keras.layers.Dense(3))]
     wrapped = keras.Sequential([keras.Input((2,)), *layers])
     for model, head in (
@@ -55,7 +55,7 @@ def test_the_head_may_be_of_the_model_itself_or_wrapped():
         assert {v.name for v, is_frozen in pairs if not is_frozen} == {*head}
 
 
-def test_names_within_a_bidirectional_are_of_one_model():
+def test_a_bidirectional_layer_has_the_same_inner_names_in_every_model():
     for _ in range(2):
         both = keras.layers.Bidirectional(keras.layers.GRU(2))
         model = keras.Sequential([keras.Input((4, 2)), both, keras.layers.Dense(3)])
@@ -63,14 +63,14 @@ def test_names_within_a_bidirectional_are_of_one_model():
         assert names >= {"bidirectional/forward_gru", "bidirectional/backward_gru"}
 
 
-def test_layers_with_names_of_their_own_keep_them():
+def test_layers_with_explicit_names_keep_them():
     names = ["forward_dense_1", "forward_dense_2"]
     layers = [keras.layers.Dense(2, name=name) for name in names]
     model = keras.Sequential([keras.Input((2,)), *layers])
     assert [*layer_tree.by_name(model)] == names
 
 
-def test_a_wrapper_around_many_layers_is_no_head():
+def test_the_head_is_found_within_a_wrapper_of_several_layers():
     layers = [keras.layers.Dense(4), keras.layers.Dense(3)]
     whole = keras.layers.TimeDistributed(keras.Sequential([keras.Input((2,)), *layers]))
     pool = keras.layers.GlobalAveragePooling1D()
@@ -79,7 +79,7 @@ def test_a_wrapper_around_many_layers_is_no_head():
     assert layer_tree.head(model) == layers[1].variables
 
 
-def test_normalization_by_constants_has_no_name_for_weights():
+def test_normalization_by_constants_is_left_out_of_the_named_layers():
     """Its variables are no longer used once its model is built."""
     scale = keras.layers.Normalization()
     scale.adapt(np.ones((4, 2)))

@@ -56,7 +56,7 @@ def assert_close(actual, expected, difference):
         ({"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 3),
     ],
 )
-def test_response_normalization_is_tensorflows_function(constants, channels):
+def test_response_normalization_equals_tensorflows_function(constants, channels):
     inputs = activations(channels)
     upstream = tf.constant(
         np.random.default_rng(1).normal(size=inputs.shape), tf.float32
@@ -78,7 +78,7 @@ def test_response_normalization_is_tensorflows_function(constants, channels):
 @pytest.mark.parametrize(
     ("dtype", "training"), [("bfloat16", True), ("float32", False)]
 )
-def test_quick_gelu_and_its_gradient(dtype, training):
+def test_quick_gelu_and_its_gradient_are_computed_correctly(dtype, training):
     check_quick_gelu(dtype, training, 0.01 if dtype == "bfloat16" else 1e-6)
 
 
@@ -128,7 +128,7 @@ def test_only_training_and_scoring_need_xla_for_quick_gelu(training):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_fused_batch_normalization_is_kerass(training):
+def test_fused_batch_normalization_equals_kerass(training):
     random = np.random.default_rng(0)
     inputs = tf.constant(random.normal(3.0, 2.0, (8, 5, 5, 4)), tf.float32)
     layers = [
@@ -156,7 +156,7 @@ def test_fused_batch_normalization_is_kerass(training):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
-def test_fused_batch_normalization_in_other_types(policy):
+def test_fused_batch_normalization_normalizes_in_other_types_too(policy):
     layer = FusedBatchNormalization(dtype=policy)
     inputs = tf.random.stateless_normal([4, 3, 3, 2], [0, 0], 5.0, 2.0, "float64")
     outputs = layer(inputs, training=True)
@@ -181,7 +181,7 @@ def test_fused_batch_normalization_in_other_types(policy):
         (5, 256, "float32", 1e-5),
     ],
 )
-def test_a_wide_convolution_and_its_gradients_are_those_of_float64(
+def test_a_wide_convolution_and_its_gradients_agree_with_float64(
     side, channels, dtype, bound, monkeypatch
 ):
     """To the rounding of sums, at the edges too; in float32 as on an AVX2 processor."""
@@ -243,7 +243,7 @@ def pooled_twice(layer, shape, dtype):
         ({"pool_size": (3, 1), "strides": (3, 2)}, (2, 9, 11, 3), "float32"),
     ],
 )
-def test_pools_that_do_not_overlap_have_tensorflows_gradient(options, shape, dtype):
+def test_disjoint_pools_have_tensorflows_gradient(options, shape, dtype):
     """Bit for bit: of equal pixels, the first gets it."""
     options = {"pool_size": 2, **options}
     layer = keras.layers.MaxPooling2D(**options, dtype=dtype)
@@ -264,7 +264,7 @@ def test_pools_that_do_not_overlap_have_tensorflows_gradient(options, shape, dty
         (keras.layers.MaxPooling1D, (2, 13, 3), {}),
     ],
 )
-def test_pools_that_overlap_add_up_tensorflows_gradient(layer, shape, options):
+def test_overlapping_pools_add_up_to_tensorflows_gradient(layer, shape, options):
     options = {"strides": 2, "padding": "same", "dtype": "float64", **options}
     expected, found = pooled_twice(layer(3, **options), shape, options["dtype"])
     np.testing.assert_array_equal(found[0], expected[0])

@@ -66,7 +66,7 @@ def test_tutorial_is_the_network_written_out_with_tf_nn(tutorial):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tutorials_penalties_are_those_of_the_hidden_layers_alone(tutorial):
+def test_only_the_hidden_layers_of_tutorial_are_penalized(tutorial):
     _, _, penalties = infer(tutorial, random_images(1))
     kernels = [tutorial.get_layer(name).kernel.numpy() for name in ("local3", "local4")]
     expected = [0.002 * np.sum(np.square(kernel, dtype=float)) for kernel in kernels]
@@ -157,7 +157,7 @@ CROSS_ENTROPY = -(math.log(3 / 4) + math.log(2 / 3) + math.log(1 / 5)) / 3
     ("given", "computed"),
     [("float64", "float64"), ("bfloat16", "float32")],
 )
-def test_loss_by_hand(given, computed):
+def test_the_loss_equals_its_value_by_hand(given, computed):
     """Logits of reduced precision are widened for it."""
     logits, labels = logits_and_labels()
     logits = tf.cast(logits, given)
@@ -177,7 +177,7 @@ def test_loss_by_hand(given, computed):
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_losses_of_labels_and_of_their_parts_are_kerass(label_smoothing):
+def test_losses_of_labels_and_of_label_parts_equal_kerass(label_smoothing):
     random = np.random.default_rng(0)
     logits = tf.constant(random.normal(size=(40, 5)))
     labels = tf.constant(random.integers(0, 5, 40))
@@ -281,7 +281,7 @@ def test_airbench_whitens_patches():
 
 
 @pytest.mark.parametrize(("side", "count"), [(64, 1250), (4000, 1)])
-def test_larger_images_initialize_airbench_with_as_many_pixels(side, count):
+def test_airbench_is_initialized_from_fewer_images_if_they_are_larger(side, count):
     """All of them would take gigabytes; of a folder the first are of one class."""
 
     class Sliced:
@@ -305,7 +305,7 @@ def test_larger_images_initialize_airbench_with_as_many_pixels(side, count):
         airbench.initialize(None, Sliced(), prepare)
 
 
-def test_models_take_images_of_any_size_from_their_least_on():
+def test_models_take_images_of_any_size_from_their_minimum():
     for name, shape, options in (
         ("airbench", (9, 40, 1), {"width": 4}),
         ("tutorial", (7, 30, 1), {}),

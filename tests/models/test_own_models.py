@@ -67,7 +67,7 @@ class Halved(keras.Model):
         return super().call(images, training=training) / 2.0
 
 
-def test_activations_are_not_of_a_graph_that_the_model_does_not_compute():
+def test_activations_are_unavailable_if_a_model_overrides_its_graph():
     images = keras.Input(IMAGE_SHAPE)
     logits = layers.Dense(10)(layers.Flatten()(images))
     # A view of its graph would train another function, at summary steps only.
@@ -92,7 +92,7 @@ def own_models(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_models):
+def test_a_users_function_is_called_with_shape_and_classes(own_models):
     own_models(
         """
         def build(image_shape, classes):
@@ -189,7 +189,7 @@ def test_an_unsuitable_function_is_refused(own_models, built, named):
         ("images.numpy() if training else logits", "AttributeError"),
     ],
 )
-def test_a_model_that_towers_cannot_train_is_refused(own_models, called, named):
+def test_a_model_untrainable_on_towers_is_refused(own_models, called, named):
     assert named in refused(own_models, called=called)
 
 
@@ -221,7 +221,7 @@ def softmax(image_shape, classes):
     return dense(image_shape, classes, activation="softmax")
 
 
-def test_a_training_looks_at_the_model_first(tmp_path, stand_in_dir):
+def test_a_training_checks_the_model_first(tmp_path, stand_in_dir):
     def train(function):
         model = f"{__name__}:{function.__name__}"
         options = {"num_gpus": 1, "batch_size": 8, "max_steps": 1, "model": model}

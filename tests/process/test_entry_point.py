@@ -57,7 +57,7 @@ def test_a_full_gpu_ends_a_script_with_advice(capsys):
     assert "nvidia-smi" in capsys.readouterr().err
 
 
-def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys):
+def test_a_signal_ends_a_script_with_nothing_to_save(capsys):
     """As an evaluation; a training notes signals itself."""
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -105,7 +105,7 @@ def test_import_hides_tensorflows_output_unless_the_user_asks(tmp_path):
     ("deterministic", "given", "expected"),
     [(True, {}, "0"), (False, {}, "1"), (False, {"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")],
 )
-def test_onednn_computes_unless_rounding_matters_or_the_user_has_chosen(
+def test_onednn_is_on_unless_a_run_is_deterministic_or_the_user_disables_it(
     tmp_path, deterministic, given, expected
 ):
     words = (
@@ -178,7 +178,7 @@ def test_an_unwritable_log_is_lost_and_reported_once(tmp_path):
         (tmp_path / "done").unlink()
 
 
-def test_other_output_that_cannot_be_written_ends_the_program(tmp_path):
+def test_unwritable_output_other_than_a_log_ends_the_program(tmp_path):
     done = printing(tmp_path, ">/dev/full", is_log=False)
     assert done.returncode == 2
     assert done.stderr.startswith("-c: ")
@@ -223,7 +223,7 @@ def test_output_for_programs_is_unchanged_and_messages_are_escaped(monkeypatch):
     assert "\x1b" not in err.getvalue()
 
 
-def test_an_unencodable_letter_costs_its_line(monkeypatch, capsys):
+def test_a_line_with_an_unencodable_letter_is_lost(monkeypatch, capsys):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
@@ -234,7 +234,7 @@ def test_an_unencodable_letter_costs_its_line(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_ends_no_training(tmp_path, stand_in_dir, closed):
+def test_a_closed_stream_does_not_end_a_training(tmp_path, stand_in_dir, closed):
     flags = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=2)
     command = shlex.join([sys.executable, "train.py", *map(str, flags)])
     env = runs.of_a_user() | {"CIFAR10_DATA_DIR": str(stand_in_dir)}

@@ -34,7 +34,7 @@ def started(monkeypatch):
         (COMMAND, "cifar10", "cifar10 train", None),
     ],
 )
-def test_program_can_be_started_once_more(started, first, name, resumed, spawned):
+def test_a_program_can_be_started_again(started, first, name, resumed, spawned):
     words = [first, "train", "--data", "a b"]
     started(*words)
     assert invocation.program_name() == name
@@ -51,7 +51,7 @@ def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
     assert invocation.to_train(1, resume="run") is None
 
 
-def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
+def test_commands_score_the_newest_checkpoint_or_a_given_step(started):
     started("mine.py")
     score = invocation.to_score("my runs", "tutorial", "cifar10")
     assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
@@ -62,7 +62,7 @@ def test_the_newest_checkpoint_is_scored_or_that_of_a_step(started):
     assert score == "cifar10.evaluate('run', step=10, model=...)"
 
 
-def test_commands_are_those_of_the_installed_program_or_of_the_module(started):
+def test_commands_name_the_installed_program_or_the_module(started):
     for first in (MODULE, "train.py", "mine.py", ""):
         started(first)
         assert invocation.command("eval") == "python -m cifar10 eval"
@@ -101,9 +101,7 @@ def test_missing_packages_are_named_with_their_extra():
         ("serve", "serve"),
     ],
 )
-def test_a_command_that_lacks_packages_names_the_extra_that_has_them(
-    words, extra, monkeypatch
-):
+def test_a_command_without_its_packages_names_their_extra(words, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     done = call("cifar10/__main__.py", *words.split())
     assert (done.returncode, f"cifar10-multi-gpu[{extra}]" in done.stderr) == (2, True)

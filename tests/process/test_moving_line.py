@@ -120,7 +120,7 @@ def test_the_line_vanishes_before_other_output_and_at_the_end():
     ],
     ids=["error", "traceback", "interrupt", "signal"],
 )
-def test_terminal_is_clean_however_a_program_ends(middle, code, last):
+def test_the_terminal_is_clean_after_every_kind_of_exit(middle, code, last):
     found, rows, _ = on_terminal(middle)
     assert (found, rows[-2:]) == (code, [last, ""])
     assert not any("Counting" in row for row in rows if "advance" not in row)

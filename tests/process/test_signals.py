@@ -48,7 +48,7 @@ def test_a_signal_sent_twice_at_once_counts_once():
         assert wait_for_request(stop) is signal.SIGUSR1
 
 
-def test_another_signal_at_once_ends_it(monkeypatch):
+def test_another_signal_at_once_ends_the_program(monkeypatch):
     """Whoever ends a program right after Ctrl-C does not wait for its step."""
     ended = []
     monkeypatch.setattr(signals.os, "_exit", ended.append)
@@ -83,7 +83,7 @@ with StopSignals() as stop:
 """
 
 
-def test_signal_before_a_training_cleans_up_and_ends_it(tmp_path):
+def test_a_signal_before_a_training_cleans_up_and_ends_the_program(tmp_path):
     """Also where whoever reads stderr has stopped, as in `train.py 2>&1 | less`."""
     lock = tmp_path / ".lock"
     lock.touch()

@@ -125,7 +125,7 @@ def calls(config):
     return counts
 
 
-def test_documented_calls_of_several_steps_are_taken():
+def test_documented_steps_per_call_take_effect():
     """But for a tenth of the steps, which summaries may take."""
     documented = []
     for path in [*DOCUMENTS, *ROOT.glob("*/README.md"), *ROOT.glob("deploy/*")]:

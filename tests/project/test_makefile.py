@@ -27,7 +27,7 @@ def make(*words, installed=True, **environ):
     )
 
 
-def test_a_second_make_train_says_what_to_do(tmp_path):
+def test_a_second_make_train_suggests_another_directory(tmp_path):
     (tmp_path / "report.html").touch()
     done = make("train", f"TRAIN_DIR={tmp_path}", "BIN=/nonexistent")
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_an_unsuitable_python_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     "script", ["echo 'NVIDIA-SMI has failed'; exit 9", "exec sleep 1000", "echo 8.0"]
 )
-def test_make_train_beside_a_driver(tmp_path, script):
+def test_make_train_uses_the_gpus_only_with_a_working_driver(tmp_path, script):
     """The programs note how they are called, and which GPUs they see."""
     answers = script == "echo 8.0"
     driver, python = tmp_path / "nvidia0", tmp_path / "python"
@@ -130,7 +130,7 @@ def make_train_without_a_network(tmp_path, *words):
 
 
 @pytest.mark.slow
-def test_make_train_without_a_network(tmp_path):
+def test_make_train_works_without_a_network(tmp_path):
     shown = make_train_without_a_network(tmp_path, "STEPS=20")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert len(runs.logged(tmp_path / "run" / "eval")) > 1, "no curve, but a dot"

@@ -98,7 +98,7 @@ def contents(folder):
     return {path: path.stat().st_mtime_ns for path in files}
 
 
-def test_messages_are_those_of_the_file(tmp_path, stand_in_dir, monkeypatch):
+def test_messages_match_the_recorded_file(tmp_path, stand_in_dir, monkeypatch):
     monkeypatch.chdir(runs.ROOT)
     places = {"tmp": tmp_path, "data": stand_in_dir, "root": runs.ROOT}
     flags = FLAGS.format(**places)

@@ -28,7 +28,7 @@ MODULES = {
 }
 
 
-def test_the_private_names_are_these_and_exist():
+def test_the_used_private_names_are_listed_and_exist():
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     existing = {
         # The order in which Keras computes layers, and so advances random states.

@@ -128,7 +128,7 @@ def test_python_on_the_site_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_hook_that_profiles_marks_each_step(tmp_path, stand_in_dir):
+def test_the_profiling_hook_marks_each_step(tmp_path, stand_in_dir):
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (code,) = blocks(DOCS / "speed.md", "python")

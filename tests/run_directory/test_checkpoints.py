@@ -92,7 +92,7 @@ def test_a_checkpoint_holds_the_state_of_random_generators(tmp_path):
     assert generator.numpy().tolist() == [7, 8]
 
 
-def test_restored_state_is_the_saved_one_to_the_bit_and_its_files_to_the_byte(tmp_path):
+def test_a_restored_state_and_its_files_equal_the_saved_bit_for_bit(tmp_path):
     saved, other = new_state(fill=1), new_state(fill=2)
     once = save(tmp_path / "once", 7, state=saved, facts={"seed": 3})
     assert not set(content(saved)) & set(content(other))
@@ -119,7 +119,7 @@ def test_restore_into_another_model_is_refused(tmp_path):
         checkpoints.restore(checkpoint, new_state((4,), 5).trackables())
 
 
-def test_restore_of_a_part_is_refused_unless_it_is_asked_for(tmp_path, caplog):
+def test_a_partial_restore_is_refused(tmp_path, caplog):
     save(tmp_path, 7, state=new_state())
     # Not the model: all of this one's variables are the optimizer's too.
     for left_out in ("optimizer", "averages", "global_step"):
@@ -131,7 +131,7 @@ def test_restore_of_a_part_is_refused_unless_it_is_asked_for(tmp_path, caplog):
     assert "unrestored" not in caplog.text
 
 
-def test_checkpoint_lost_since_it_was_verified_is_damaged_or_gone(tmp_path):
+def test_a_checkpoint_lost_after_verification_is_damaged_or_missing(tmp_path):
     for step, lost in enumerate((INDEX, DATA)):
         folder = save(tmp_path, step)
         checkpoint = checkpoints.verify(tmp_path, step)
@@ -146,7 +146,7 @@ def test_checkpoint_lost_since_it_was_verified_is_damaged_or_gone(tmp_path):
             checkpoints.verify(tmp_path, step)
 
 
-def test_unreadable_checkpoint_is_not_taken_for_damaged(tmp_path, monkeypatch):
+def test_an_unreadable_checkpoint_does_not_count_as_damaged(tmp_path, monkeypatch):
     """A resumed training would set it aside for good, and go back."""
     save(tmp_path, 7)
     not_allowed = PermissionError(errno.EACCES, "Permission denied")
@@ -264,7 +264,7 @@ def forge(folder, **entries):
     path.write_text(json.dumps(manifest))
 
 
-def test_odd_content_with_the_right_sums_is_damage(tmp_path):
+def test_invalid_content_with_correct_checksums_counts_as_damage(tmp_path):
     forge(save(tmp_path, 5))
     assert newest_intact(tmp_path) == (5, {})
     for step, names in ((6, []), (7, {"../outside": {"bytes": 1, "sha256": "0"}})):
@@ -285,7 +285,7 @@ def test_odd_content_with_the_right_sums_is_damage(tmp_path):
         {"time": "now"},
     ],
 )
-def test_entries_of_another_type_are_damage(tmp_path, entry):
+def test_entries_of_the_wrong_type_count_as_damage(tmp_path, entry):
     save(tmp_path, 5)
     forge(save(tmp_path, 6), **entry)
     step, refused = newest_intact(tmp_path)
@@ -359,7 +359,7 @@ def test_all_of_a_checkpoint_is_on_disk_before_it_is_published(tmp_path, monkeyp
     assert {name for name, _ in before} == present | set(names(published))
 
 
-def test_killed_while_saving_publishes_nothing(tmp_path):
+def test_a_kill_while_saving_publishes_nothing(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path

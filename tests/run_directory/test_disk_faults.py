@@ -114,7 +114,7 @@ def disk(tmp_path):
     subprocess.run(["umount", "--lazy", tmp_path], check=True)  # noqa: S607
 
 
-def test_run_logs_on_after_a_full_disk_but_ends_where_a_checkpoint_is_lost(
+def test_a_full_disk_ends_a_run_only_if_a_checkpoint_is_lost(
     disk, train, undisturbed, capsys
 ):
     """With histograms at every step, which do not fit into a file's last block."""
@@ -159,7 +159,7 @@ def progress(train_dir, step, **options):
     return found
 
 
-def test_an_unreadable_log_costs_no_checkpoint(tmp_path):
+def test_an_unreadable_log_does_not_prevent_a_checkpoint(tmp_path):
     training = progress(tmp_path, 2)
     (tmp_path / "metrics.jsonl").mkdir()
     training.save()
@@ -167,7 +167,7 @@ def test_an_unreadable_log_costs_no_checkpoint(tmp_path):
     assert progress(tmp_path, 2).last_saved() == 2
 
 
-def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk):
+def test_surplus_checkpoints_make_room_for_the_new_checkpoint(disk):
     """As when a run resumes with fewer of them; the newest always stays."""
     train_dir = disk.path / "run"
     train_dir.mkdir()

@@ -40,7 +40,7 @@ def values(run, step):
     return {name: found.get_tensor(name) for name in names}
 
 
-def test_it_resumes_and_ends_where_it_ended(run):
+def test_an_earlier_run_resumes_and_reaches_the_same_end(run):
     shutil.rmtree(runs.checkpoint(run, 6))
     done = runs.call("train.py", "--resume", run)
     assert "from step 4 " in done.stdout, done.stderr
@@ -53,7 +53,7 @@ def test_it_resumes_and_ends_where_it_ended(run):
     assert after["cross_entropy"] == pytest.approx(before["cross_entropy"], rel=1e-3)
 
 
-def test_its_scores_have_not_changed(run):
+def test_the_scores_of_an_earlier_run_have_not_changed(run):
     done = runs.call("eval.py", "--step", 6, "--json", "--train_dir", run)
     lines = (WRITTEN / "eval" / "metrics.jsonl").read_text().splitlines()
     then, now = json.loads(lines[-1]), json.loads(done.stdout)
@@ -62,7 +62,7 @@ def test_its_scores_have_not_changed(run):
     assert now["cross_entropy"] == pytest.approx(then["cross_entropy"], rel=1e-4)
 
 
-def test_it_is_replayed_audited_and_listed(run):
+def test_an_earlier_run_is_replayed_audited_and_listed(run):
     done = runs.call("cifar10/__main__.py", "replay", run, "--steps", "5:6")
     assert done.returncode == 0, done.stdout + done.stderr
     done = runs.call("cifar10/__main__.py", "audit", run)
@@ -74,7 +74,7 @@ def test_it_is_replayed_audited_and_listed(run):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_is_replayed_and_audited_after_this_version_has_resumed_it(run):
+def test_an_earlier_run_is_replayed_and_audited_after_a_resume(run):
     """Whose lines hold more from there on."""
     done = runs.call("train.py", "--resume", run, "--max_steps", 8)
     assert "from step 6 " in done.stdout, done.stderr

@@ -40,7 +40,7 @@ def keep(run_dir, newest=1, best=0, step=10**9):
 # The newest.
 
 
-def test_only_the_oldest_go(run_dir):
+def test_only_the_oldest_checkpoints_are_deleted(run_dir):
     save(run_dir, 1, 2, 3, 4)
     (folder_of(run_dir, 1) / checkpoints.MANIFEST).unlink()  # It is damaged.
 
@@ -50,7 +50,7 @@ def test_only_the_oldest_go(run_dir):
         assert names == {f"step-{step:08d}" for step in left}, "a part of one is left"
 
 
-def test_the_newest_stays_where_its_name_sorts_before_the_older_one(run_dir):
+def test_the_newest_checkpoint_stays_even_if_its_name_sorts_first(run_dir):
     save(run_dir, 99_999_999, 100_000_000)
 
     assert keep(run_dir) == [100_000_000]
@@ -71,7 +71,7 @@ def test_stray_and_foreign_checkpoints_are_neither_counted_nor_deleted(run_dir):
 # The best.
 
 
-def test_the_best_stay_besides_the_newest(run_dir):
+def test_the_best_and_the_newest_checkpoints_stay(run_dir):
     save(run_dir, 2, 3, 4, 5, 6)
     score(run_dir, {1: 0.9, 2: 0.7, 3: 0.5, 4: 0.6})  # Step 1 is deleted already.
     assert keep(run_dir, newest=2, best=2) == [2, 4, 5, 6]
@@ -80,7 +80,7 @@ def test_the_best_stay_besides_the_newest(run_dir):
     assert keep(run_dir, newest=1, best=2) == [2, 6]
 
 
-def test_of_equal_ones_the_earlier_stays(run_dir):
+def test_the_earlier_of_two_equal_checkpoints_stays(run_dir):
     save(run_dir, 1, 2, 3, 4)
     score(run_dir, {3: 0.5, 2: 0.5, 1: 0.5})
 

@@ -81,7 +81,7 @@ def test_new_or_empty_directory_gets_only_its_configuration(tmp_path):
     assert names(tmp_path / "new") == ["config.json"]
 
 
-def test_same_settings_resume_and_others_that_do_not_matter_are_taken_over(run):
+def test_the_same_settings_resume_and_harmless_changes_are_adopted(run):
     before = everything(run)
     assert prepare(run) is None
     assert everything(run) == before
@@ -93,7 +93,7 @@ def test_same_settings_resume_and_others_that_do_not_matter_are_taken_over(run):
     assert (run / "checkpoints" / "weights").read_bytes() == b"precious"
 
 
-def test_a_simulated_run_says_so_until_a_new_run_begins(tmp_path):
+def test_a_run_stays_marked_as_simulated_until_a_new_run_begins(tmp_path):
     run = tmp_path / "run"
     for simulated, fresh, is_told in (
         (False, False, False),
@@ -105,7 +105,7 @@ def test_a_simulated_run_says_so_until_a_new_run_begins(tmp_path):
         assert read_config(run)["simulated"] is is_told
 
 
-def test_a_resume_with_other_versions_says_so(run):
+def test_a_resume_reports_changed_versions(run):
     assert not prepare(run, {**SETTINGS, "versions": {}})
     prepare(run, {**SETTINGS, "versions": {"cifar10": "1 (sources a)", "numpy": "2"}})
     said = prepare(
@@ -132,7 +132,7 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
     prepare(run)
 
 
-def test_an_entry_without_a_default_is_a_difference(run):
+def test_an_entry_without_a_default_counts_as_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
         preflight.check_run(recorded(run), {"model": "cnn", "towers": 2}, fresh=False)
 
@@ -160,7 +160,7 @@ def test_fresh_moves_the_earlier_run_aside_with_all_its_content(run, monkeypatch
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_other_files_are_refused_and_left_alone(tmp_path, fresh):
+def test_other_files_are_refused_and_left_unchanged(tmp_path, fresh):
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years of work")

@@ -120,7 +120,7 @@ def test_a_directory_taken_by_another_training_is_left_to_it(tmp_path, monkeypat
             refuse(train_dir)
 
 
-def test_a_directory_has_one_lock_by_whatever_path(tmp_path):
+def test_a_directory_has_one_lock_under_all_its_paths(tmp_path):
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     (tmp_path / "link").symlink_to("run")
@@ -151,7 +151,7 @@ def test_a_directory_has_one_lock_for_all_users(tmp_path):
 
 
 @pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
-def test_a_lock_that_links_to_another_file_leaves_it_alone(tmp_path, link):
+def test_a_lock_linked_to_another_file_is_refused_and_changes_nothing(tmp_path, link):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     precious.chmod(0o600)
@@ -164,7 +164,7 @@ def test_a_lock_that_links_to_another_file_leaves_it_alone(tmp_path, link):
     assert precious.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_holders_name_commands_no_terminal(tmp_path):
+def test_a_holders_name_cannot_control_the_terminal(tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         lock.write("\x1b]0;owned\x07")
         lock.flush()

@@ -37,7 +37,7 @@ def test_lines_are_json_and_the_last_score_of_a_step_counts(tmp_path):
     assert read(tmp_path) == {10: 0.25, 20: 0.6}
 
 
-def test_a_look_at_a_few_images_is_no_match_for_the_whole_set(tmp_path):
+def test_a_score_of_a_few_images_does_not_replace_a_full_score(tmp_path):
     append(tmp_path, 10, 0.5)
     append(tmp_path, 20, 1.0, num_examples=3)
     append(tmp_path, 10, 0.9, num_examples=3)
@@ -45,7 +45,7 @@ def test_a_look_at_a_few_images_is_no_match_for_the_whole_set(tmp_path):
     assert read(tmp_path) == {10: 0.5}
 
 
-def test_a_damaged_line_costs_only_itself(tmp_path):
+def test_only_the_damaged_line_of_a_log_is_lost(tmp_path):
     for number, damage in enumerate(
         [
             b'{"step": 15, "precision @ 1": 0.',
@@ -66,7 +66,7 @@ def test_a_damaged_line_costs_only_itself(tmp_path):
             assert read(folder) == {10: 0.5, 20: 0.6}
 
 
-def test_scores_that_are_not_finite_are_null_and_rank_last(tmp_path, monkeypatch):
+def test_nonfinite_scores_are_null_and_rank_last(tmp_path, monkeypatch):
     """As in the training's own log, so that every program can read the lines."""
     kept = {"precision @ 1": 0.1, "own": [math.nan, 1]}
     (tmp_path / "eval").mkdir()

@@ -27,7 +27,7 @@ def scored(name, score, step=10, **settings):
         ((0.50, 0.51, 0.52, 0.53, 0.54), 2.776 * 0.0158114 / 5**0.5),
     ],
 )
-def test_the_interval_is_students(scores, half):
+def test_the_interval_follows_students_t(scores, half):
     rows = [scored(f"s{seed}", score) for seed, score in enumerate(scores)]
     (found,) = grouped(rows)
     assert found.seeds == len(scores)
@@ -87,7 +87,7 @@ def net(image_shape, classes):
 
 
 @pytest.mark.slow
-def test_a_seed_that_diverges_ends_with_a_code_of_its_own_and_counts(
+def test_a_diverged_seed_has_its_own_exit_code_and_enters_the_mean(
     tmp_path, stand_in_dir
 ):
     (tmp_path / "tiny.py").write_text(TINY)
@@ -114,9 +114,7 @@ def test_a_seed_that_diverges_ends_with_a_code_of_its_own_and_counts(
 
 
 @pytest.mark.slow
-def test_seeds_are_trained_one_after_another_and_go_on_after_a_stop(
-    tmp_path, stand_in_dir
-):
+def test_seeds_are_trained_in_turn_and_continue_after_a_stop(tmp_path, stand_in_dir):
     (tmp_path / "tiny.py").write_text(
         "import keras\n"
         "def net(image_shape, classes):\n"

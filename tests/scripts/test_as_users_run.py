@@ -79,7 +79,7 @@ def assert_alike(run, other, precision):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_divide_a_batch_ends_where_one_tower_does(train, one_tower, way):
+def test_every_division_of_a_batch_ends_as_on_one_tower(train, one_tower, way):
     assert_alike(train(way, **WAYS[way]), one_tower("float32"), "float32")
 
 
@@ -90,13 +90,13 @@ def test_every_way_to_divide_a_batch_ends_where_one_tower_does(train, one_tower,
         pytest.param("float16", marks=pytest.mark.soak),  # Minutes, on most CPUs.
     ],
 )
-def test_four_towers_end_where_one_does_in_16_bits(train, one_tower, precision):
+def test_four_towers_agree_with_one_tower_in_16_bits(train, one_tower, precision):
     run = train(f"four {precision}", num_gpus=4, precision=precision)
     assert_alike(run, one_tower(precision), precision)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_ends_where_it_would_have(train, one_tower):
+def test_a_resumed_run_ends_as_an_uninterrupted_run(train, one_tower):
     train("resumed", num_gpus=1, max_steps=2)
     run = train("resumed", num_gpus=1)
     assert_alike(run, one_tower("float32"), "float32")
@@ -104,7 +104,7 @@ def test_a_run_that_is_resumed_ends_where_it_would_have(train, one_tower):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("recipe", ["fast", "accurate", "resnet", "pictures"])
-def test_every_recipe_learns_by_the_command_that_documents_name(train, recipe):
+def test_every_recipe_trains_scores_and_fine_tunes(train, recipe):
     run = train(recipe, recipe=recipe, num_gpus=1, max_steps=12)
     losses = [line["total_loss"] for line in runs.logged(run)]
     assert np.isfinite(losses).all()

@@ -214,7 +214,9 @@ def test_a_nonfinite_loss_stops_the_run(tmp_path, stand_in_dir):
 
 
 @pytest.mark.slow
-def test_another_configuration_is_refused_with_three_ways_on(tmp_path, finished):
+def test_another_configuration_is_refused_with_three_working_commands(
+    tmp_path, finished
+):
     """Each of them works as it is printed."""
     train_dir = shutil.copytree(finished, tmp_path / "run")
     settings = json.loads((train_dir / "config.json").read_text())
@@ -228,7 +230,8 @@ def test_another_configuration_is_refused_with_three_ways_on(tmp_path, finished)
         "a refused command changed the run"
     )
     offered = re.search(
-        r"Give (.*) alone .*\nGive (.*) to move .*\nGive (.*), or another", done.stderr
+        r"Give only (.*) to resume .*\nGive (.*) to move .*\nGive (.*), or another",
+        done.stderr,
     )
     alone, afresh, elsewhere = (way.split(" ", 1) for way in offered.groups())
     assert alone == ["--resume", str(train_dir)]

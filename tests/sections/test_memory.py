@@ -45,7 +45,7 @@ def limit_on(*names, held=0):
     return planning.memory_limit(None, placed(*names), held)
 
 
-def test_a_step_may_take_most_of_the_free_memory_where_that_is_known(monkeypatch):
+def test_a_step_may_take_most_of_the_known_free_memory(monkeypatch):
     for free, limit in ((7 * 10**12, 0.85 * 7 * 10**12), (None, math.inf)):
         monkeypatch.setattr(hardware, "available_memory", lambda free=free: free)
         assert limit_on("/cpu:0") == limit

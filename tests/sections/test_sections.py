@@ -190,7 +190,7 @@ def test_xla_sections_equal_the_whole_with_xla():
     assert_same(measured, whole)
 
 
-def test_random_numbers_of_a_layer_in_several_sections_are_those_of_the_whole():
+def test_a_layer_shared_by_sections_draws_the_same_random_numbers():
     measured = train(dropped, 1, "hidden1,hidden2", steps=2)
     assert_same(measured, train(dropped, 1, steps=2))
 
@@ -252,7 +252,7 @@ def chosen(model, sections, **options):
     return planner(model, **options).choose(sections)
 
 
-def test_sections_are_cut_where_the_largest_is_smallest():
+def test_cuts_nearly_minimize_the_largest_section():
     """As a search over all ways to cut 8 layers finds."""
 
     def most_bytes(places, activations, carried):
@@ -294,7 +294,7 @@ def test_planned_memory_of_towers_and_replicas_adds_up():
     assert mirrored.bytes_so_far == 2 * one.bytes_so_far == 2 * variables
 
 
-def test_a_plan_counts_the_memory_of_xla_where_it_compiles_a_part():
+def test_a_plan_counts_the_memory_of_compiling_with_xla():
     images = keras.Input((8, 8, 3))
     plain, compiled = (
         planner(keras.Model(images, keras.layers.Flatten()(activation(images)))).plain
@@ -304,7 +304,7 @@ def test_a_plan_counts_the_memory_of_xla_where_it_compiles_a_part():
     assert compiled.total_bytes - plain.total_bytes > 50_000_000
 
 
-def test_a_model_says_where_its_sections_begin():
+def test_a_model_may_mark_the_starts_of_its_sections():
     images = keras.Input((8, 8, 3))
     net = keras.layers.Conv2D(4, 3)(images)
     net = NewSection(name="second")(net)
@@ -316,7 +316,7 @@ def test_a_model_says_where_its_sections_begin():
     assert chosen(small(), None).cuts == ()
 
 
-def test_auto_takes_the_fewest_that_fit():
+def test_auto_chooses_sections_only_if_needed_to_fit_the_limit():
     convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(8)]
     head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((16, 16, 3)), *convolutions, *head])
@@ -331,7 +331,7 @@ def test_auto_takes_the_fewest_that_fit():
 
 
 @pytest.mark.parametrize("size", [1, 2, 12, 80])
-def test_the_largest_batch_is_the_one_that_takes_the_limit(size):
+def test_the_largest_batch_just_fits_the_limit(size):
     needed = planner(small(), images=tf.TensorSpec([size, 8, 8, 3])).plain.total_bytes
     planned = planner(small())
     assert planned.largest_batch(1, needed + 10, 1000) == size
@@ -339,7 +339,7 @@ def test_the_largest_batch_is_the_one_that_takes_the_limit(size):
     assert planned.largest_batch(1, needed + 10, size // 2) == size // 2
 
 
-def test_a_batch_fits_where_memory_is_not_on_one_line():
+def test_the_largest_batch_is_found_despite_nonlinear_memory():
     """A tensor that every batch needs decides once batches are small."""
     planned = planner(small(), images=tf.TensorSpec([4000, 8, 8, 3]))
     for one in (planned, planned._doubled):
@@ -447,7 +447,7 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     assert "x 2 accumulated" in printed["sectioned"]
 
 
-def test_a_plan_counts_the_batches_that_accumulation_keeps():
+def test_a_plan_counts_the_batches_kept_by_accumulation():
     model = small()
     once, four = (planner(model, accumulate=count).plain for count in (1, 4))
     batch = BATCH * (8 * 8 * 3 * 4 + 8)  # Images in float32, and labels.

@@ -48,7 +48,7 @@ def found(*words):
     return json.loads(shown(*words, "--json"))
 
 
-def test_it_counts_the_pictures_of_each_class(photos):
+def test_the_pictures_of_each_class_are_counted(photos):
     (photos / "train/dog/3.png").unlink()
     text = shown(photos, "--image_size", 8)
     assert "11 pictures of 2 classes at 8 x 8" in text
@@ -61,7 +61,7 @@ def test_it_counts_the_pictures_of_each_class(photos):
     ]
 
 
-def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
+def test_notes_are_reported_once_and_by_a_training_too(photos, capsys):
     (photos / "train/empty").mkdir()
     done = call(photos, "--image_size", 8)
     assert (done.stdout + done.stderr).count("left out: 1 folder: train/empty/") == 1
@@ -69,7 +69,7 @@ def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
     assert "1 folder: train/empty/" in capsys.readouterr().err
 
 
-def test_it_names_pictures_that_are_left_out(photos):
+def test_left_out_pictures_are_named(photos):
     (photos / "train/cat/0.png").write_bytes(b"no picture")
     (photos / "train/dog/1.png").write_bytes(b"")
     all_of_it = found(photos, "--image_size", 8)
@@ -79,7 +79,7 @@ def test_it_names_pictures_that_are_left_out(photos):
     assert f"    {all_of_it['left_out']['train/dog/1.png']}" in text.splitlines()
 
 
-def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
+def test_duplicates_across_parts_and_classes_are_found(photos):
     same = packed(pixels(100, 12))
     for name in ("train/cat/0.png", "test/cat/1.png", "test/cat/0.png"):
         (photos / name).write_bytes(same)
@@ -90,7 +90,7 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     duplicates = found(photos, "--image_size", 8)["duplicates"]
     text = shown(photos, "--image_size", 8)
     assert "Equal pixel for pixel: 2 groups" in text
-    assert "2 held-out pictures trained on too" in text
+    assert "2 held-out pictures also trained on" in text
     assert "1 group in several classes" in text
     first = ["train/cat/0.png", "test/cat/0.png", "test/cat/1.png"]
     assert duplicates.pop("groups") == [first, ["train/cat/1.png", "train/dog/2.png"]]
@@ -98,7 +98,7 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     assert [*duplicates.values()] == [2, 1]
 
 
-def test_it_shows_the_first_of_many_and_counts_the_rest(tmp_path):
+def test_the_first_of_many_duplicates_are_shown_and_the_rest_counted(tmp_path):
     pairs = [(f"train/cat/{n}.png", f"test/cat/{n}.png") for n in range(7)]
     folder = write(tmp_path / "pairs", *sum(pairs, ()), "train/dog/0.png", size=12)
     for first, second in pairs:
@@ -112,7 +112,7 @@ def test_it_shows_the_first_of_many_and_counts_the_rest(tmp_path):
     assert len(found(folder, "--image_size", 8)["duplicates"]["groups"]) == 7
 
 
-def test_duplicates_of_images_that_are_not_in_memory_are_found():
+def test_duplicates_of_images_on_disk_are_found():
     """Those only within the test part are in no two parts."""
     images = np.random.default_rng(0).integers(0, 256, (9, 4, 4, 3), np.uint8)
     labels = np.zeros(9, np.int32)
@@ -126,7 +126,7 @@ def test_duplicates_of_images_that_are_not_in_memory_are_found():
     assert all(len(images[:6][some]) <= 1 for some in on_disk.chosen), "not in parts"
 
 
-def test_a_test_picture_that_is_nearly_trained_on_is_found(tmp_path):
+def test_a_test_picture_nearly_equal_to_a_training_picture_is_found(tmp_path):
     """Saved again with losses, brighter, and a little cropped; not another picture."""
     random, folder = np.random.default_rng(0), tmp_path / "scenes"
     for part, count in (("train", 30), ("test", 6)):
@@ -149,11 +149,11 @@ def test_a_test_picture_that_is_nearly_trained_on_is_found(tmp_path):
     ]
     assert duplicates["nearly"] == nearly
     assert ["train/cat/3.png", "test/cat/6.png"] in duplicates["groups"]
-    nearly_the_same = "Perhaps nearly the same as a training picture: "
+    nearly_the_same = "Possibly near-duplicates of training pictures: "
     assert f"{nearly_the_same}2 held-out pictures" in shown(folder)
 
 
-def test_it_shows_arrays_and_cifar_as_well(tmp_path, monkeypatch):
+def test_arrays_and_cifar_are_shown_as_well(tmp_path, monkeypatch):
     images, labels = np.stack([pixels(n) for n in range(6)]), np.arange(6) % 2
     written = {"x_train": images, "y_train": labels}
     written |= {"x_test": images[1:3], "y_test": labels[1:3]}

@@ -37,7 +37,7 @@ def decode(decoder, content, channels=3):
     return decoder.decode(content, "it.png", (32, 32, channels))
 
 
-def test_damaged_metadata_print_nothing(decoder, capfd):
+def test_damaged_metadata_cause_no_output(decoder, capfd):
     """As with EXIF data that end within their directory of entries."""
     exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"
     for form in ("JPEG", "PNG", "WEBP"):
@@ -69,7 +69,7 @@ def test_images_equal_the_images_decoded_here(decoder):
     assert process.is_alive()
 
 
-def test_image_that_takes_long_is_ended_and_the_next_is_decoded(decoder):
+def test_a_slow_image_is_abandoned_and_the_next_is_decoded(decoder):
     with pytest.raises(decoding.PictureError, match=r"it\.png takes more than"):
         decode(decoder, with_profiles(1000))  # Some seven times as long as it may.
     np.testing.assert_array_equal(decode(decoder, packed(PIXELS)), PIXELS)

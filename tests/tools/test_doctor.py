@@ -85,7 +85,7 @@ def test_each_problem_has_its_fix(driver, found, finding, fix, say, find, capsys
     assert doctor.explain_missing_gpus() == problem
 
 
-def test_child_that_dies_at_once_is_a_problem_of_tensorflows(monkeypatch, capsys):
+def test_a_crashing_child_is_reported_as_a_tensorflow_problem(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_CHILD", "import os; os.kill(os.getpid(), 4)")
     code, lines = diagnose(capsys)
     (problem,) = [line for line in lines if line.startswith("PROBLEM: ")]
@@ -101,7 +101,7 @@ def test_child_that_dies_at_once_is_a_problem_of_tensorflows(monkeypatch, capsys
         ("", "exec /bin/sleep 1000", "no answer within 1 s"),
     ],
 )
-def test_driver_that_does_not_work_is_a_problem_and_is_not_asked_again(
+def test_a_failing_driver_is_reported_and_not_asked_again(
     text, command, finding, say, find, monkeypatch, capsys
 ):
     monkeypatch.setattr(doctor, "_DRIVER_SECONDS", 1.0)
@@ -126,7 +126,7 @@ def test_a_blackwell_gpu_and_a_driver_of_cuda_13_are_explained(say, find, capsys
         assert ("Blackwell" in doctor.explain_missing_gpus()) is is_noted
 
 
-def test_amd_gpu_gets_no_advice_for_nvidias(find, tmp_path, monkeypatch, capsys):
+def test_an_amd_gpu_gets_no_advice_for_nvidia_gpus(find, tmp_path, monkeypatch, capsys):
     find(0)
     monkeypatch.setattr(doctor, "_AMD_DRIVER", tmp_path)
     code, lines = diagnose(capsys)
@@ -136,7 +136,9 @@ def test_amd_gpu_gets_no_advice_for_nvidias(find, tmp_path, monkeypatch, capsys)
     assert code == 0
 
 
-def test_two_kerases_in_a_folder_are_a_problem(find, tmp_path, monkeypatch, capsys):
+def test_two_keras_packages_in_a_folder_are_reported(
+    find, tmp_path, monkeypatch, capsys
+):
     find(0)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, version in (("keras", "3.15.1"), ("keras_nightly", "3.16.0.dev1")):
@@ -200,7 +202,7 @@ def test_gpus_without_working_copies_are_reported(say, find, monkeypatch, capsys
     assert code == 0, "by default no GPU sends anything to another"
 
 
-def test_machine_is_examined_as_it_is(capsys):
+def test_the_present_machine_passes_the_check(capsys):
     code, lines = diagnose(capsys)
     assert "/cpu:0: computes correctly" in lines
     assert code == 0

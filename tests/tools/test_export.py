@@ -107,7 +107,7 @@ def test_savedmodel_computes_the_averages_in_float32(run_dir, tmp_path, stand_in
     assert said.items() >= expected.items()
 
 
-def test_last_values_of_the_newest_intact_checkpoint(
+def test_last_values_come_from_the_newest_intact_checkpoint(
     run_dir, tmp_path, stand_in_dir, capsys
 ):
     damaged = shutil.copytree(run_dir, tmp_path / "run")
@@ -248,13 +248,13 @@ def test_a_file_created_meanwhile_is_not_overwritten(run_dir, tmp_path, written)
         return logits
 
     written(late)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(run_dir, tmp_path / "out")
     assert names(tmp_path) == ["out"]
     assert (tmp_path / "out").read_text() == "another's"
 
 
-def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
+def test_unusable_outputs_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
     there, output = tmp_path / "there", tmp_path / "out.onnx"
     there.mkdir()
     (tmp_path / "link").symlink_to("nowhere")
@@ -265,8 +265,8 @@ def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
     folder = tmp_path / "foreign" / "checkpoints"
     checkpoints.save(folder, variable, step=20, facts=facts)
     for match, run, place, options in (
-        ("exists already", run_dir, there, {}),
-        ("exists already", run_dir, tmp_path / "link", {}),
+        ("already exists", run_dir, there, {}),
+        ("already exists", run_dir, tmp_path / "link", {}),
         ("no/out.keras cannot be written", run_dir, tmp_path / "no/out.keras", {}),
         ("config.json", there, output, {}),
         ("10, 20", run_dir, output, {"step": "15"}),

@@ -40,7 +40,7 @@ numpy.save(outputs, keras.ops.convert_to_numpy(model(numpy.load(images))))
         ("resnet", 24, {"depth": 3, "width": 8}),
     ],
 )
-def test_keras_file_computes_the_same_and_names_no_class_of_ours(
+def test_a_keras_file_computes_the_same_without_our_classes(
     tmp_path, name, side, options
 ):
     model = build_model(name, (side, side, 3), 10, options=options)
@@ -93,7 +93,7 @@ class Halved(keras.layers.Layer):
         return inputs / 2
 
 
-def test_model_that_keras_alone_cannot_open_is_refused(tmp_path):
+def test_a_model_unreadable_by_plain_keras_is_refused(tmp_path):
     model = keras.Sequential([Halved(name="half")])
     model(tf.zeros((2, 4)))
     with pytest.raises(UsageError, match="half"):
@@ -101,7 +101,7 @@ def test_model_that_keras_alone_cannot_open_is_refused(tmp_path):
     assert not names(tmp_path)
 
 
-def test_packages_that_a_format_lacks_are_named(tmp_path, monkeypatch):
+def test_missing_packages_of_a_format_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"(?s)ai_edge_litert.*\[export\]"):
         export(tmp_path / "run", tmp_path / "out.tflite")
@@ -118,7 +118,7 @@ def test_the_ending_of_the_output_decides_the_format():
         assert command.Options(output=output).file_format == file_format
 
 
-def test_values_of_another_shape_or_no_number_are_refused():
+def test_values_of_another_shape_or_nan_are_refused():
     expected = np.tile(np.array([2.0, 1.0], np.float32), (1000, 1))
     assert exported.compare(expected, expected)[0]
     for wrong in (expected * np.nan, expected[:, :1], expected[:999]):
@@ -134,7 +134,7 @@ def test_a_model_failing_or_crashing_elsewhere_is_refused(tmp_path):
             )
 
 
-def test_operation_that_litert_lacks_is_named(tmp_path):
+def test_an_operation_missing_from_litert_is_named(tmp_path):
     numbers = keras.Input([4])
     model = keras.Model(numbers, keras.layers.Dense(2)(keras.ops.erfinv(numbers)))
     described = {**PLAIN, "image_shape": [4]}
@@ -157,7 +157,7 @@ def tutorial_run(tmp_path_factory, stand_in_dir):
 
 
 @pytest.mark.slow
-def test_airbench_in_both_formats_in_processes_of_their_own(tmp_path, stand_in_dir):
+def test_airbench_is_exported_in_both_formats(tmp_path, stand_in_dir):
     steps = {"max_steps": 1, "batch_size": 4}
     runs.train(tmp_path / "run", stand_in_dir, model="airbench", **steps)
     for name in ("it.keras", "it.tflite"):

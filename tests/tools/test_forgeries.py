@@ -280,7 +280,7 @@ def test_a_forgery_with_new_digests_is_found(run, rounded, capsys, kind):
     assert is_found(audited(forged, capsys))
 
 
-def test_scores_without_a_checkpoint_are_unchecked_in_a_run_that_is_not_exact(
+def test_scores_without_a_checkpoint_are_unchecked_in_an_inexact_run(
     run, rounded, capsys
 ):
     for forged in (run, rounded):
@@ -292,7 +292,7 @@ def test_scores_without_a_checkpoint_are_unchecked_in_a_run_that_is_not_exact(
     )
 
 
-def test_other_devices_make_a_run_no_longer_exact_and_the_report_says_so(run, capsys):
+def test_other_devices_make_a_run_inexact_and_are_reported(run, capsys):
     """The bound of a run that is not exact lets pass what the exact one refuses."""
     scaled(1.3, "weights")(run)
     edit_config(run, devices="8 towers on H100")
@@ -305,7 +305,7 @@ def test_other_devices_make_a_run_no_longer_exact_and_the_report_says_so(run, ca
     assert is_unchecked(found, "config.json", "devices")
 
 
-def test_a_link_of_other_devices_alone_is_named(run, capsys):
+def test_other_devices_in_a_single_link_are_named(run, capsys):
     manifest = forging.manifest_of(run, 12)
     manifest["chain"]["settings"]["devices"] = "8 towers on H100"
     forging.write_manifest(run, 12, manifest)
@@ -372,7 +372,7 @@ def keys_of(path):
     return {name for line in path.read_text().splitlines() for name in json.loads(line)}
 
 
-def test_every_figure_that_a_command_shows_has_a_row(run, capsys):
+def test_every_figure_shown_by_a_command_is_documented(run, capsys):
     """The page says of each where it comes from, and how an audit checks it."""
     found = audited(run, capsys)
     figures = {*found}
@@ -401,7 +401,7 @@ def test_every_figure_that_a_command_shows_has_a_row(run, capsys):
 
 
 @pytest.mark.parametrize("odd", [None, 5, "x", [1], {"a": [1]}])
-def test_a_link_of_any_types_ends_no_audit(run, capsys, odd):
+def test_a_link_with_wrong_types_does_not_abort_an_audit(run, capsys, odd):
     manifest = forging.manifest_of(run, 12)
     manifest["chain"] |= dict.fromkeys(("log", "step", "manifest", "config"), odd)
     manifest["chain"]["starts"] = odd

@@ -61,7 +61,7 @@ def trained():
     return model
 
 
-def test_heat_lies_at_the_square_that_decides_the_class(trained):
+def test_heat_lies_at_the_decisive_square(trained):
     images, classes, squared = squares(32)
     whole = prepare(images, "flip_translate")
     assert (trained(whole).numpy().argmax(axis=1) == classes).mean() > 0.9
@@ -87,7 +87,7 @@ def test_a_model_within_models_has_the_same_map(trained):
     np.testing.assert_allclose(nested, bare, atol=1e-5)
 
 
-def test_networks_of_keras_have_maps_and_a_crop_has_none_outside():
+def test_keras_networks_have_maps_and_heat_stays_within_the_crop():
     images, classes, _ = squares(4)
     network = applications.build("MobileNetV2", (SIDE, SIDE, 3), 4)
     maps = heat_maps(restored(network), images, classes)
@@ -100,7 +100,7 @@ def test_networks_of_keras_have_maps_and_a_crop_has_none_outside():
     assert not maps[:, :, -4:].any()
 
 
-def test_a_map_is_of_the_last_convolution_after_its_nonlinearity():
+def test_a_map_shows_the_last_convolution_after_its_nonlinearity():
     """By hand: a dense layer's weights are the gradients for its logits."""
     keras.utils.set_random_seed(1)
     parts = [layers.Conv2D(4, 3, 2, "same", activation="relu")]
@@ -118,7 +118,7 @@ def test_a_map_is_of_the_last_convolution_after_its_nonlinearity():
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_a_model_without_a_map_says_so():
+def test_a_model_without_spatial_features_has_no_map():
     images, classes, _ = squares(2)
     for before in ([], [layers.Conv2D(8, SIDE)]):
         parts = [keras.Input((SIDE, SIDE, 3)), *before, layers.Flatten()]
@@ -126,7 +126,7 @@ def test_a_model_without_a_map_says_so():
         assert heat_maps(restored(model), images, classes) is None
 
 
-def test_heat_is_drawn_where_it_is():
+def test_heat_is_drawn_only_at_its_place():
     picture = np.full((64, 64, 1), 100, np.uint8)
     heat = np.zeros((64, 64), np.float32)
     heat[:8, :8] = 1.0

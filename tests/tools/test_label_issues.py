@@ -83,7 +83,7 @@ def test_wrong_labels_are_listed_shown_and_corrected(shades):
     file.unlink()
 
 
-def test_every_saved_checkpoint_counts_as_much(shades):
+def test_all_saved_checkpoints_count_equally(shades):
     """The last has learned labels by heart, which earlier ones have not."""
     folder, _ = shades
     saved = folder / "run" / "checkpoints"
@@ -143,7 +143,7 @@ def test_a_weak_run_lists_a_twentieth(shades, monkeypatch):
     file.unlink()
 
 
-def test_the_list_of_a_run_that_has_learned_little_says_so(shades, monkeypatch):
+def test_the_list_of_a_poorly_trained_run_carries_a_warning(shades, monkeypatch):
     """With the numbers that show it, on the page and in the terminal."""
     folder, _ = shades
     file = folder / "run" / "corrections.csv"
@@ -158,13 +158,13 @@ def test_the_list_of_a_run_that_has_learned_little_says_so(shades, monkeypatch):
     file.unlink()
     for text in (said, page):
         assert "below about 99% only the first are mostly wrong" in text
-        assert "of the class" not in text, "six of its twenty"
+        assert "It lists" not in text, "six of its twenty"
     contradicted = np.arange(0, 40, 2), np.ones(40, int), np.zeros(40)
-    assert "It lists 19 of the 20 of the class class 0" in call(folder).stdout
+    assert "It lists 19 of the 20 of class class 0" in call(folder).stdout
     file.unlink()
 
 
-def test_other_data_than_the_runs_and_no_checkpoints_are_refused(shades):
+def test_other_data_and_runs_without_checkpoints_are_refused(shades):
     folder, _ = shades
     x, y = np.zeros((9, 24, 24, 3), np.uint8), np.arange(9) % 3
     other = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}

@@ -14,7 +14,7 @@ def planned(**flags):
     return done.returncode, done.stdout
 
 
-def test_the_fewest_sections_that_fit_are_named():
+def test_the_fewest_fitting_sections_are_named():
     options = {"model": "tutorial", "batch_size": 512, "num_gpus": 1}
     options |= {"precision": "float32", "recipe": "tutorial"}
     _, printed = planned(**options)
@@ -58,7 +58,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not():
     assert largest(printed) == found
 
 
-def test_a_batch_is_at_most_the_training_set_and_may_not_exist():
+def test_a_batch_never_exceeds_the_training_set_and_may_not_fit_at_all():
     small = {"model": runs.SMALL, "num_gpus": 3, "precision": "float32"}
     _, printed = planned(memory_limit=1000, **small)
     assert 10_000 < largest(printed)[1] <= 50_000 // 3
@@ -68,7 +68,7 @@ def test_a_batch_is_at_most_the_training_set_and_may_not_exist():
     assert "No batch" in printed
 
 
-def test_a_model_larger_than_the_memory_ends_in_a_sentence():
+def test_a_model_larger_than_the_memory_is_refused_without_a_traceback():
     flags = runs.flags(model="resnet", width=10**12, num_gpus=1)
     found = runs.call(PROGRAM, "plan", *flags)
     assert found.returncode == 2

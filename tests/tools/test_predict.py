@@ -158,7 +158,7 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
             predict(tmp_path / name, folder)
 
 
-def test_likeliest_classes_come_first_however_large_the_logits_are():
+def test_the_likeliest_classes_come_first_even_with_large_logits():
     logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
     first, second = classification.likeliest_classes(logits, ("a", "b", "c"), 2)
     assert [found["class"] for found in first] == ["b", "c"]
@@ -171,7 +171,7 @@ def test_likeliest_classes_come_first_however_large_the_logits_are():
             classification.likeliest_classes(np.array([[0.0, bad]]), ("a", "b"), 1)
 
 
-def test_exit_code_of_the_command_tells_of_skipped_files(tmp_path, folder):
+def test_the_exit_code_reports_skipped_files(tmp_path, folder):
     describe(tmp_path / "run", model=runs.SMALL)
     save(tmp_path / "run", 10, model=runs.SMALL)
     image, text = folder / "0.png", tmp_path / "a.txt"

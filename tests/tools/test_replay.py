@@ -86,7 +86,7 @@ SCORES += ("cross_entropy", "penalties", "expected calibration error")
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
-def test_steps_are_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
+def test_replayed_steps_equal_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
     before = contents(run_dir)
     words = [run_dir, "--steps", "7:20", "--num_gpus", towers]
     code, said = called(replay, capsys, *words)
@@ -131,14 +131,14 @@ def test_the_first_differing_step_is_named(copied, capsys):
     assert "Steps 11 to 14 are different: from step 14 on" in said
 
 
-def test_the_last_step_named_is_one_of_which_there_is_a_record(run_dir, capsys):
+def test_the_last_step_named_has_a_record(run_dir, capsys):
     code, said = called(replay, capsys, run_dir, "--steps", "11:13")
     assert code == 0
     assert "Steps 11 to 12 are equal" in said
 
 
 @pytest.mark.parametrize("name", ["processor", "driver", "tensorflow"])
-def test_rounding_of_other_hardware_and_versions_is_told_from_a_difference(
+def test_rounding_by_other_hardware_or_versions_is_distinguished_from_changes(
     copied, capsys, name
 ):
     """A run that another processor, driver or TensorFlow computed, which rounds so."""
@@ -161,7 +161,7 @@ def test_rounding_of_other_hardware_and_versions_is_told_from_a_difference(
     code, said = replayed(14, 1.0001)
     assert code == 0
     assert "are equal but for rounding: from step 14 on" in said
-    assert f"{name} in config.json is another, and here " in said
+    assert f"{name} in config.json is another, but " in said
     code, said = replayed(16, 3)
     assert code == 1
     assert "Steps 11 to 16 are different: from step 14 on" in said
@@ -223,9 +223,7 @@ def test_other_towers_differ_within_the_bound_of_the_precision(
 
 
 @pytest.mark.parametrize("kind", ["of val", "of few images"])
-def test_scores_are_compared_on_the_images_that_were_scored(
-    tmp_path, stand_in_dir, capsys, kind
-):
+def test_scores_are_compared_on_the_scored_images(tmp_path, stand_in_dir, capsys, kind):
     values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
     values |= {"max_steps": 4, "eval_steps": 4} if kind == "of val" else {}
     values |= {"val_fraction": 0.2} if kind == "of val" else {"max_steps": 4}
@@ -263,7 +261,7 @@ def test_a_damaged_checkpoint_is_named(copied, capsys):
         called(replay, capsys, copied, "--steps", "11:12")
 
 
-def test_other_data_is_named(copied, capsys):
+def test_other_data_is_refused(copied, capsys):
     config = json.loads((copied / "config.json").read_text())
     config["data_fingerprint"] = "of other data"
     (copied / "config.json").write_text(json.dumps(config))
@@ -272,7 +270,7 @@ def test_other_data_is_named(copied, capsys):
         called(replay, capsys, copied, "--steps", "5:6", *trusted)
 
 
-def test_fewer_steps_than_the_run_has_are_named(copied, capsys):
+def test_steps_beyond_the_end_of_a_run_are_refused(copied, capsys):
     path = copied / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_steps": 12}))
     trusted = ["--trust_model", runs.SMALL]
@@ -399,9 +397,7 @@ def test_a_run_on_pictures_is_replayed_on_another_number_of_towers(
 
 
 @pytest.mark.parametrize("towers", [3, 4])
-def test_a_number_of_towers_that_changes_the_result_is_refused(
-    on_pictures, capsys, towers
-):
+def test_a_number_of_towers_with_other_results_is_refused(on_pictures, capsys, towers):
     """Four towers would have other batches, and so other statistics."""
     words = [on_pictures, "--steps", "7:10", "--num_gpus", towers]
     with pytest.raises(UsageError, match="batch_size"):
@@ -431,7 +427,7 @@ def test_an_honest_run_is_verified(run_dir, capsys):
     assert "missed:      0.6\n" in f"{said}\n"  # Three of five segments miss the one.
 
 
-def test_draws_are_the_seeds(run_dir, capsys):
+def test_the_seed_decides_the_recomputed_segments(run_dir, capsys):
     drawn = [audited(run_dir, capsys, 2, seed)["recomputed"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -446,7 +442,7 @@ def test_a_run_without_a_chain_is_verified(copied, capsys, link):
     assert_verified(audited(copied, capsys), 2)
 
 
-def test_a_run_that_takes_steps_back_keeps_its_chain(copied, capsys):
+def test_a_run_resumed_from_an_earlier_step_keeps_its_chain(copied, capsys):
     shutil.rmtree(folder_of(copied, 20))
     values = json.loads((copied / "config.json").read_text())
     names = ("num_gpus", "batch_size", "checkpoint_steps", "log_frequency")
@@ -456,7 +452,7 @@ def test_a_run_that_takes_steps_back_keeps_its_chain(copied, capsys):
     assert_verified(audited(copied, capsys), 5)
 
 
-def test_a_deleted_checkpoint_is_no_break(copied, capsys):
+def test_a_deleted_checkpoint_does_not_break_the_chain(copied, capsys):
     shutil.rmtree(folder_of(copied, 10))
     assert_verified(audited(copied, capsys), 4)
 
@@ -480,7 +476,7 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     assert_verified(json.loads(said), len(checkpoints.steps(run / "checkpoints")))
 
 
-def test_an_honest_run_whose_scores_are_not_finite_is_verified(
+def test_an_honest_run_with_nonfinite_scores_is_verified(
     tmp_path, stand_in_dir, capsys
 ):
     values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
@@ -513,7 +509,9 @@ def test_strange_numbers_of_towers_are_refused(copied, capsys):
 
 
 @pytest.mark.parametrize("name", ["towers", "accumulate"])
-def test_a_run_without_a_number_of_towers_had_one(copied, capsys, name):
+def test_a_run_recorded_without_towers_or_accumulation_is_replayed(
+    copied, capsys, name
+):
     path = copied / "config.json"
     config = json.loads(path.read_text())
     del config[name]
@@ -661,7 +659,7 @@ def test_tampering_is_found(copied, capsys, kind):
         assert begun == segments
 
 
-def test_a_log_of_other_types_differs(copied, capsys):
+def test_a_log_with_other_types_counts_as_different(copied, capsys):
     tamper, _ = TAMPERED["the types of the log"]
     tamper(copied)
     assert called(replay, capsys, copied, "--steps", "1:4")[0] == 1

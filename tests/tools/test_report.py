@@ -181,7 +181,7 @@ def test_a_heat_map_shows_why_the_class_was_predicted(copy, monkeypatch):
     assert any(image["predicted"] != image["true"] for image in hardest)
 
 
-def test_confidence_is_at_the_temperature_and_open_steps_are_no_number(copy, tmp_path):
+def test_confidences_use_the_temperature_and_open_steps_show_no_number(copy, tmp_path):
     def confidences():
         shown = report(tmp_path / "page.html", copy)
         found = shown.all("ul[@class='hardest']/{*}li/{*}span/{*}data")
@@ -230,7 +230,7 @@ def test_an_unscorable_run_is_still_reported(copy, tmp_path):
     assert shown.headlines() == [programs.logged(copy / "eval")[0][PRECISION]]
 
 
-def test_headline_curve_and_table_are_one_reading(runs, tmp_path):
+def test_headline_curve_and_table_agree_on_the_scores(runs, tmp_path):
     _, (without_averages, found) = runs.items()
     copy = shutil.copytree(without_averages, tmp_path / "copy")
     scored_as(copy, (5, 0.9, 37), (10, 0.5, 2000), (10, 0.99, 2000), (20, 0.8, 37))
@@ -242,7 +242,7 @@ def test_headline_curve_and_table_are_one_reading(runs, tmp_path):
     proportional(shown.line("Precision @ 1 on test")[:, 1], [0.99, found[PRECISION]])
 
 
-def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
+def test_all_checkpoints_are_shown_with_their_times(copy, tmp_path):
     folder = copy / "checkpoints"
     for step in (40, 50, 60, 70):
         shutil.copytree(folder / "step-00000010", folder / f"step-{step:08d}")
@@ -258,7 +258,7 @@ def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
     assert "training cross entropy, step 30" in figures
 
 
-def test_a_line_of_a_step_that_no_run_reaches_is_left_out(copy):
+def test_a_line_with_an_impossible_step_is_left_out(copy):
     (before,) = read_runs([copy])
     with (copy / "metrics.jsonl").open("a") as log:
         log.write(f'{{"step": {10**200}}}\n{{"step": -1}}\n')
@@ -299,9 +299,7 @@ def test_a_diverged_run_says_so_and_its_numbers_stay_short(copy, tmp_path):
     assert shown.figures()["training cross entropy"] == "1.6e+22"
 
 
-def test_every_run_that_is_named_is_shown_and_other_folders_are_left_out(
-    runs, tmp_path
-):
+def test_every_named_run_is_shown_and_other_folders_are_left_out(runs, tmp_path):
     first, second = runs
     words = ("cifar10/__main__.py", "report", "--output", tmp_path / "page.html")
     done = programs.call(*words, "--train_dir", first, "--train_dir", second, tmp_path)
@@ -340,7 +338,7 @@ def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypat
         ("holds no run", run_dir, tmp_path, output),
         ("nowhere", tmp_path / "nowhere", output),
         ("cannot be written", run_dir, tmp_path / "no" / "page.html"),
-        ("exists already", run_dir, other),
+        ("already exists", run_dir, other),
     ):
         with pytest.raises(UsageError, match=match):
             report(place, *run_dirs)
@@ -373,7 +371,7 @@ def of_program(tmp_path_factory):
     return run
 
 
-def test_own_metrics_are_shown(of_program, tmp_path):
+def test_custom_metrics_are_shown(of_program, tmp_path):
     shown = report(tmp_path / "page.html", of_program)
     lines = programs.logged(of_program / "eval_val")
     texts = [f"{line['metrics/logit']:.4f}" for line in lines]
@@ -387,9 +385,7 @@ def test_own_metrics_are_shown(of_program, tmp_path):
     assert len(shown.line("metrics/logit in training")) == 4
 
 
-def test_the_headline_is_the_test_score_or_says_of_which_part_it_is(
-    of_program, tmp_path
-):
+def test_the_headline_names_the_part_of_its_score(of_program, tmp_path):
     """A program's data cannot be scored here, but its training has scored them."""
     untested = shutil.copytree(of_program, tmp_path / "untested")
     shutil.rmtree(untested / "eval")

@@ -83,7 +83,7 @@ def remaining(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_each_run_has_the_state_that_its_files_tell(folder):
+def test_the_state_of_each_run_follows_from_its_files(folder):
     (folder / "link").symlink_to(folder / "stopped")
     with RunLock(folder / "training"):
         found = listed(folder)
@@ -130,7 +130,7 @@ def test_each_run_has_the_state_that_its_files_tell(folder):
     assert listed(folder / "stopped").keys() == {"."}
 
 
-def test_a_list_tells_of_each_run_what_its_files_do_in_every_order(folder):
+def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     """As text and as a table; what has most or changed last comes first."""
     (folder / "lost/big").write_bytes(bytes(3 * 10**6))
     run = folder / "stopped"
@@ -179,7 +179,7 @@ def test_a_list_tells_of_each_run_what_its_files_do_in_every_order(folder):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl.1", "metrics.jsonl-20261129"])
-def test_a_killed_run_stays_one_after_its_log_was_moved_away(folder, name):
+def test_a_killed_run_stays_failed_after_its_log_is_moved_away(folder, name):
     log = folder / "trials/killed/metrics.jsonl"
     event = {"step": 11, "time": 1.0, "event": "skip", "what": "NaN"}
     timed = '{"step": 11, "time": 1.0}'
@@ -195,13 +195,13 @@ def test_a_killed_run_stays_one_after_its_log_was_moved_away(folder, name):
     assert (found["state"], found["step"], found["event"]) == ("stopped", 10, None)
 
 
-def test_a_run_whose_configuration_is_lost_is_damaged(folder):
+def test_a_run_without_its_configuration_is_damaged(folder):
     starting.record_start(RecordedRun.read(folder / "stopped"), 0)
     (folder / "stopped/config.json").unlink()
     assert listed(folder)["stopped"]["state"] == "damaged"
 
 
-def test_a_table_is_utf8_with_columns_in_one_order_whatever_runs_are_there(folder):
+def test_a_table_is_utf8_and_always_has_its_columns_in_one_order(folder):
     """Of a name that is none, and of runs with and without scores."""
     (folder / "stopped").rename(folder / os.fsdecode(b"bad\xff, \n"))
     orders = []
@@ -215,7 +215,7 @@ def test_a_table_is_utf8_with_columns_in_one_order_whatever_runs_are_there(folde
     assert first.index("precision @ 1") < first.index("batch_size")
 
 
-def test_a_log_too_large_to_read_makes_no_run_damaged(folder, monkeypatch):
+def test_a_log_too_large_to_read_does_not_damage_a_run(folder, monkeypatch):
     log = folder / "trials/killed/metrics.jsonl"
     monkeypatch.setattr(logs, "_RECENT", 100)
     monkeypatch.setattr(logs, "LARGEST_LOG", 1000)
@@ -233,7 +233,7 @@ def test_a_log_too_large_to_read_makes_no_run_damaged(folder, monkeypatch):
     assert listed(folder)["trials/killed"]["step"] == 201
 
 
-def test_a_resume_keeps_the_events_of_steps_that_hung(folder):
+def test_a_resume_keeps_the_events_of_hanging_steps(folder):
     log = folder / "stopped/metrics.jsonl"
     for step, event in ((10, "skip"), (11, "silence"), (12, "skip")):
         line = {"step": step, "time": 1.0, "event": event, "what": "as told"}
@@ -245,7 +245,7 @@ def test_a_resume_keeps_the_events_of_steps_that_hung(folder):
     assert listed(folder)["stopped"]["state"] == "stopped"
 
 
-def test_a_folder_that_cannot_be_entered_is_named(folder, monkeypatch):
+def test_an_inaccessible_folder_is_named(folder, monkeypatch):
     scandir = os.scandir
 
     def refusing(path):
@@ -304,7 +304,7 @@ def test_only_named_runs_are_removed_and_only_after_confirmation(folder, tmp_pat
 @pytest.mark.parametrize(
     "name", ["training", "link", "other", "trials", "../outside", "outer"]
 )
-def test_prune_removes_nothing_if_one_name_is_in_use_or_no_run(folder, tmp_path, name):
+def test_prune_removes_nothing_if_one_run_is_in_use_or_invalid(folder, tmp_path, name):
     shutil.copytree(folder / "stopped", tmp_path / "outside")
     (folder / "link").symlink_to(tmp_path / "outside")
     shutil.copytree(folder / "stopped", folder / "outer")
@@ -317,7 +317,7 @@ def test_prune_removes_nothing_if_one_name_is_in_use_or_no_run(folder, tmp_path,
     assert name in done.stderr
 
 
-def test_a_training_that_begins_meanwhile_keeps_its_run(folder, monkeypatch):
+def test_a_training_begun_meanwhile_keeps_its_run(folder, monkeypatch):
     from cifar10.tools import runs as command
 
     monkeypatch.setattr(command, "is_locked", lambda _: False)
@@ -326,12 +326,14 @@ def test_a_training_that_begins_meanwhile_keeps_its_run(folder, monkeypatch):
     assert (folder / "stopped/config.json").exists()
 
 
-def test_a_missing_directory_and_one_without_runs_have_different_messages(tmp_path):
+def test_a_missing_directory_and_a_directory_without_runs_have_different_messages(
+    tmp_path,
+):
     assert listed(tmp_path) == {}
     assert call(tmp_path / "none").returncode == 2
 
 
-def test_folders_nested_deeper_than_calls_are_named(folder):
+def test_folders_beyond_the_recursion_limit_cause_no_traceback(folder):
     (folder / "stopped" / "/".join(["d"] * 250)).mkdir(parents=True)
     before = sys.getrecursionlimit()
     try:
@@ -399,7 +401,7 @@ def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_r
     )
 
 
-def test_a_run_that_diverged_stays_so_when_it_is_pruned(folder, done_run):
+def test_a_diverged_run_stays_diverged_after_pruning(folder, done_run):
     """Its best checkpoint is from before."""
     lost = {"lost steps": 1.0, "first loss": 2.0, "highest loss": 1e9}
     shutil.rmtree(runs.checkpoint(done_run, 30))
@@ -411,14 +413,14 @@ def test_a_run_that_diverged_stays_so_when_it_is_pruned(folder, done_run):
         assert listed(folder)["finished"]["state"] == "diverged"
 
 
-def test_a_checkpoint_that_the_user_marked_stays_beside_the_best(folder, done_run):
+def test_a_checkpoint_marked_by_the_user_stays_beside_the_best(folder, done_run):
     (runs.checkpoint(done_run, 10) / "keep").touch()
     assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
     assert saved(done_run) == [10, 20]
 
 
 @pytest.mark.parametrize("name", ["stopped", "no_gain", "no_config", "../outside", "x"])
-def test_a_run_that_needs_its_newest_or_has_no_best_is_left_whole(
+def test_a_run_needing_its_newest_checkpoint_or_without_a_best_stays_intact(
     folder, tmp_path, done_run, name
 ):
     shutil.copytree(done_run, tmp_path / "outside")
@@ -447,7 +449,7 @@ def test_prune_follows_no_links_to_other_checkpoints(folder, tmp_path, done_run)
     assert remaining(outside) == before
 
 
-def test_a_run_whose_best_is_damaged_or_that_goes_on_meanwhile_is_left_whole(
+def test_a_run_with_a_damaged_best_or_continued_meanwhile_stays_intact(
     folder, done_run, monkeypatch
 ):
     words = "finished", "--keep", "best", "--yes"
@@ -476,7 +478,7 @@ def test_a_run_whose_best_is_damaged_or_that_goes_on_meanwhile_is_left_whole(
         assert saved(done_run) == [10, 20, 30]
 
 
-def test_a_crash_leaves_a_run_that_loads_and_whose_rest_goes_next_time(
+def test_a_crash_leaves_a_loadable_run_for_the_next_prune_to_finish(
     folder, done_run, monkeypatch
 ):
     words = "finished", "--keep", "best", "--yes"
@@ -549,7 +551,7 @@ def test_a_broken_run_does_not_stop_pruning_the_others(folder, tmp_path, done_ru
     assert len([*(tmp_path / "moved").glob("step-*")]) == 3
 
 
-def test_a_training_does_not_go_on_from_the_best(done_run):
+def test_a_pruned_run_is_not_continued_from_its_best_checkpoint(done_run):
     checkpoints.delete_all_but_best(done_run)
     run = starting.find_run(done_run)
     for longer in ({"max_steps": 60}, {"max_hours": 1.0}, {"stop_after_no_gain": 9}):

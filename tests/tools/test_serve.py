@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import math
-import os
 import re
 import signal
 import socket
@@ -146,7 +145,7 @@ def test_answers_equal_an_evaluation(client, small_run):
         np.testing.assert_allclose([found[n] for n in NAMES], expected, rtol=1e-4)
 
 
-def test_health_tells_of_the_weights(client):
+def test_health_describes_the_weights(client):
     health = client.get("/health")
     assert health.json()["weights_step"] == 20
     assert health.json()["age_seconds"] >= 0
@@ -182,7 +181,7 @@ def test_metrics_count_requests_by_their_outcome(follower):
         assert strange.status_code == 400
 
 
-def test_metrics_are_there_before_the_first_checkpoint_and_after_failures():
+def test_metrics_are_available_before_the_first_checkpoint_and_after_failures():
     failing = Busy(np.nan)
     failing.go_on.set()
     with served(failing) as client:
@@ -194,13 +193,13 @@ def test_metrics_are_there_before_the_first_checkpoint_and_after_failures():
         assert math.isnan(found["cifar10_weights_step"])
 
 
-def test_more_classes_than_there_are_mean_all_of_them(client):
+def test_a_request_for_too_many_classes_gets_all_classes(client):
     for query, count in (("", 3), ("?top_k=5", 5), ("?top_k=11", 10)):
         answer = client.post(f"/predict{query}", content=PNG).json()
         assert len(answer["predictions"]) == count
 
 
-def test_clients_at_the_same_time_get_each_their_own_answer(client):
+def test_simultaneous_clients_each_get_their_own_answer(client):
     images = [packed(image) for image in IMAGES] * 20
     answers = [client.post("/predict", content=image).json() for image in images[:7]]
     assert len(set(map(str, answers))) == len(IMAGES)
@@ -210,7 +209,7 @@ def test_clients_at_the_same_time_get_each_their_own_answer(client):
 
 
 @pytest.mark.parametrize("image", IMAGES[:3])
-def test_a_form_and_base64_are_answered_as_the_file_itself(client, image):
+def test_a_form_and_base64_get_the_same_answer_as_the_file(client, image):
     for content in (packed(image), packed(image, "JPEG", quality=95)):
         coded = base64.b64encode(content).decode()
         lines = base64.encodebytes(content).decode()
@@ -234,7 +233,7 @@ def test_a_form_and_base64_are_answered_as_the_file_itself(client, image):
             assert client.post("/predict", **request).json() == expected, request
 
 
-def test_one_of_several_pictures_is_never_answered_alone(client):
+def test_a_request_with_several_pictures_is_refused(client):
     """The client would take the answer of one picture for the other's."""
     good = base64.b64encode(PNG).decode()
     for other in (good, base64.b64encode(PNG[:60]).decode(), "A" * 80):
@@ -263,7 +262,7 @@ def test_one_of_several_pictures_is_never_answered_alone(client):
     assert "JSON" in error_of(client.post("/predict", content=deep), 400)
 
 
-def test_a_head_of_health_is_answered(client):
+def test_a_head_request_for_health_is_answered(client):
     answer = client.head("/health")
     assert (answer.status_code, answer.content) == (200, b"")
 
@@ -299,7 +298,7 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
     assert still_answers(client)
 
 
-def test_large_body_is_refused_however_it_is_sent(client):
+def test_a_large_body_is_refused_with_and_without_chunks(client):
     """The client may read nothing before it has sent all of it."""
     body = bytes(20_000_000)
     pieces = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
@@ -325,7 +324,7 @@ def test_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(client
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_it_answers_by_its_own_names_and_to_no_other_site(client):
+def test_requests_for_other_hosts_or_from_other_sites_are_refused(client):
     own = f"{socket.gethostname()}:8000"
     evil = ("evil.example:8000", "localhost.evil.example", "", "evil@localhost")
     evil += ("localhost/evil", "[::1]evil")
@@ -357,7 +356,7 @@ def test_stalled_clients_block_nobody_and_get_an_answer(follower, client):
         assert still_answers(client)
 
 
-def test_a_missing_head_ends_its_connection(client):
+def test_an_unfinished_head_ends_its_connection(client):
     whole = UNFINISHED_HEAD + b"alhost\r\n\r\n"
     heads = (b"", UNFINISHED_HEAD, whole + UNFINISHED_HEAD)
     with connected(client, *heads) as sockets:
@@ -393,9 +392,7 @@ def test_connections_beyond_the_limit_are_closed_and_others_answered(monkeypatch
         wait_until(lambda: answers_again(client))
 
 
-def test_health_is_answered_beside_more_clients_that_send_nothing(
-    follower, monkeypatch
-):
+def test_health_is_answered_beside_many_silent_clients(follower, monkeypatch):
     monkeypatch.setattr(service, "connection_limit", lambda: 16)
     with served(follower, timeout=120.0) as client:
         heads = (b"", UNFINISHED_HEAD) * 40
@@ -424,7 +421,7 @@ def test_connection_sends_a_short_answer_at_once():
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_end_sends_requests_away(caplog):
+def test_open_requests_are_rejected_at_the_end(caplog):
     busy = Busy()
     with ThreadPoolExecutor(2) as threads:
         with served(busy, last_seconds=1) as client:
@@ -436,7 +433,7 @@ def test_the_end_sends_requests_away(caplog):
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_failure_and_a_number_that_is_not_finite_are_errors_of_the_service():
+def test_failures_and_nonfinite_numbers_are_errors_of_the_service():
     for value in (np.nan, "no number"):
         failing = Busy(value)
         failing.go_on.set()
@@ -500,7 +497,7 @@ def ended(process):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_whatever_is_being_decoded(small_copy):
+def test_sigterm_ends_the_service_even_while_it_decodes(small_copy):
     """Twenty images at once, each of which takes Pillow twenty seconds."""
     image = with_profiles(9000)
     sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(image) + image

@@ -63,7 +63,7 @@ def test_a_manifest_with_more_entries_is_intact(run):
     assert checkpoints.read_manifest(run / "checkpoints", 5)["hours"] == 2
 
 
-def test_a_run_of_version_1_0_ends_no_list(run):
+def test_a_run_of_version_1_0_is_not_listed_as_damaged(run):
     record = {**ENDED, "images": 0, "correct": 1}
     manifest = forging.manifest_of(run, 5) | {"validation": record}
     forging.write_manifest(run, 5, manifest)
@@ -87,7 +87,7 @@ SCORE = {"step": 5, "precision @ 1": 0.5, "num_examples": 100}
         {"step": 10**30},
     ],
 )
-def test_a_strange_score_hides_no_other_run(run, tmp_path, capsys, entry):
+def test_an_invalid_score_does_not_hide_other_runs(run, tmp_path, capsys, entry):
     (run / "eval").mkdir()
     lines = [{**SCORE, **entry}, SCORE]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
@@ -108,7 +108,7 @@ def test_a_best_score_of_any_size_is_listed(run, tmp_path):
     assert runs_command.find_runs(tmp_path)["run"]["best"]["score"] == 2.5
 
 
-def test_schemas_take_no_bool_for_a_number():
+def test_schemas_refuse_a_bool_in_place_of_a_number():
     for one in (schema.MANIFEST, schema.SCORES, schema.VALIDATION, schema.START):
         for name, (kind, *_) in one.items():
             if kind in (int, float):
@@ -116,7 +116,7 @@ def test_schemas_take_no_bool_for_a_number():
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"", b"\x0a\x02\x0a\x00"])
-def test_a_damaged_graph_of_objects_is_damage(run, content):
+def test_a_damaged_object_graph_is_refused(run, content):
     """With the digests of whoever wrote it."""
     folder = forging.folder_of(run, 5)
     reader = tf.train.load_checkpoint(str(folder / "state"))
@@ -137,7 +137,7 @@ def test_a_damaged_graph_of_objects_is_damage(run, content):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_lock_of_another_kind_than_a_file_is_named(run, tmp_path, kind):
+def test_a_lock_other_than_a_file_is_named(run, tmp_path, kind):
     path = run / ".lock"
     path.unlink(missing_ok=True)
     if kind == "link":

@@ -72,7 +72,7 @@ def assert_equal(one, two, step):
         np.testing.assert_array_equal(left, right)
 
 
-def test_the_next_picture_of_the_class_stands_in():
+def test_the_next_picture_of_a_class_replaces_a_removed_picture():
     before = np.array([0, 1, 0, 1, 1, 2, 1])
     after = np.array([-1, 1, 2, -1, -1, -1, 1])
     # No picture of class 0 is left. Picture 2 has become the only one of class 2.
@@ -80,9 +80,7 @@ def test_the_next_picture_of_the_class_stands_in():
     assert stand_ins(before, np.where(before == 2, -1, before))[5] == 6
 
 
-def test_changed_pictures_make_the_run_that_was_trained_with_them(
-    run_dir, tmp_path, capsys
-):
+def test_changed_pictures_reproduce_a_run_trained_with_them(run_dir, tmp_path, capsys):
     images, labels = IMAGES.copy(), LABELS.copy()
     images[7], labels[10] = images[13], 2  # 10 is no longer of the class of 7 and 13.
     other = trained(tmp_path, images, labels)
@@ -98,7 +96,7 @@ def test_changed_pictures_make_the_run_that_was_trained_with_them(
     assert {one["step"]: one["total_loss"] for one in runs.logged(out)} == logged
 
 
-def test_a_setting_changes_the_steps_that_are_named(run_dir, tmp_path, capsys):
+def test_a_setting_changes_only_the_named_steps(run_dir, tmp_path, capsys):
     """Of a rate of 0 in steps 9 to 10, and the run's rate in 11 and 12."""
     out = tmp_path / "out"
     words = ["--steps", "9:10", "--until", STEPS, "--learning_rate", "0"]
@@ -114,7 +112,7 @@ def test_a_setting_changes_the_steps_that_are_named(run_dir, tmp_path, capsys):
             np.testing.assert_array_equal(at, value)
 
 
-def test_a_picture_that_no_batch_holds_changes_nothing(run_dir, tmp_path, capsys):
+def test_a_picture_outside_all_batches_changes_nothing(run_dir, tmp_path, capsys):
     said = rank(run_dir, tmp_path, capsys, *range(48))
     drawn = {int(one) for one in re.findall("in 1 window: train picture (.*)", said)}
     assert len(drawn) == BATCH
@@ -153,7 +151,7 @@ def test_pictures_are_listed_by_their_effects_over_windows(run_dir, tmp_path, ca
     assert effects[0] == pytest.approx(mean, abs=2e-4)
 
 
-def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_trained_one(
+def test_a_changed_run_is_scored_and_recomputed_but_not_taken_for_a_trained_run(
     run_dir, tmp_path, capsys
 ):
     out = tmp_path / "out"
@@ -164,7 +162,7 @@ def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_traine
     code, said = called(capsys, out)
     assert code == 0
     assert "at most 0 apart" in said
-    with pytest.raises(UsageError, match="a changed run and --steps exclude"):
+    with pytest.raises(UsageError, match="a changed run and --steps cannot"):
         called(capsys, out, "--steps", "5:6")
     for command, more in ((audit, []), (replay, ["--steps", "5:6"])):
         with pytest.raises(UsageError, match="computed from another run"):
@@ -195,7 +193,7 @@ def test_a_changed_run_is_scored_and_computed_again_but_never_taken_for_a_traine
         called(capsys, out)
 
 
-def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys):
+def test_no_change_is_tried_on_an_irreproducible_run(tmp_path, capsys):
     run = trained(tmp_path)
     edit(
         run / "metrics.jsonl",
@@ -231,8 +229,8 @@ def test_no_change_is_tried_on_a_run_that_cannot_be_recomputed(tmp_path, capsys)
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
         ("--steps 3:4 --clip_norm 1 --out .", "exists"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
-        ("--steps 3:4 --each {file} --out there", "--each and --out exclude"),
-        ("--steps 3:4 --each {file} --clip_norm 1", "--each and --clip_norm exclude"),
+        ("--steps 3:4 --each {file} --out there", "--each and --out cannot"),
+        ("--steps 3:4 --each {file} --clip_norm 1", "--each and --clip_norm cannot"),
         ("--steps 3:4 --clip_norm 1 --windows 2", "needs --each"),
     ],
 )

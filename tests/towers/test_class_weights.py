@@ -30,7 +30,7 @@ def of_training_set(requested, names=NAMES):
         ([0, 1.5, 3], [0, 1, 2]),
     ],
 )
-def test_weights_have_their_ratios_and_the_mean_1(requested, ratios):
+def test_weights_keep_their_ratios_and_have_a_mean_of_1(requested, ratios):
     weights = of_training_set(requested)
     np.testing.assert_allclose(weights / weights[2], np.divide(ratios, ratios[2]))
     assert weights[LABELS].mean() == pytest.approx(1.0)
@@ -67,13 +67,13 @@ def test_invalid_weights_are_refused_before_tensorflow_starts(tmp_path, line, na
         Config(recipe=str(recipe))
 
 
-def test_numbers_of_classes_as_in_keras_are_refused():
+def test_weights_keyed_by_class_numbers_are_refused():
     with pytest.raises(UsageError, match="list"):
         Config(class_weights={0: 1.0, 1: 2.0})
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_the_loss_is_kerass_with_weights_of_the_images(label_smoothing):
+def test_the_loss_equals_kerass_with_sample_weights(label_smoothing):
     random = np.random.default_rng(0)
     logits = tf.constant(random.normal(size=(10, 3)), tf.float32)
     weights = of_training_set("balanced")
@@ -90,7 +90,7 @@ def test_the_loss_is_kerass_with_weights_of_the_images(label_smoothing):
     assert float(found["precision @ 1"]) == float(plain["precision @ 1"])
 
 
-def test_two_towers_equal_one_however_the_classes_are_split(four_cpus):
+def test_two_towers_equal_one_despite_an_uneven_split_of_classes(four_cpus):
     """One tower sees the common class alone, the other one the rare ones too."""
     weighed = functools.partial(loss, class_weights=of_training_set("balanced"))
     images = np.random.default_rng(0).normal(size=(10, 4))

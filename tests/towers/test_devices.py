@@ -124,7 +124,7 @@ def test_a_split_gpu_has_several_towers(pretend_gpus, found, towers, split, used
         ((4, 2), (2, 1), "--num_gpus 2"),
     ],
 )
-def test_a_second_training_takes_the_same_gpus_and_no_others(
+def test_a_second_training_takes_only_the_same_gpus(
     pretend_gpus, first, then, expected
 ):
     pretend_gpus(4)
@@ -137,7 +137,7 @@ def test_a_second_training_takes_the_same_gpus_and_no_others(
             devices.place_towers(*then)
 
 
-def test_a_tensorflow_that_has_started_with_all_gpus_trains_on_them(pretend_gpus):
+def test_a_tensorflow_started_with_all_gpus_trains_on_them(pretend_gpus):
     """As in a notebook; it has taken all of their memory, and that stays so."""
     pretend_gpus(2, started=True)
     assert devices.place_towers(2).devices == ("/gpu:0", "/gpu:1")
@@ -145,7 +145,7 @@ def test_a_tensorflow_that_has_started_with_all_gpus_trains_on_them(pretend_gpus
         devices.place_towers(4, 2)
 
 
-def test_a_gpu_may_have_a_limit_of_its_users(pretend_gpus):
+def test_a_users_memory_limit_of_a_gpu_is_kept(pretend_gpus):
     pretend_gpus(1)
     limit = [tf.config.LogicalDeviceConfiguration(memory_limit=4096)]
     (gpu,) = tf.config.list_physical_devices("GPU")
@@ -162,7 +162,7 @@ def test_a_gpu_may_have_a_limit_of_its_users(pretend_gpus):
         (0, None, 2, "0 GPUs"),
     ],
 )
-def test_towers_that_do_not_divide_or_fit_are_refused(
+def test_indivisible_or_too_many_towers_are_refused(
     pretend_gpus, found, towers, split, advice
 ):
     pretend_gpus(found)
@@ -206,7 +206,7 @@ def test_missing_gpus_are_explained_below_the_error(pretend_gpus, capsys):
 
 
 @pytest.mark.parametrize("asked", [None, 1, 4])
-def test_without_a_gpu_several_towers_are_simulated_on_the_cpu(asked):
+def test_several_towers_are_simulated_on_the_cpu_without_a_gpu(asked):
     placement = devices.place_towers(asked)
     assert placement.devices == tuple(f"/cpu:{n}" for n in range(asked or 1))
     assert placement.simulated == ("SIMULATED" in placement.description) == (asked == 4)
@@ -247,9 +247,7 @@ def test_a_gpu_hidden_on_purpose_is_not_reported(monkeypatch, hidden):
         ("cpu", [], "/cpu:0"),
     ],
 )
-def test_an_evaluation_takes_its_device_and_no_other(
-    pretend_gpus, device, seen, expected
-):
+def test_an_evaluation_sees_only_its_own_device(pretend_gpus, device, seen, expected):
     pretend_gpus(2)
     assert devices.place_evaluation(device) == expected
     assert visible() == seen
@@ -265,7 +263,7 @@ def test_an_evaluation_on_a_missing_gpu_is_refused(pretend_gpus):
 # ---- where variables and images are
 
 
-def test_variables_are_on_a_gpu_where_that_is_faster():
+def test_variables_are_on_a_gpu_by_default_or_on_request():
     cpu, gpu = (
         devices.Placement((name,), simulated=False, description="")
         for name in ("/cpu:0", "/gpu:0")

@@ -66,7 +66,7 @@ def differences(directory, data_dir, ways, **options):
     return [difference(end, ends[0]) for end in ends[1:]]
 
 
-def test_towers_equal_a_single_one_in_float64(tmp_path, real_data_dir):
+def test_towers_equal_a_single_tower_in_float64(tmp_path, real_data_dir):
     ways = [{"towers": 1}, {"towers": 4}]
     assert max(differences(tmp_path, real_data_dir, ways)) <= 1e-8
 
@@ -77,14 +77,14 @@ TOWERS = [{"towers": number} for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.slow
-def test_towers_equal_a_single_one_for_50_steps(tmp_path, real_data_dir):
+def test_towers_equal_a_single_tower_for_50_steps(tmp_path, real_data_dir):
     measured = differences(tmp_path, real_data_dir, TOWERS, steps=50, **TUTORIAL)
     print("float64, 50 steps, 2 to 4 towers:", measured)
     assert max(measured) <= 1e-8, measured
 
 
 @pytest.mark.slow
-def test_towers_equal_a_single_one_in_float32(tmp_path, real_data_dir):
+def test_towers_equal_a_single_tower_in_float32(tmp_path, real_data_dir):
     least, beyond = np.full(3, np.inf), []
     for seed in range(5):
         options = {"steps": 10, "precision": "float32", "seed": seed, **TUTORIAL}
@@ -130,7 +130,7 @@ AUGMENTATION = {
     ],
     ids=["adamw", "lion", "augmentation", "class weights"],
 )
-def test_recipes_are_in_the_equality(tmp_path, real_data_dir, options):
+def test_towers_equal_one_with_the_options_of_recipes(tmp_path, real_data_dir, options):
     measured = differences(
         tmp_path, real_data_dir, WAYS, **{"learning_rate": 0.01, **options}
     )

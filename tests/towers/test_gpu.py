@@ -85,7 +85,7 @@ def test_four_towers_equal_one_in_float64(tmp_path, stand_in_dir):
 
 
 @pytest.mark.usefixtures("four")
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stand_in_dir):
+def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, stand_in_dir):
     """With batch statistics and dropout, bit for bit."""
     options = {
         "model": "small_runs:small",
@@ -162,7 +162,7 @@ def test_sections_take_less_memory_for_the_same_update(four):
 
 
 @pytest.mark.parametrize("distortion", ["tutorial", "flip_translate"])
-def test_images_distorted_on_the_device_are_those_of_the_host(four, distortion):
+def test_images_distorted_on_the_device_equal_the_images_of_the_host(four, distortion):
     source = IMAGES, LABELS, pipeline.BatchMaker(distortion, seed=5)
     order = {"batch_size": 8, "start_step": 11}
     expected = pipeline.training_batches(*source, towers=2, **order)
@@ -178,7 +178,7 @@ def test_images_distorted_on_the_device_are_those_of_the_host(four, distortion):
 
 
 @pytest.mark.usefixtures("four")
-def test_several_steps_with_xla_are_single_steps(tmp_path, stand_in_dir):
+def test_several_steps_with_xla_equal_single_steps(tmp_path, stand_in_dir):
     """Of a model without pooling, whose gradient XLA cannot make deterministic."""
     options = {"max_steps": 9, "checkpoint_steps": 9, "momentum": 0.9}
     single = train(tmp_path / "single", stand_in_dir, **options)

@@ -209,7 +209,7 @@ def test_a_step_of_one_gpu_copies_nothing_large():
     assert sum(one.bytes for one in crossed) <= 64, crossed
 
 
-def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
+def test_steps_of_four_gpus_copy_only_variables_and_gradients():
     towers, step = tutorials_step(4)
     assert_kernels(step.graph)
     inputs = [device for device in towers.devices for _ in range(2)]

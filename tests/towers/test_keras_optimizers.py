@@ -16,7 +16,7 @@ from small_towers import assert_equal, make_towers, random_batch, small_model, v
 RATE = 0.01
 
 
-def test_only_optimizers_with_momentum_take_the_flag():
+def test_only_optimizers_with_momentum_take_the_momentum_flag():
     having = {
         kind.__name__.lower()
         for kind in vars(keras.optimizers).values()
@@ -83,7 +83,7 @@ def test_a_nonfinite_update_changes_nothing(name):
     assert_equal([variable.numpy() for variable in optimizer.variables], slots)
 
 
-def test_float16_scales_the_loss_and_leaves_signs_their_rate():
+def test_float16_scales_the_loss_without_changing_the_rate_of_lion():
     """Also where `--pretrained_rate` makes some variables slow."""
     builder = build("lion", scale_loss=True, scale_updates=True)
     state = builder.state
@@ -94,7 +94,7 @@ def test_float16_scales_the_loss_and_leaves_signs_their_rate():
     assert others == pytest.approx([RATE] * 3, rel=1e-6)
 
 
-def test_weight_decay_takes_a_part_off_filters_and_matrices_alone():
+def test_weight_decay_shrinks_only_filters_and_matrices():
     """The same as Adam, but for the rate times 0.5 of the values before the update."""
     changes, starts = [], []
     for name, arguments in (("adam", None), ("adamw", {"weight_decay": 0.5})):

@@ -85,7 +85,9 @@ SLOW = [
 
 
 @pytest.mark.parametrize("kind", ["towers", "scaled", "frozen", *SLOW])
-def test_it_agrees_with_the_gradients_of_single_images(four_cpus, monkeypatch, kind):
+def test_the_noise_scale_agrees_with_the_gradients_of_single_images(
+    four_cpus, monkeypatch, kind
+):
     monkeypatch.setattr(noise_scale, "_PERIOD", 1)
     builder = builder_of(kind, four_cpus)
     towers, random = len(builder.devices), np.random.default_rng(0)
@@ -216,7 +218,7 @@ def logged(train_dir):
     return {one["step"]: one.get(noise_scale.NAME) for one in runs.logged(train_dir)}
 
 
-def test_a_training_logs_it_and_one_that_is_resumed_goes_on_with_it(
+def test_a_training_logs_the_noise_scale_and_continues_it_after_a_resume(
     tmp_path, stand_in_dir, capsys
 ):
     whole = train(tmp_path / "whole", stand_in_dir, max_steps=140)
@@ -235,7 +237,9 @@ def test_a_training_logs_it_and_one_that_is_resumed_goes_on_with_it(
     assert "Gradient noise scale" not in capsys.readouterr().out
 
 
-def test_a_stage_that_trains_other_layers_begins_anew(tmp_path, stand_in_dir):
+def test_a_stage_with_other_trained_layers_restarts_the_estimate(
+    tmp_path, stand_in_dir
+):
     stages = [{"until": 0.5, "frozen": ["conv1"]}, {}]
     given = {"max_steps": 24, "schedule": "linear", "stages": stages}
     assert train(tmp_path, stand_in_dir, **given)["mean: count"] == 12

@@ -44,7 +44,7 @@ def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
     np.testing.assert_allclose(kernel.numpy(), expected, atol=1e-5)
 
 
-def test_biases_and_the_head_follow_two_updates_by_hand():
+def test_biases_and_the_head_match_two_updates_by_hand():
     """Nesterov's momentum 0.85, and decay 0.004, of losses summed over 2000 images."""
     given = {"bias": ([0.5, -1.0], 0.053), "head": ([[2.0], [-3.0]], 0.67)}
     variables = [variable(values, name) for name, (values, _) in given.items()]

@@ -47,7 +47,7 @@ def test_auto_follows_the_processor(processor, flags, chosen):
         assert hardware.resolve_precision(asked, CPU) == asked
 
 
-def test_auto_is_float32_where_bfloat16_is_unknown_or_emulated(
+def test_auto_is_float32_if_bfloat16_is_unknown_or_emulated(
     processor, monkeypatch, tmp_path
 ):
     processor("amx_bf16")
@@ -74,7 +74,7 @@ def test_auto_follows_every_gpu(monkeypatch, processor, capabilities, chosen):
     assert hardware.resolve_precision("auto", ["/gpu:0"]) == chosen
 
 
-def test_the_norm_of_float16_gradients_is_finite_where_its_square_is_not():
+def test_the_norm_of_float16_gradients_is_finite_despite_its_infinite_square():
     towers = make_towers(small_model(dtype="float16"), CPU[:1])
     inputs, labels = random_batch(dtype=tf.float16)
     batch = inputs * 900, labels
@@ -87,7 +87,7 @@ def test_the_norm_of_float16_gradients_is_finite_where_its_square_is_not():
     assert towers.state.global_step == 1
 
 
-def test_a_model_whose_variables_have_several_dtypes_is_trained(tmp_path, stand_in_dir):
+def test_a_model_with_variables_of_several_dtypes_is_trained(tmp_path, stand_in_dir):
     given = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
     given |= {"max_steps": 4, "summary_steps": 2, "log_frequency": 2, "accumulate": 2}
     config = Config(

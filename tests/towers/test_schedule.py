@@ -63,7 +63,7 @@ def test_a_curve_is_a_fraction_of_the_highest_rate(name):
         assert 0.0 <= min(found) < 0.5 < max(found) <= 1.0
 
 
-def test_a_schedule_that_ends_before_the_warmup_is_refused():
+def test_a_schedule_ending_before_the_warmup_is_refused():
     def check(**changed):
         # 40 steps of 10 images are 4 epochs of 100.
         options = {"batch_size": 10, "max_steps": 40, "warmup_epochs": 4.0, **changed}

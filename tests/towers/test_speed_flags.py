@@ -32,7 +32,7 @@ def losses(train_dir):
     return [{name: line[name] for name in line.keys() - times} for line in lines]
 
 
-def test_a_run_in_calls_of_several_steps_logs_and_resumes_like_single_ones(
+def test_a_run_in_multi_step_calls_logs_and_resumes_like_single_steps(
     tmp_path, stand_in_dir
 ):
     straight = train(tmp_path / "straight", stand_in_dir)
@@ -43,7 +43,7 @@ def test_a_run_in_calls_of_several_steps_logs_and_resumes_like_single_ones(
     assert losses(tmp_path / "resumed") == losses(tmp_path / "straight")
 
 
-def test_a_default_number_of_steps_a_call_is_none_of_the_resumed_run(
+def test_a_resumed_run_does_not_keep_a_default_number_of_steps_per_call(
     tmp_path, stand_in_dir, monkeypatch
 ):
     def count(config, *_):
@@ -79,7 +79,7 @@ def test_a_compiled_run_resumes_bit_for_bit_after_any_step(tmp_path, stand_in_di
         {"recipe": "fast", "batch_size": 32, "max_steps": 7},
     ],
 )
-def test_an_update_compiled_alone_trains_and_resumes_alike(
+def test_a_separately_compiled_update_trains_and_resumes_alike(
     tmp_path, stand_in_dir, options
 ):
     options = {"precision": "float64", "max_steps": 8, **options}

@@ -104,7 +104,7 @@ def test_invalid_stages_are_refused(tmp_path, declared, named):
         ({"image_size": 4}, r"\(4, 4, 3\)"),
     ],
 )
-def test_stages_that_a_model_cannot_have_are_refused(stage, named):
+def test_stages_unsuitable_for_a_model_are_refused(stage, named):
     with pytest.raises(UsageError, match=named):
         build_state([{"until": 0.5}, stage])
 
@@ -152,7 +152,7 @@ def test_whole_distorted_images_are_reduced_on_the_cpu_and_on_devices():
         np.testing.assert_array_equal(numbers, labels)
 
 
-def test_images_are_of_the_step_and_not_of_the_batch():
+def test_the_size_of_images_depends_on_the_step_and_not_on_the_batch():
     """After a rollback batches are ahead of the steps that they are for."""
     requested = config([{"until": 0.5, "image_size": 20}, {}])
     for step, size in ((4, 20), (5, 32)):
@@ -287,7 +287,7 @@ def test_each_stage_is_traced_at_its_start(straight):
     assert straight[1] == [(24, (), True), (24, ("first",), True)]
 
 
-def test_two_towers_in_calls_of_several_steps_end_there(
+def test_two_towers_in_multi_step_calls_end_at_the_same_values(
     tmp_path, stand_in_dir, straight
 ):
     steps = []
@@ -303,7 +303,7 @@ def test_two_towers_in_calls_of_several_steps_end_there(
 
 
 @pytest.mark.slow
-def test_a_run_resumes_in_the_midst_of_a_stage(tmp_path, stand_in_dir, straight):
+def test_a_run_resumes_in_the_middle_of_a_stage(tmp_path, stand_in_dir, straight):
     run = tmp_path / "run"
     place = {"train_dir": str(run), "data": "synthetic", "data_dir": str(stand_in_dir)}
     stop = StopSignals()

@@ -78,7 +78,7 @@ def test_reported_loss_is_the_mean_and_averages_stay_without_a_decay(four_cpus):
     assert bias.numpy().item() == pytest.approx(1.3)
 
 
-def test_weight_decay_counts_once_however_many_towers(four_cpus):
+def test_weight_decay_counts_once_on_several_towers(four_cpus):
     inputs = keras.Input((1,))
     dense = keras.layers.Dense(
         1, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5)
@@ -269,7 +269,7 @@ def test_dropout_differs_between_towers_and_advances_once(four_cpus):
     assert second != pytest.approx(first)
 
 
-def test_averages_of_gradients_by_hand():
+def test_average_gradients_matches_a_computation_by_hand():
     a0, a1 = tf.constant([1.0, 2.0]), tf.constant([3.0, 6.0])
     b0, b1 = tf.constant(10.0), tf.constant(20.0)
     gradients = [[a0, b0, None], [a1, b1, None]]
@@ -309,7 +309,7 @@ def test_a_loss_without_any_gradient_is_refused(four_cpus):
         builder.step([TWO_POINTS])
 
 
-def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
+def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     dropout = keras.layers.Dropout(0.5, seed=3)
     model = small_model(keras.layers.BatchNormalization(), dropout)
     images, _ = random_batch()
@@ -344,7 +344,7 @@ def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
 # ---- Several steps a call, XLA, numbers that are not finite
 
 
-def test_several_steps_a_call_are_the_same_steps(four_cpus):
+def test_several_steps_per_call_equal_single_steps(four_cpus):
     extra = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)
     sgd = keras.optimizers.SGD(0.1, 0.9)
     builder = make_towers(small_model(*extra), four_cpus[:2], optimizer=sgd)
@@ -374,7 +374,7 @@ def compiled_towers(device, **of_update):
 
 @pytest.mark.parametrize("halts", [True, False])
 @pytest.mark.parametrize("bad", [None, 5])
-def test_a_compiled_program_computes_the_same_however_steps_are_divided(
+def test_a_compiled_program_computes_the_same_for_any_division_of_steps(
     four_cpus, halts, bad
 ):
     """Bit for bit; also if step `bad` is not finite, and later ones write or not."""
@@ -411,7 +411,9 @@ def test_a_compiled_program_never_waits_for_the_host(four_cpus):
 
 @pytest.mark.parametrize("halts", [True, False])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_update_compiled_alone_is_the_same_update(four_cpus, optimizer, halts):
+def test_a_separately_compiled_update_equals_the_plain_update(
+    four_cpus, optimizer, halts
+):
     """Of two towers and statistics; also when a step is not finite, in calls or not."""
     ends = []
     for xla in (False, True):

@@ -32,7 +32,7 @@ def resolved(*, workers=1, **flags):
     )
 
 
-def test_the_global_batch_is_that_of_all_towers_and_workers():
+def test_the_global_batch_counts_all_towers_and_workers():
     assert resolved(workers=3, accumulate=2).global_batch_size == 60
     assert resolved(workers=3, global_batch_size=42).batch.batch_size == 7
 
@@ -63,7 +63,7 @@ def one_weight():
         ("staircase", {1: 0.4, 9: 0.8, 10: 0.08, 25: 0.008}),
     ],
 )
-def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, rates):
+def test_the_update_has_the_rates_and_the_limit_of_the_flags(schedule, rates):
     """40 steps of 10 images are 4 epochs of 100 images."""
     config = resolved(
         max_steps=40,
@@ -90,7 +90,7 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
 @pytest.mark.parametrize(
     ("on_nan", "step"), [("stop", 0), ("rollback", 0), ("skip", 2)]
 )
-def test_only_skip_lets_steps_after_a_bad_one_write(on_nan, step):
+def test_only_skip_lets_steps_write_after_a_bad_step(on_nan, step):
     """Else what is saved to be looked into is no longer what the bad step met."""
     update = assembly.build_update(resolved(on_nan=on_nan, max_steps=9), 100)
     state = TrainState(one_weight(), keras.optimizers.SGD())
@@ -136,7 +136,7 @@ def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
     assert [variable.numpy().max() < 1.0 for variable in variables] == [True, False] * 2
 
 
-def test_labels_are_smoothed_as_much_as_the_flag_says():
+def test_the_flag_decides_the_smoothing_of_labels():
     batch = tf.constant([[1.0, 2.0, 4.0]]), tf.constant([0])
     tower = assembly.build_tower(resolved(label_smoothing=0.3).loss)
     expected = loss(*batch, [], label_smoothing=0.3)["total_loss"]
@@ -160,7 +160,7 @@ def test_towers_are_numbered_across_workers():
     assert towers.tower_names[4] == "/cpu:0 of worker 2"
 
 
-def test_the_input_is_of_the_flags_and_of_this_worker():
+def test_the_input_follows_the_flags_and_the_workers_index():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (50, 32, 32, 3), np.uint8)
     numbers = np.arange(50, dtype=np.int32)
@@ -184,7 +184,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
                 np.testing.assert_array_equal(ours[0], theirs[0])
 
 
-def test_an_odd_batch_has_no_pairs_to_mix():
+def test_an_odd_batch_cannot_be_mixed():
     for flags in ({"batch_size": 5}, {"batch_size": 6, "global_batch_size": 10}):
         with pytest.raises(UsageError, match="--batch_size 5"):
             resolved(augmentation={"cutmix": {}}, **flags)
@@ -198,7 +198,7 @@ def test_a_call_of_several_steps_ends_with_its_stage():
     assert calls(config) == [2, 2, 1, 2, 2, 1]
 
 
-def test_calls_end_where_the_variables_are_needed_between_two_steps():
+def test_calls_end_at_summaries_checkpoints_and_verified_steps():
     """Steps within a call can be logged; a verified step is a call of its own."""
     periods = {"summary_steps": 7, "checkpoint_steps": 10, "max_steps": 12}
     config = resolved(steps_per_call=5, log_frequency=1, **periods)
@@ -216,7 +216,7 @@ def calls(config):
     return counts
 
 
-def test_gpus_take_several_steps_a_call_where_memory_allows_it():
+def test_gpus_take_several_steps_per_call_as_memory_allows():
     one = Placement(("/gpu:0",), simulated=False, description="a GPU")
     two = Placement(("/gpu:0", "/gpu:1"), simulated=False, description="two GPUs")
 
@@ -235,7 +235,7 @@ def test_gpus_take_several_steps_a_call_where_memory_allows_it():
     assert assembly.default_steps_per_call(resolved(), TWO_TOWERS, (32, 32, 3)) == 1
 
 
-def test_layers_that_another_model_had_first_are_no_obstacle():
+def test_layers_taken_from_another_model_show_no_activations():
     """As where the end of a model is replaced by `Sequential([input, *its_layers])`."""
     first = small_model.two_layers((24, 24, 3), 10)
     image, added = keras.Input((24, 24, 3)), keras.layers.ReLU(name="added")
@@ -244,7 +244,7 @@ def test_layers_that_another_model_had_first_are_no_obstacle():
     assert shown == {}
 
 
-def test_more_towers_than_images_are_too_many():
+def test_more_towers_than_images_are_refused():
     config = resolved(batch_size=1, accumulate=4)
     with pytest.raises(UsageError, match="Give fewer towers"):
         assembly.check_epoch(config, 3)

@@ -178,7 +178,7 @@ def marks(number):
         for number, pair in enumerate(PAIRS)
     ],
 )
-def test_two_options_go_together(train, alone, pair):
+def test_two_options_work_together_or_are_refused(train, alone, pair):
     if pair in REFUSED:
         with pytest.raises(UsageError):
             train(pair)

@@ -50,7 +50,7 @@ def lasting(monkeypatch):
         (GPU, {"variable_device": "cpu"}, False),
     ],
 )
-def test_only_long_runs_on_one_gpu_try_it(placement, flags, expected):
+def test_only_long_runs_on_one_gpu_try_xla(placement, flags, expected):
     config = Config(**{"precision": "float32", **flags})
     config = assembly.resolve_config(config, placement)
     assert compiling.is_possible(config, placement) is expected

@@ -142,7 +142,7 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
         np.testing.assert_array_equal(average, variable.value)
 
 
-def test_a_head_of_other_classes_is_new_and_the_rest_slow(tmp_path):
+def test_a_head_for_other_classes_is_new_and_other_layers_train_slowly(tmp_path):
     path = tmp_path / "there.weights.h5"
     expected = written(path, classes=7)
     given = {"initial_weights": str(path), "pretrained_rate": 0.125}
@@ -259,7 +259,7 @@ def test_a_file_gives_the_same_weights_as_in_keras(tmp_path, build, suffix):
             np.testing.assert_array_equal(array, other)
 
 
-def test_a_layer_that_does_not_get_all_values_begins_anew(tmp_path):
+def test_a_partly_matching_layer_gets_no_values(tmp_path):
     """Keras has then assigned those that come first."""
 
     class Pair(keras.layers.Layer):
@@ -281,7 +281,7 @@ def test_a_layer_that_does_not_get_all_values_begins_anew(tmp_path):
     assert [*read(path, build(4))] == ["dense"]
 
 
-def test_names_of_outer_layers_tell_their_places(tmp_path):
+def test_outer_layers_are_matched_by_name(tmp_path):
     """Keras counts layers of a class, and would give `head` to the layer before it."""
 
     def build(*names):
@@ -353,7 +353,7 @@ def hand_made(path):
         yield group
 
 
-def test_the_model_that_a_file_describes_is_never_built(tmp_path):
+def test_the_model_described_by_a_file_is_never_built(tmp_path):
     """A Lambda layer is code."""
     ran, path = tmp_path / "ran", tmp_path / "code.keras"
 
@@ -376,7 +376,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     assert "compressed" in refused(path)
 
 
-def test_an_array_that_declares_too_much_is_not_read(tmp_path):
+def test_an_array_declared_larger_than_its_file_is_not_read(tmp_path):
     path = tmp_path / "bomb.weights.h5"
     with hand_made(path) as group:
         group.create_dataset("0", (10**7, 10**6), "f4")
@@ -406,7 +406,7 @@ def test_a_file_of_deep_groups_is_not_read(tmp_path):
     path = tmp_path / "deep.weights.h5"
     with hand_made(path) as group:
         group.create_group("/".join("d" * 200))
-    assert "in each other" in refused(path)
+    assert "nested groups" in refused(path)
 
 
 def test_damaged_files_are_refused_or_harmless(tmp_path):
@@ -449,7 +449,7 @@ def test_links_out_of_a_file_are_not_followed(tmp_path, kind):
         assert "another file" in refused(path)
 
 
-def test_a_group_within_itself_ends(tmp_path):
+def test_a_group_containing_itself_does_not_loop(tmp_path):
     path = tmp_path / "loop.weights.h5"
     with h5py.File(path, "w") as file:
         group = file.create_group("layers")
@@ -483,7 +483,7 @@ def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
 # ---- what is frozen
 
 
-def test_names_beginnings_and_all_but_the_head_are_frozen():
+def test_layers_are_frozen_by_name_by_prefix_or_all_but_the_head():
     hidden = {"hidden/kernel", "hidden/bias"}
     for names, expected in (
         ("conv, hidden/bias", {"conv/kernel", "hidden/bias"}),
@@ -497,7 +497,7 @@ def test_names_beginnings_and_all_but_the_head_are_frozen():
         assert {variable.path for variable, frozen in found if frozen} == expected
 
 
-def test_names_that_freeze_nothing_or_all_are_refused():
+def test_freezing_no_layer_or_all_layers_is_refused():
     for names, said in (("conv,nrom", "nrom"), ("conv*,norm,h*", "fewer")):
         with pytest.raises(UsageError, match=said):
             build_state(freeze=names)
@@ -599,7 +599,7 @@ def small_run(tmp_path, stand_in_dir):
     return tmp_path / "earlier"
 
 
-def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
+def test_a_run_provides_its_averages_and_its_head_for_the_same_classes(
     tmp_path, stand_in_dir
 ):
     """The newest ones, or those of the checkpoint whose folder is named."""
@@ -643,7 +643,9 @@ def test_a_run_resumes_without_its_initial_weights(tmp_path, stand_in_dir):
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_begins_with_the_same_again(tmp_path, stand_in_dir):
+def test_a_run_without_a_checkpoint_restarts_from_the_same_weights(
+    tmp_path, stand_in_dir
+):
     path, run = tmp_path / "there.weights.h5", tmp_path / "run"
     written(path)
     given = options(initial_weights=str(path), max_steps=1)

@@ -150,7 +150,7 @@ def test_a_failing_hook_ends_the_run_and_harms_no_checkpoint(train, tmp_path):
         assert len([*folder.glob("*")]) == len(kept)
 
 
-def test_all_hooks_get_the_end_even_if_one_fails_there():
+def test_all_hooks_are_ended_even_if_one_fails():
     ended = []
 
     def fail(*_):

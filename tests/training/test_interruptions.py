@@ -39,9 +39,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, train):
     train("mine", max_steps=6)
 
 
-def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
-    train, monkeypatch
-):
+def test_a_resume_with_batch_norm_needs_the_same_batch_per_tower(train, monkeypatch):
     def normed(*arguments):
         model = small_model.two_layers(*arguments)
         normed = keras.layers.BatchNormalization()(model.output)
@@ -78,7 +76,7 @@ class AlreadyRequested(StopSignals):
         self.requested = signal.SIGTERM
 
 
-def test_a_signal_at_step_0_saves_nothing_and_says_so(tmp_path, train, monkeypatch):
+def test_a_signal_at_step_0_is_reported_and_saves_nothing(tmp_path, train, monkeypatch):
     monkeypatch.setattr(training, "StopSignals", AlreadyRequested)
     with pytest.raises(StoppedError, match="SIGTERM after step 0") as stopped:
         train("run")

@@ -189,7 +189,7 @@ def test_stop_keeps_the_state_before_and_names_the_variables(
 
 
 @pytest.mark.slow
-def test_after_a_stop_the_same_command_continues_with_skip(tmp_path, train, reference):
+def test_the_same_command_continues_with_skip_after_a_stop(tmp_path, train, reference):
     """Also where the state before the step cannot be kept."""
     debug = tmp_path / "run" / "debug"
     for _ in range(2):
@@ -217,7 +217,7 @@ def test_after_a_stop_the_same_command_continues_with_skip(tmp_path, train, refe
         pytest.param("loss", "mirrored", marks=pytest.mark.slow),
     ],
 )
-def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
+def test_skip_omits_the_bad_update_and_counts_it_across_a_resume(
     tmp_path, train, reference, capsys, kind, call
 ):
     options = {"model": f"{kind}_trap", "on_nan": "skip", **CALLS[call]}
@@ -255,7 +255,7 @@ AFTER_ROLLBACK = ((4, 0), (10, 2))
         pytest.param("mirrored", marks=pytest.mark.slow),
     ],
 )
-def test_rollback_continues_with_later_images_beyond_a_resume(
+def test_a_rollback_continues_with_later_images_across_a_resume(
     tmp_path, train, reference, capsys, call
 ):
     for max_steps in (7, 10):
@@ -314,7 +314,7 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     assert [line["step"] for line in lines] == list(range(1, 11))
 
 
-def test_a_rollback_goes_on_where_the_state_before_cannot_be_kept(
+def test_a_rollback_continues_even_if_the_earlier_state_cannot_be_saved(
     tmp_path, train, capsys
 ):
     debug = tmp_path / "run" / "debug"
@@ -325,7 +325,7 @@ def test_a_rollback_goes_on_where_the_state_before_cannot_be_kept(
     assert "could not be saved" in said
 
 
-def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):
+def test_a_training_stops_after_three_rollbacks(tmp_path, train, capsys):
     with pytest.raises(UsageError, match="3 rollbacks"):
         train(on_nan="rollback", whites=range(IMAGES), log_frequency=1)
     assert capsys.readouterr().err.count("ROLLED BACK") == 3

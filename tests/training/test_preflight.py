@@ -99,7 +99,7 @@ def test_commands_on_a_checkpoint_require_a_checkpoint(tmp_path):
         folder.rmdir()
 
 
-def test_commands_that_follow_a_run_wait_for_it(tmp_path):
+def test_commands_following_a_run_wait_for_it(tmp_path):
     program, where = "cifar10/__main__.py", ("--train_dir", tmp_path)
     for words in (
         ("eval.py",),

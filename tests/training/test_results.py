@@ -59,7 +59,7 @@ def several(*steps):
     return tf.nest.map_structure(lambda *values: tf.stack(values), *steps)
 
 
-def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
+def test_the_first_loss_starts_the_average_and_later_losses_weigh_a_tenth():
     kept = progress()
     results = collected(kept)
     for values, expected in (
@@ -75,7 +75,7 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
         assert kept.metric_averages == pytest.approx(averages)
 
 
-def test_a_metric_that_steps_do_not_have_needs_no_average():
+def test_a_metric_missing_from_steps_needs_no_average():
     kept = progress()
     results = collected(kept)
     present = metrics()
@@ -85,7 +85,7 @@ def test_a_metric_that_steps_do_not_have_needs_no_average():
     assert "penalties" not in kept.metric_averages
 
 
-def test_the_step_within_a_call_and_the_tower_are_named():
+def test_an_error_names_the_step_within_a_call_and_the_tower():
     results = collected(progress(), "/cpu:0", "/cpu:1")
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
     results.add(12, several(*[result(metrics(), each) for each in losses]))
@@ -94,7 +94,7 @@ def test_the_step_within_a_call_and_the_tower_are_named():
     assert caught.value.step == 11
 
 
-def test_only_skipped_steps_in_a_row_add_up():
+def test_only_consecutive_skipped_steps_count_towards_the_limit():
     kept = progress()
     results = collected(kept, on_nan="skip")
     for step, loss in enumerate([*[np.nan] * 9, 1.0, *[np.nan] * 9], 1):
@@ -106,7 +106,7 @@ def test_only_skipped_steps_in_a_row_add_up():
         newest(results)
 
 
-def test_a_loss_scale_below_one_is_no_training():
+def test_a_loss_scale_below_one_ends_a_training():
     results = collected(progress())
     results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert newest(results)["loss_scale"] == 2.0

@@ -116,7 +116,9 @@ def test_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
 
 
 @pytest.mark.slow
-def test_kills_and_signals_change_no_program_of_several_steps(tmp_path, stand_in_dir):
+def test_kills_and_signals_do_not_change_compiled_multi_step_runs(
+    tmp_path, stand_in_dir
+):
     """XLA compiles four steps; a call to a checkpoint at a seventh step has three."""
     flags = {"xla": True, "num_gpus": 1, "batch_size": 8, "steps_per_call": 4}
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -129,7 +131,7 @@ def test_kills_and_signals_change_no_program_of_several_steps(tmp_path, stand_in
 
 
 @pytest.mark.slow
-def test_a_longer_run_passes_over_a_damaged_checkpoint_and_is_left_alone_once_finished(
+def test_a_longer_run_skips_a_damaged_checkpoint_and_is_unchanged_once_finished(
     tmp_path, stand_in_dir, undisturbed
 ):
     train_dir = tmp_path / "run"
@@ -194,7 +196,7 @@ def test_resume_continues_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
 
 
-def test_other_towers_with_batch_norm_are_refused_with_a_way_that_works(
+def test_other_towers_with_batch_norm_are_refused_with_working_flags(
     tmp_path, stand_in_dir
 ):
     run = tmp_path / "run"
@@ -225,15 +227,15 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(tmp_path, stand_in
     words = runs.flags(resume=tmp_path / "run", max_steps=9)
     refused = runs.call("train.py", *words)
     assert refused.returncode == 2
-    assert f"{left} is of another run: its learning_rate is 0.1" in refused.stderr
+    assert f"{left} is from another run: its learning_rate is 0.1" in refused.stderr
     scored = runs.call("eval.py", "--run_once", "--train_dir", tmp_path / "run")
     assert "step 3: precision" in scored.stdout, "of the run's own checkpoint"
-    assert f"{left} is of another run" in scored.stderr
+    assert f"{left} is from another run" in scored.stderr
     shutil.rmtree(left)
     assert resumed_step(runs.call("train.py", *words).stdout) == 3
 
 
-def test_the_proposed_command_keeps_what_a_training_writes(tmp_path, stand_in_dir):
+def test_the_proposed_command_keeps_the_given_flags(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     words = runs.training_flags(run, stand_in_dir, max_steps=4)
     assert runs.call("train.py", *words).returncode == 0
@@ -332,7 +334,7 @@ def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_shorter_end_than_the_last_checkpoint_leaves_the_run_as_it_is(
+def test_an_end_before_the_last_checkpoint_leaves_the_run_unchanged(
     tmp_path, stand_in_dir
 ):
     """Its `config.json` would say that it has more steps than there are."""

@@ -140,7 +140,7 @@ def test_both_logs_hold_one_curve_after_a_restart(tmp_path, resumed_step):
     assert names(tmp_path) == ["metrics.jsonl", "train"]
 
 
-def test_torn_last_line_is_taken_back(tmp_path):
+def test_a_torn_last_line_is_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = b'{"step": 10}\n'
     for torn in (b'{"step": 50, "tot', b"\0\0\xff", b'{"step": 20}'):
@@ -149,7 +149,7 @@ def test_torn_last_line_is_taken_back(tmp_path):
         assert [line["step"] for line in lines(tmp_path)] == [10, 60]
 
 
-def test_a_log_that_is_moved_away_goes_on_in_a_new_file(tmp_path):
+def test_a_log_continues_in_a_new_file_after_it_is_moved_away(tmp_path):
     """As by logrotate, and without a signal."""
     rotated = tmp_path / "metrics.jsonl.1"
     for resumed_step in (0, 30):  # In one process, and between two.

@@ -53,7 +53,7 @@ class Written:
         self.steps.append(step)
 
 
-def test_cheap_summaries_are_all_written_whatever_the_first_cost(monkeypatch):
+def test_cheap_summaries_are_all_written_even_if_the_first_is_slow(monkeypatch):
     """Tracing belongs to the start."""
     written = Written(monkeypatch, 50, cost=0.04, first_cost=1e3)
     assert written.steps == list(range(1, 51))

@@ -69,7 +69,7 @@ def test_curves_hold_the_values_of_metrics_jsonl_and_of_the_evaluation(run):
             ], name
 
 
-def test_configuration_and_graph_are_there(run):
+def test_tensorboard_shows_the_configuration_and_the_graph(run):
     events = read_as_the_server(run[0] / "train")
     [(_, config)] = tensors(events, "config")
     assert b"global_batch_size" in config.item()

@@ -35,7 +35,7 @@ def run_steps(timer, clock, *seconds):
         timer.steps += 1
 
 
-def test_each_moment_is_in_one_part(clock):
+def test_each_moment_belongs_to_one_part(clock):
     timer = Timer()
     clock.now += 5.0
     timer.enter("training")
@@ -108,7 +108,7 @@ class ForecastLoop:
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(20.0, ["5.5 hours"]), (0.05, ["48 seconds"])]
 )
-def test_one_forecast_comes_after_a_slow_step_or_some_fast_ones(
+def test_one_forecast_comes_after_a_slow_step_or_several_fast_steps(
     clock, timer, seconds, expected
 ):
     loop = ForecastLoop(timer)

@@ -90,7 +90,7 @@ def scored_run(tmp_path_factory, stand_in_dir):
     return run
 
 
-def test_scores_are_those_of_eval(tmp_path, scored_run):
+def test_scores_equal_the_scores_of_eval(tmp_path, scored_run):
     own, eval_dir = scored(scored_run), tmp_path / "other"
     assert [line["step"] for line in own] == [6, 12]
     assert own[0]["cross_entropy"] != own[1]["cross_entropy"]
@@ -180,9 +180,7 @@ def test_kills_change_nothing(tmp_path, stand_in_dir, correct):
     assert tags(run / "eval") == tags(tmp_path / "whole" / "eval")
 
 
-def test_an_early_end_is_that_of_a_finished_run(
-    tmp_path, stand_in_dir, correct, capsys
-):
+def test_an_early_end_counts_as_finished(tmp_path, stand_in_dir, correct, capsys):
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"
     options = {**STOPPED, "schedule": "linear", "precision": "float32"}
@@ -207,7 +205,9 @@ def test_an_early_end_is_that_of_a_finished_run(
     )
 
 
-def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys):
+def test_a_run_has_one_best_checkpoint_and_keeps_it(
+    tmp_path, stand_in_dir, correct, capsys
+):
     """Of equal scores the earlier one, also if it was scored between checkpoints."""
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"
@@ -216,7 +216,7 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
     assert "With --val_fraction 0.1, a validation" in said
-    best = " at step 15 on test, which chose this step: a little too good\n"
+    best = " at step 15 on test, which chose this step, so a little too good\n"
     assert best in said, "in the line of the best"
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     train(run, stand_in_dir, **options)
@@ -283,7 +283,9 @@ def test_the_last_lines_show_the_score_of_the_best_on_test(
         assert scored(tmp_path, step) == [expected]
 
 
-def test_val_that_initial_weights_have_seen_is_named(tmp_path, stand_in_dir, capsys):
+def test_val_images_seen_by_the_initial_weights_are_reported(
+    tmp_path, stand_in_dir, capsys
+):
     options = {"max_steps": 1, "fresh": True}
     for of_origin, of_run, is_told in (
         (0.0, 0.2, True),
@@ -305,7 +307,7 @@ def test_val_that_initial_weights_have_seen_is_named(tmp_path, stand_in_dir, cap
             assert "trained on images that are val here" in said
 
 
-def test_a_best_step_that_is_the_newest_is_scored_once(
+def test_a_best_step_is_scored_once_if_it_is_the_newest(
     tmp_path, stand_in_dir, correct, capsys
 ):
     correct.update({3: 20, 6: 50})
@@ -357,7 +359,7 @@ def test_the_named_score_decides_the_best(tmp_path, stand_in_dir, capsys):
 
 
 @pytest.mark.slow
-def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
+def test_scores_in_logs_do_not_affect_a_training(tmp_path, stand_in_dir, correct):
     """Neither the scores of eval.py there, nor that they are lost."""
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"
@@ -371,7 +373,7 @@ def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
 # ---- The count
 
 
-def test_a_gain_is_a_higher_score():
+def test_a_gain_is_a_better_score():
     for found, expected in (
         ([0.0, 0.0], EarlyStopping(10, 1, 1, 0.0)),
         ([0.5, 0.6, 0.6, 0.5], EarlyStopping(10, 2, 2, 0.6)),

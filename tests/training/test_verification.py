@@ -73,7 +73,7 @@ def flip_a_bit(monkeypatch, number, bit, times):
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 2}, {"num_gpus": 2, "steps_per_call": 4}], ids=str
 )
-def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, options):
+def test_verified_steps_equal_plain_steps(tmp_path, stand_in_dir, options):
     for name, every in (("plain", None), ("verified", 3)):
         values = {"verify_steps": every, **options}
         train.train(config(tmp_path / name, stand_in_dir, **values))
@@ -83,7 +83,7 @@ def test_verified_steps_are_the_same_steps(tmp_path, stand_in_dir, options):
         np.testing.assert_array_equal(value, verified[name], err_msg=name)
 
 
-def test_sums_of_nine_towers_are_the_same_too(tmp_path, stand_in_dir):
+def test_sums_of_nine_towers_are_unchanged_by_verification(tmp_path, stand_in_dir):
     """TensorFlow would join the sums of the first tower's gradient and of all."""
     found = []
     for name, more in (("plain", []), ("verified", ["--verify_steps", "2"])):

@@ -145,7 +145,7 @@ def test_a_far_too_long_step_is_reported_once():
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
-def test_a_step_that_hangs_in_nccl_gets_advice(gpus):
+def test_a_step_hanging_in_nccl_gets_advice(gpus):
     (told,) = Watched([*QUICK, (70.0, "step")], gpus=gpus).told
     assert ("NCCL_P2P_DISABLE=1" in told) is (gpus > 1)
     (told,) = Watched([*QUICK, (0.0, "input"), (70.0, "step")], gpus=gpus).told
@@ -153,12 +153,12 @@ def test_a_step_that_hangs_in_nccl_gets_advice(gpus):
 
 
 @pytest.mark.parametrize(("gpus", "codes"), [(1, []), (2, [75])])
-def test_a_step_that_hangs_in_nccl_ends_the_run(gpus, codes):
+def test_a_step_hanging_in_nccl_ends_the_run(gpus, codes):
     """NCCL may wait for ever; whoever started the run is not asked to know that."""
     assert {*Watched([*QUICK, (620.0, "step")], gpus=gpus).codes} == {*codes}
 
 
-def test_on_request_a_step_that_hangs_ends_the_run():
+def test_a_hanging_step_ends_the_run_on_request():
     evaluation = [*QUICK, (1.0, "evaluation")]
     for script, part, ends in (
         ([(290.0, "step"), (29.0, "step"), (35.0, "step")], "training", True),
@@ -217,7 +217,7 @@ def test_a_blocked_input_is_named(capfd):
     assert "input batches" in said
 
 
-def test_every_training_has_one_while_its_steps_run(
+def test_every_training_has_a_watchdog_while_its_steps_run(
     tmp_path, stand_in_dir, monkeypatch
 ):
     alive = []

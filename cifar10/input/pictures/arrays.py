@@ -38,7 +38,7 @@ def find_npz(path: Path) -> Dataset:
     except Exception as error:  # NumPy raises anything for a damaged file.
         raise UsageError(
             f"{path} cannot be used: {reason(error)}. An .npz file of pictures holds "
-            f"arrays with the names {', '.join(_ARRAYS)}, as np.savez writes them, and "
+            f"arrays named {', '.join(_ARRAYS)}, as np.savez writes them, and "
             "must fit in memory. A folder of pictures may be larger than memory."
         ) from error
     return array_dataset(found, str(path), "npz", path)
@@ -130,8 +130,8 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
     unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
     note = (
         f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
-        f"{classes:,} classes. Unless you mean it, number the labels y of all splits "
-        "from 0 without gaps, by np.searchsorted(np.unique(y_train), y)"
+        f"{classes:,} classes. Unless this is intended, number the labels y of all "
+        "splits from 0 without gaps, with np.searchsorted(np.unique(y_train), y)"
     )
     return [note] if unused else []
 
@@ -160,8 +160,8 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
     """Refuses pixels of any type other than uint8."""
     if dtype != np.uint8:
         raise UsageError(
-            f"{what} is {dtype}, but pixels must be uint8. Convert 0 to 1 by np.rint(x "
-            "* 255).astype(np.uint8), and 0 to 255 by np.rint(x).astype(np.uint8)."
+            f"{what} is {dtype}, but pixels must be uint8. For 0 to 1, use np.rint(x * "
+            "255).astype(np.uint8); for 0 to 255, use np.rint(x).astype(np.uint8)."
         )
 
 

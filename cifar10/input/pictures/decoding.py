@@ -105,7 +105,7 @@ def decode(
 
 
 def is_picture(content: bytes) -> bool:
-    """Returns whether content begins as one of the kinds that can be decoded."""
+    """Returns whether content begins like a format that can be decoded."""
     return any(kind.match(content) for kind in _KINDS)
 
 

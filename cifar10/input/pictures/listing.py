@@ -64,7 +64,7 @@ _ALL = {"image", "images", "img", "imgs", "jpegimages", "photos", "pictures"}
 _ABOUT = {"annotations", "labels", "masks", "segmentations", "trimaps"}
 
 _SHOWN = 5  # Names in a message.
-_RENAME = " (rename those that are classes)"
+_RENAME = " (rename any that are classes)"
 _LINK = " (link)"  # Added to the name of a link to a folder.
 
 # A picture's path within the folder, with /; its size in bytes; its modification time
@@ -112,14 +112,14 @@ def list_folder(
     notes = []
     if any(top not in ("", f"{split}/") for split, top in tops.items()):
         read = (f"{top} as {split}" for split, top in tops.items())
-        notes.append(f"the folders of the splits are {', '.join(read)}")
+        notes.append(f"folders used as splits: {', '.join(read)}")
     if left_out:
         notes.append(f"left out: {_few(left_out)}")
     groups = min(map(sorted, inner.values()), key=len)
     if [*splits] == ["train"] and len(groups) > 1:  # It will be divided.
         notes.append(
-            f"pictures of one folder within a class, such as {groups[0]}, get into "
-            "several splits. If they show the same patient or thing, scores are too "
+            f"pictures of one folder within a class, such as {groups[0]}, end up in "
+            "several splits. If they show the same patient or object, scores are too "
             "good: sort whole folders into train/ and test/"
         )
     return Listing([*first], files, labels, splits_of, notes)
@@ -161,20 +161,20 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
         if not are_several:
             return {"train": ""}
         raise UsageError(
-            f"{directory}: {listed} hold no folders of classes. Sort their pictures "
-            "into such folders, or rename those that are classes."
+            f"{directory}: {listed} hold no class folders. Sort their pictures into "
+            "class folders, or rename any that are classes themselves."
         )
     if len(found) < len(named):
         raise UsageError(
-            f"{directory}: of {listed}, two mean the same split. Move one away, or put "
+            f"{directory}: two of {listed} mean the same split. Move one away, or put "
             "its pictures into the other."
         )
     others = [folder for folder in folders if folder not in named]
     if not are_several and any(_pictures(directory, one, []) for one in others):
         raise UsageError(
             f"{directory}: {listed} looks like a split, as it holds folders, but "
-            f"beside it is {first_few(others, _SHOWN)}. Move that away; if {listed} is "
-            "a class, put its pictures directly into it."
+            f"has {first_few(others, _SHOWN)} beside it. Move that away; if {listed} "
+            "is a class, put its pictures directly into it."
         )
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
@@ -246,7 +246,7 @@ def _check_classes(
                 few = first_few(sorted(of), 2)
                 fix = f"\nIf {few} are classes or splits, give {directory}/{top}{name}."
         if first and are_known:
-            fix += " To score it with a run that has it, add --eval_data all to eval."
+            fix += " To score it with a run of that class, add --eval_data all to eval."
         found = counted(len(first), "class", "classes")
         raise UsageError(
             f"{directory}/{top} has pictures in {found}. Two to {MAX_CLASSES:,} "
@@ -259,7 +259,7 @@ def _check_classes(
         raise UsageError(
             f"{directory}/{top}: folders do not look like classes, but {why}: "
             f"{first_few([*doubtful], 2)}. Give each class one folder, in a folder "
-            "without others or in folders named train, val and test."
+            "with no other folders, or in folders named train, val and test."
         )
     for split, of_class in splits.items():
         if unknown := sorted({*of_class} - {*first}):
@@ -270,7 +270,7 @@ def _check_classes(
             )
         if not of_class:
             raise UsageError(
-                f"{directory}: {tops[split]} holds no folders of classes with "
+                f"{directory}: {tops[split]} holds no class folders with "
                 f"pictures. Sort its files into {tops[split]}CLASS/, or move it away."
             )
 
@@ -303,8 +303,8 @@ def _add_classes(
         file = directory / "".join(left_out[before : before + 1])
         if file.is_file() and decoding.is_picture(decoding.read(file)):
             raise UsageError(
-                f"{directory}: {left_out[before]} is a picture, but its name does not "
-                f"end as a picture's. Rename the files in {folder}, as to 1.jpg."
+                f"{directory}: {left_out[before]} is a picture, but its name has no "
+                f"picture ending. Rename the files in {folder}, for example to 1.jpg."
             )
         left_out.append(folder)
 

@@ -116,7 +116,7 @@ class ImagesOnDisk:
         for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
             if os.preadv(file.fileno(), [row.data], start) != size:
                 where = f"{file.name} is damaged at byte {start:,}"
-                raise UsageError(f"{where}. Run again to renew it.")
+                raise UsageError(f"{where}. Repeat the command to recreate it.")
         return images
 
 

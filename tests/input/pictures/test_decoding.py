@@ -42,7 +42,7 @@ def test_the_shorter_side_is_resized_and_the_centre_cut(form):
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "WEBP"])
-def test_a_picture_of_the_right_size_is_itself_bit_for_bit(form):
+def test_a_picture_of_the_right_size_is_unchanged_bit_for_bit(form):
     options = {"lossless": True} if form == "WEBP" else {}
     content = packed(pixels(1, 33), form, **options)
     np.testing.assert_array_equal(decode(content, 33), pixels(1, 33))
@@ -165,7 +165,7 @@ def test_very_many_pixels_are_refused_before_they_are_decoded(monkeypatch):
     ],
     ids=["scans", "chunks", "segments", "comments", "runs"],
 )
-def test_a_picture_is_given_up_after_too_long(content, monkeypatch):
+def test_decoding_is_abandoned_after_its_time_limit(content, monkeypatch):
     """They take a fraction of a second; larger ones of each kind take minutes."""
     monkeypatch.setattr(decoding, "MAX_SECONDS", 0.01)
     with pytest.raises(decoding.PictureError, match=r"0\.01 s"):
@@ -175,7 +175,7 @@ def test_a_picture_is_given_up_after_too_long(content, monkeypatch):
 # ---- files
 
 
-def test_files_alone_are_read(tmp_path):
+def test_only_regular_files_are_read(tmp_path):
     (tmp_path / "image.png").write_bytes(packed(PIXELS))
     read = decode(decoding.read(tmp_path / "image.png"), 32)
     np.testing.assert_array_equal(read, PIXELS)

@@ -60,7 +60,7 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
 # ---- parts
 
 
-def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
+def test_existing_parts_of_a_folder_are_kept(tmp_path, cache):
     names = numbered(3, "train/a", "train/b")
     names += numbered(
         1, *(f"{part}/{n}" for part in ("test", "val", "more") for n in "ab")
@@ -134,7 +134,7 @@ def test_a_picture_beside_the_classes_hides_no_parts(tmp_path, cache):
     assert (dataset.class_names, dataset.splits) == (("a", "b"), ("train", "test"))
 
 
-def test_a_train_folder_alone_is_divided(tmp_path, cache):
+def test_a_single_train_folder_is_divided(tmp_path, cache):
     directory = write(tmp_path / "set", *numbered(9, "Train/a", "Train/b"))
     (directory / "labels").mkdir()
     (directory / "labels/a.xml").touch()
@@ -159,7 +159,7 @@ def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
 @pytest.mark.parametrize(
     "name", ["@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", ".ipynb_checkpoints"]
 )
-def test_folders_of_systems_are_no_classes_and_no_pictures(pictures, cache, name):
+def test_system_folders_and_files_are_ignored(pictures, cache, name):
     write(pictures, f"{name}/1.png", f"cat/{name}/1.png", f"dog/puppies/{name}/a/1.png")
     for file in ("._1.png", "Thumbs.db", ".DS_Store", "desktop.ini", "Icon\r"):
         (pictures / "cat" / file).touch()
@@ -168,7 +168,7 @@ def test_folders_of_systems_are_no_classes_and_no_pictures(pictures, cache, name
     assert (dataset.class_names, dataset.notes) == (("cat", "dog"), [])
 
 
-def test_the_division_depends_on_the_pictures_names_alone():
+def test_the_division_depends_only_on_the_names_of_pictures():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
     parts, _ = divided(names, [0] * len(names), ["cat"], {"test": 0.1})
     assert np.count_nonzero(parts == "test") == 2_000
@@ -189,7 +189,7 @@ def test_the_division_depends_on_the_pictures_names_alone():
     )
 
 
-def test_each_class_is_divided_by_itself(tmp_path, cache):
+def test_each_class_is_divided_separately(tmp_path, cache):
     """A tenth of ten pictures is one, and so it is of four; one remains to train on."""
     names = numbered(10, *(f"class{n}" for n in range(10)))
     names += [*numbered(4, "few"), "one/1.png"]
@@ -263,8 +263,8 @@ def refused(directory, cache, **values):
         (["1.png", "2.png"], "subfolder"),
         (["train/cat/1.png", "test/cat/1.png"], "in 1 class."),
         (numbered(2, "data/cat", "data/dog"), "set/data."),
-        (["train/1.png", "test/1.png"], "no folders of classes"),
-        (numbered(2, "train/a", "train/b", "valid"), "valid/ holds no folders"),
+        (["train/1.png", "test/1.png"], "no class folders"),
+        (numbered(2, "train/a", "train/b", "valid"), "valid/ holds no class folders"),
         (numbered(2, "train/a", "train/b", "val/a", "Validation/b"), "the same split"),
         (numbered(2, "train/a", "train/b", "unlabeled"), "looks like a split"),
         (numbered(2, "seg_train/a", "seg_train/b", "seg_test/a", "more"), "not look"),
@@ -282,7 +282,7 @@ def test_unusable_folders_are_refused(tmp_path, cache, names, said):
     assert not cache.exists()
 
 
-def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
+def test_a_folder_with_only_a_test_part_can_be_scored_but_not_trained_on(
     tmp_path, cache
 ):
     names = numbered(5, "test/a", "test/b")
@@ -296,7 +296,7 @@ def test_a_folder_with_a_test_part_alone_can_be_scored_and_not_trained_on(
         assert find(other, cache).splits == ("test",)
 
 
-def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
+def test_pictures_to_score_may_cover_a_single_class_of_the_run(tmp_path, cache):
     run = recorded(class_names=["a", "b", "fold1", "fold2"], val_fraction=0.0)
     whole = {"run": run, "validation_fraction": 1.0}
     for number, names in enumerate(
@@ -321,7 +321,7 @@ def test_pictures_to_score_may_have_one_class_of_the_runs(tmp_path, cache):
     assert "--eval_data all" in said
 
 
-def test_folders_within_classes_that_are_divided_get_a_note(tmp_path, cache):
+def test_subfolders_of_a_divided_class_get_a_note(tmp_path, cache):
     names = numbered(4, *(f"{name}/{name}{n}" for name in "ab" for n in (1, 2)))
     (note,) = find(write(tmp_path / "plain", *names), cache).notes
     assert "a1" in note
@@ -345,7 +345,7 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
     assert odd[2] in shown
 
 
-def test_pictures_in_folders_deeper_than_calls_are_found(pictures):
+def test_pictures_nested_beyond_the_recursion_limit_are_found(pictures):
     deep = f"cat{'/d' * 100}/1.png"
     write(pictures, deep)
     before = sys.getrecursionlimit()
@@ -369,7 +369,7 @@ def test_pictures_in_folders_deeper_than_calls_are_found(pictures):
         ("wolf", "dog/puppies"),
     ],
 )
-def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
+def test_a_link_never_changes_the_class_of_a_picture(pictures, cache, link, target):
     """Within `cat`, a link to the folder above would make every dog a cat."""
     (pictures / link).symlink_to(target)
     dataset = find(pictures, cache)
@@ -379,7 +379,7 @@ def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
     assert "1 link to a folder" in note
 
 
-def test_links_to_folders_are_named_where_no_class_is_left(tmp_path, cache):
+def test_links_to_folders_are_named_if_too_few_classes_remain(tmp_path, cache):
     folder = write(tmp_path / "set", *numbered(1, "cat"))
     (tmp_path / "dogs").mkdir()
     (folder / "dog").symlink_to(tmp_path / "dogs")
@@ -454,7 +454,7 @@ def test_a_file_is_read_again_after_an_error_of_the_disk(pictures, cache, monkey
     assert everything(find(pictures, cache))[0].keys() == {*NAMES}
 
 
-def test_a_class_that_loses_all_its_pictures_is_refused(tmp_path, cache):
+def test_a_class_without_usable_pictures_is_refused(tmp_path, cache):
     names = numbered(40, "train/cat", "train/dog", "test/cat", "test/dog", "test/bird")
     directory = write(tmp_path / "set", *names)
     (directory / "train/bird").mkdir()
@@ -466,7 +466,7 @@ def test_a_class_that_loses_all_its_pictures_is_refused(tmp_path, cache):
     (directory / "train/bird/1.ppm").rename(directory / "train/bird/1.notes")
     assert "lacks classes of test/: bird" in refused(directory, cache)
     (directory / "train/bird/1.notes").write_bytes(packed(pixels(1)))
-    assert "does not end as" in refused(directory, cache)
+    assert "no picture ending" in refused(directory, cache)
 
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):

@@ -30,7 +30,7 @@ def test_a_decoded_file_equals_pillows_picture_upright_and_on_white(content):
 
 
 @pytest.mark.parametrize(("content", "plain"), as_cases(with_metadata()))
-def test_metadata_decide_nothing(content, plain):
+def test_metadata_do_not_affect_the_pixels(content, plain):
     size = picture_files.HEIGHT, picture_files.WIDTH
     np.testing.assert_array_equal(shown(content, *size), shown(plain, *size))
 
@@ -38,7 +38,7 @@ def test_metadata_decide_nothing(content, plain):
 @pytest.mark.parametrize(
     "content", as_cases(one for one in other_files() if "animated" not in one[0])
 )
-def test_half_a_file_is_no_picture(content):
+def test_a_truncated_file_is_refused(content):
     with pytest.raises(decoding.PictureError):
         shown(content[: len(content) // 2], 8, 8)
 
@@ -73,7 +73,7 @@ def test_arithmetic_coding_with_very_many_scans_is_refused():
         shown(large[:-2] + scans + large[-2:], 8, 8)
 
 
-def test_a_folder_is_compared(tmp_path, capsys):
+def test_the_command_compares_a_folder_with_pillow(tmp_path, capsys):
     """The command that compares any folder with Pillow."""
     names = ("JPEG, RGB, {}", "WebP, []", "PNG, orientation 6")
     for number, name in enumerate(names):

@@ -43,7 +43,7 @@ def test_the_arrays_become_images_and_labels(tmp_path):
         assert labels.dtype == np.int32
 
 
-def test_grey_images_and_labels_in_a_column_are_those_of_keras(tmp_path):
+def test_grey_images_and_labels_in_a_column_are_accepted_as_from_keras(tmp_path):
     grey = RANDOM.integers(0, 256, (6, 5, 4), np.uint8)
     labels = np.array([[0], [1], [2], [0], [1], [2]])
     others = {"x_train": grey, "y_train": labels, "x_test": grey[:2, ..., None]}
@@ -58,7 +58,7 @@ def test_grey_images_and_labels_in_a_column_are_those_of_keras(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
+def test_the_fingerprint_depends_only_on_the_images_and_labels(tmp_path):
     path, content = saved(tmp_path / "1.npz")
     first = find_npz(path).fingerprint
     np.savez_compressed(tmp_path / "2.npz", extra=1, **content)
@@ -109,7 +109,7 @@ def test_labels_without_images_are_reported(tmp_path, labels, lacking):
     assert find_npz(path).read("test")[1].tolist() == [1, 2]
 
 
-def test_a_test_part_alone_can_be_scored(tmp_path):
+def test_a_file_with_only_a_test_part_can_be_scored(tmp_path):
     path, _ = saved(tmp_path / "set.npz", x_train=None, y_train=None)
     found = find_npz(path)
     assert (found.splits, len(found.read("test")[1])) == (("test",), 2)
@@ -151,7 +151,7 @@ def test_headers_of_impossible_arrays_are_refused(tmp_path, shape):
         find_npz(path)
 
 
-def test_an_entry_that_is_no_array_or_stands_for_another_is_not_read(tmp_path):
+def test_an_invalid_or_shadowing_entry_is_not_read(tmp_path):
     path = archive(tmp_path / "set.npz", b"no array")
     with pytest.raises(UsageError, match="cannot be used"):
         find_npz(path)

@@ -150,7 +150,7 @@ def test_lost_or_damaged_files_are_prepared_again(
     assert files_in(cache) == expected[1]
 
 
-def test_a_manifest_that_is_damaged_but_still_json_is_prepared_anew(
+def test_a_damaged_manifest_is_replaced_even_if_it_is_valid_json(
     pictures, cache, expected, decoded
 ):
     """A whole picture would be left out."""
@@ -175,9 +175,7 @@ def test_a_manifest_that_is_damaged_but_still_json_is_prepared_anew(
         lambda shards: {k: [v[0], ["why"]] for k, v in shards.items()},
     ],
 )
-def test_manifests_of_another_form_are_prepared_anew(
-    pictures, cache, expected, decoded, change
-):
+def test_malformed_manifests_are_rebuilt(pictures, cache, expected, decoded, change):
     prepared(pictures, cache)
     path = home_in(cache) / "manifest.json"
     values = json.loads(path.read_bytes().partition(b"\n")[2])
@@ -223,7 +221,7 @@ def test_a_link_in_the_cache_is_refused_and_nothing_behind_it_changes(
     prepared(pictures, cache)
 
 
-def test_only_own_files_are_removed_or_written(pictures, cache, others):
+def test_only_files_of_the_cache_are_removed_or_written(pictures, cache, others):
     """Links in place of each file, and own names of other things."""
     prepared(pictures, cache)
     home = home_in(cache)
@@ -289,7 +287,7 @@ def test_a_shard_with_changed_pictures_is_decoded_again(pictures, cache, decoded
     assert len(shards_in(cache)) == 4, "what belongs to other pictures is gone"
 
 
-def test_another_division_decodes_nothing(pictures, cache, decoded):
+def test_another_division_reuses_the_decoded_pictures(pictures, cache, decoded):
     """Two runs may have divided the same pictures in different ways."""
     one = prepared(pictures, cache)
     decoded.clear()
@@ -300,7 +298,9 @@ def test_another_division_decodes_nothing(pictures, cache, decoded):
     assert decoded == []
 
 
-def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
+def test_concurrent_preparations_decode_each_picture_once(
+    pictures, cache, capsys, decoded
+):
     with started(pictures, cache) as process:
         while not shards_in(cache):
             assert process.poll() is None
@@ -321,7 +321,7 @@ def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
     assert len(everything(found[0])[0]) == COUNT
 
 
-def test_a_full_disk_is_said_and_the_prepared_pictures_are_kept(
+def test_a_full_disk_is_reported_and_the_prepared_pictures_are_kept(
     pictures, cache, decoded, monkeypatch
 ):
     sync = files.sync

@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "Kaggle's cats against dogs: the class in the file's name": (
         ["train/cat.0.png", "train/dog.0.png", "test1/1.png"],
-        "no folders of classes",
+        "no class folders",
     ),
     "Food-101 whole: images beside meta": (
         [*each("images"), "meta/classes.txt"],
@@ -229,7 +229,7 @@ REFUSED = {
     ),
     "train1, train2 without classes": (
         numbered(3, "train1", "train2"),
-        "no folders of classes",
+        "no class folders",
     ),
     "STL-10 as pictures: a part without labels, and no test part": (
         [*each("train"), "unlabeled/1.png"],
@@ -256,7 +256,7 @@ def test_a_public_layout_is_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_public_layout_that_may_mean_two_things_is_refused(tmp_path, name):
+def test_an_ambiguous_public_layout_is_refused(tmp_path, name):
     names, said = REFUSED[name]
     with pytest.raises(UsageError) as caught:
         find(made(tmp_path / "food", names), tmp_path / "cache")
