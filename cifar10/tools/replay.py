@@ -31,7 +31,7 @@ Writes nothing to the run.
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with its command-line arguments; returns its exit code."""
     parser.add_argument("--steps", required=True, help="FIRST:LAST, such as 1001:1100")
-    parser.add_argument("--find", action="store_true", help="name the faulty step and images")
+    parser.add_argument("--find", action="store_true", help="name the step at fault")
     parser.add_argument("--images", help="folder for pages with each step's images")
     replay, given = open_run(parser, words)
     first, last = window(replay, given["steps"])
