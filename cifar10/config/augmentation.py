@@ -87,5 +87,5 @@ def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
     """Refuses an odd batch size if images are mixed, because mixing takes pairs."""
     if mixes(declared) and batch_size % 2:
         raise UsageError(
-            f"--batch_size {batch_size}: mixup and cutmix need an even number."
+            f"--batch_size {batch_size}: mixup and cutmix mix pairs. Give an even one."
         )
