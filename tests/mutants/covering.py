@@ -4,8 +4,8 @@
     python tests/mutants/covering.py tests/tools/test_plan.py    only those of files
 
 What a test prepares (fixtures) may be asserted by any test of its file, so these lines
-belong to all of them. Lines that only other processes run, or TensorFlow's own threads,
-belong to none.
+belong to all of them; those of a session's fixture belong to all tests that use it.
+Lines that only other processes run, or TensorFlow's own threads, belong to none.
 """
 
 import collections
@@ -30,10 +30,25 @@ class Contexts:
     def __init__(self, coverage):
         self.switch = coverage.switch_context
         self.seconds = collections.Counter()
+        self.of = collections.defaultdict(set)  # A context's tests.
+        self._setup = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
-        self.switch(item.nodeid.partition("::")[0])
+        self._setup, _, _ = item.nodeid.partition("::")
+        name = item.nodeid.partition("[")[0]
+        for context in (name, self._setup, *item.fixturenames):
+            self.of[context].add(name)
+        self.switch(self._setup)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        is_shared = fixturedef.scope == "session"
+        self.switch(fixturedef.argname if is_shared else self._setup)
+        try:
+            return (yield)
+        finally:
+            self.switch(self._setup)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item):
@@ -96,11 +111,8 @@ def _of_files(number, files):
     measured.stop()
     if code not in (0, 1, 5):  # Passed, failed, none that is fast.
         raise SystemExit(f"The tests ended with {code}: nothing is kept.")
-    of = collections.defaultdict(list)  # A context's tests.
     seconds = {n: s for n, s in plugin.seconds.items() if s < math.inf}
-    for name in seconds:
-        of[name] = [name]
-        of[name.partition("::")[0]].append(name)
+    of = {context: names & seconds.keys() for context, names in plugin.of.items()}
     data, lines = measured.get_data(), []
     for path in data.measured_files():
         file = str(Path(path).relative_to(ROOT / "cifar10"))
