@@ -63,8 +63,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     out = given["out"] and layout.absolute_path(given["out"])
     if out and (out.exists() or not what_if.recorded.is_own):
         why = "it exists" if out.exists() else "the run is not yours"
-        fix = "Name a new directory, for a run of yours."
-        raise UsageError(f"--out {out}: {why}. {fix}")
+        raise UsageError(f"--out {out}: {why}. Give a new directory and your own run.")
     if not _is_same(what_if, first, last, until):
         return 1
     outcome = what_if.change(labels, settings)
@@ -135,6 +134,7 @@ def _changes(
         raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
         raise UsageError("--learning_rate: this run's own schedule sets the rates.")
+    training.config.replace(**settings)  # Refuses unsuitable values.
     return labels, settings
 
 

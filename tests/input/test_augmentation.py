@@ -96,15 +96,15 @@ def test_rectangles_of_the_papers_areas_and_shapes_become_noise():
 
 def test_cutout_blanks_a_rectangle_anywhere_within_the_image():
     images = tf.ones([4000, 16, 32, 1])
-    result = augmentation.cut_out(images, *drawn(2, 4000), side=12).numpy()
+    result = augmentation.cut_out(images, *drawn(2, 4000), side=20).numpy()
     seen = set()
     for image in result[..., 0]:
         top, left = np.argwhere(image == 0)[0]
         expected = np.ones((16, 32))
-        expected[top : top + 6, left : left + 12] = 0
+        expected[top : top + 10, left : left + 20] = 0
         np.testing.assert_array_equal(image, expected)
         seen.add((top, left))
-    assert len(seen) == 11 * 21  # Every place occurs, of those with the whole of it.
+    assert len(seen) == 7 * 13  # Every place occurs, of those with the whole of it.
 
 
 def test_cutout_has_sharp_edges_in_images_of_a_smaller_stage():

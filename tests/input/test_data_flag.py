@@ -92,6 +92,7 @@ def test_a_run_is_scored_on_the_present_pictures_after_a_change(
     photos = write(tmp_path / "photos", *numbered(10, "cat", "dog"))
     wanted = Config(data=str(photos), image_size=8)
     then = datasets.find_for(wanted.dataset)
+    assert (tmp_path / "cache" / "cifar10").is_dir(), "the pictures are decoded there"
     described = {
         "class_names": [*then.class_names],
         "image_shape": [8, 8, 3],

@@ -247,6 +247,13 @@ def test_auto_ends_at_a_cut_download_and_continues_it_later(cache):
     assert not list(cache.glob("*.part"))
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_missing_network_ends_with_the_code_for_another_try():
+    with pytest.raises(UsageError) as caught:
+        datasets.find("cifar10", None, NO_NETWORK)
+    assert caught.value.exit_code == 75
+
+
 @pytest.mark.usefixtures("quick_stand_in")
 def test_auto_refuses_a_complete_but_wrong_download():
     content = PACKED["cifar10"][:-1] + b"x"

@@ -19,7 +19,7 @@ import pytest
 import cifar10
 import runs
 import small_runs
-from cifar10 import Config, Follower, evaluate, train
+from cifar10 import Config, Follower, evaluate, hardware, train
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
@@ -282,6 +282,16 @@ def test_bad_arguments_are_refused(tmp_path):
         train(Config(data=(X, Y)), types.SimpleNamespace())
     with pytest.raises(UsageError, match="split"):
         evaluate(tmp_path, split="x", data=(X, Y))
+
+
+def test_a_deterministic_run_is_refused_once_tensorflow_has_onednn(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hardware, "uses_onednn", lambda **_: True)
+    config = Config(train_dir=str(tmp_path / "run"), deterministic=True)
+    with pytest.raises(UsageError, match="TF_ENABLE_ONEDNN_OPTS=0"):
+        train(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_scoring_needs_suitable_data_and_options(trained, tmp_path):

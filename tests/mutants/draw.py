@@ -15,10 +15,13 @@ TensorFlow does not survive that; it leaves alone what is outside of functions.
 cosmic-ray starts Python anew for each fault, and writes into the tree itself.
 """
 
+import ast
 import collections
 import difflib
 import json
+import math
 import random
+import re
 import subprocess
 import sys
 import time
@@ -36,7 +39,7 @@ _TWICE = (
     *("training/loop.py", "towers/towers.py", "towers/update.py", "model.py"),
     *("run_directory/", "input/", "evaluation/", "training/progress.py"),
 )
-_SECONDS = 30.0  # Of tests for a fault, by what they took when covering was recorded.
+_SECONDS = 90.0  # Of tests for a fault, by what they took when covering was recorded.
 # Seconds after which they are ended. A test that hangs fails before, by its own limit.
 _LIMIT = 600
 _PROCESSES = 3  # Each of 1 GB.
@@ -105,7 +108,9 @@ def tests_of(fault, covered):
     """
     of_file, seconds = covered["lines"].get(fault.file, {}), covered["seconds"]
     in_room = f"tests/{fault.room}/"
-    names = set(of_file.get(str(fault.line), ()))
+    names = set()
+    for file, line in _lines_that_use(fault):
+        names |= set(covered["lines"].get(file, {}).get(str(line), ()))
     if not names:
         names = {name for tests in of_file.values() for name in tests}
         names |= {name for name in seconds if name.startswith(in_room)}
@@ -118,6 +123,44 @@ def tests_of(fault, covered):
             chosen.append(name)
             left -= seconds[name]
     return chosen, len(names)
+
+
+def _lines_that_use(fault):
+    """Yields the lines whose tests may notice a fault, as pairs of file and line.
+
+    A default and a value of a class or a module are computed at an import, by whichever
+    test comes first. A default is used by its function, others by lines that name them.
+    """
+    tree = ast.parse((_PACKAGE / fault.file).read_text())
+    around = [one for one in ast.walk(tree) if _surrounds(one, fault.line)]
+    functions = [one for one in around if isinstance(one, ast.FunctionDef)]
+    if functions and fault.line < (body := functions[-1].body)[0].lineno:
+        lines = range(body[0].lineno, body[-1].end_lineno + 1)
+        yield from ((fault.file, line) for line in lines)
+    elif not functions and (named := _targets(around)):
+        pattern = re.compile(rf"\b({'|'.join(named)})\b")
+        for path in _PACKAGE.rglob("*.py"):
+            for number, text in enumerate(path.read_text().splitlines(), 1):
+                place = str(path.relative_to(_PACKAGE)), number
+                if place != (fault.file, fault.line) and pattern.search(text):
+                    yield place
+    else:
+        yield fault.file, fault.line
+
+
+def _surrounds(node, line):
+    return getattr(node, "lineno", math.inf) <= line <= getattr(node, "end_lineno", 0)
+
+
+def _targets(nodes):
+    """Returns the names that the assignments among nodes give a value."""
+    assigned = [one for one in nodes if isinstance(one, ast.Assign | ast.AnnAssign)]
+    of_each = [ast.walk(target) for one in assigned for target in _left(one)]
+    return {one.id for within in of_each for one in within if isinstance(one, ast.Name)}
+
+
+def _left(node):
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def _exists(name):

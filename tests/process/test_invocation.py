@@ -70,6 +70,12 @@ def test_commands_name_the_installed_program_or_the_module(started):
     assert invocation.command("train") == "cifar10 train"
 
 
+def test_a_package_that_is_not_installed_still_has_a_version(monkeypatch):
+    monkeypatch.setattr(invocation, "DISTRIBUTION", "no-such-distribution")
+    installed, digest = "not installed", r"\(sources [0-9a-f]{8}\)"
+    assert re.fullmatch(f"{installed} {digest}", invocation.package_version())
+
+
 def test_a_missing_module_is_named_with_its_place(started, tmp_path, monkeypatch):
     """A script's own folder is not where the next command looks."""
     started(ROOT / "train.py")

@@ -13,7 +13,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import starting
-from cifar10.run_directory.lock import RunLock
+from cifar10.run_directory.lock import RunLock, is_locked
 from cifar10.training import preflight
 from recorded_runs import recorded
 
@@ -46,6 +46,15 @@ def test_a_training_waits_while_a_list_of_runs_looks_at_its_lock(tmp_path):
         later.start()
         with RunLock(tmp_path / "run"):
             later.join()
+
+
+def test_a_lock_of_another_user_is_held_with_its_permissions(tmp_path, monkeypatch):
+    def refuse_change(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchmod", refuse_change)
+    with RunLock(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
 
 
 def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_dir):

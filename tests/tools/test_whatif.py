@@ -82,15 +82,17 @@ def test_the_next_picture_of_a_class_replaces_a_removed_picture():
 
 def test_changed_pictures_reproduce_a_run_trained_with_them(run_dir, tmp_path, capsys):
     images, labels = IMAGES.copy(), LABELS.copy()
+    labels[11] = 0
     images[7], labels[10] = images[13], 2  # 10 is no longer of the class of 7 and 13.
     other = trained(tmp_path, images, labels)
-    file = file_of(tmp_path, p7="", p10="class 2")
+    file = file_of(tmp_path, p7="", p10="class 2", p11="class 0")
     out = tmp_path / "out"
     words = [run_dir, "--steps", f"1:{STEPS}", "--corrections", file, "--out", out]
     code, said = called(capsys, *words)
     assert code == 0
     assert "bit for bit" in said
     assert "without 1 picture (train picture 7)" in said
+    assert "2 pictures (train picture 10, train picture 11)" in said
     assert_equal(out, other, STEPS)
     logged = {line["step"]: line["total_loss"] for line in runs.logged(other)}
     assert {one["step"]: one["total_loss"] for one in runs.logged(out)} == logged
@@ -238,3 +240,4 @@ def test_impossible_changes_are_refused(run_dir, tmp_path, capsys, words, why):
     words = words.format(file=file_of(tmp_path, p3="")).split()
     with pytest.raises(UsageError, match=why):
         called(capsys, run_dir, *words)
+    assert not capsys.readouterr().out, "it has begun to compute"

@@ -160,6 +160,19 @@ def test_towers_are_numbered_across_workers():
     assert towers.tower_names[4] == "/cpu:0 of worker 2"
 
 
+def test_mirrored_variables_are_on_the_device_of_each_tower(four_cpus):
+    placement = Placement(tuple(four_cpus[:2]), simulated=True, description="")
+    config = assembly.resolve_config(
+        Config(model=runs.SMALL, batch_size=4, variable_update="mirrored"), placement
+    )
+    parts = (32, 32, 3), 10
+    states = [assembly.build_state(config, one, *parts) for one in placement.devices]
+    images = np.zeros((100, 32, 32, 3), np.uint8)
+    given = config, placement, states, None, Workers(), images
+    towers, *_ = assembly.build_towers(*given, classes=10)
+    assert tuple(state.device for state in towers.states) == placement.devices
+
+
 def test_the_input_follows_the_flags_and_the_workers_index():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (50, 32, 32, 3), np.uint8)
