@@ -83,7 +83,7 @@ class FollowedRun:
             self._add_refusal(str(error))
             raise
 
-    def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
+    def follow(self, interval: float, *, once: bool) -> Iterator[int]:
         """Yields the step of each newly loaded checkpoint until the run has finished.
 
         Checks every `interval` seconds. Prints to stderr why a checkpoint is refused or

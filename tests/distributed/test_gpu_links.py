@@ -118,3 +118,15 @@ def test_the_check_itself_finds_wrong_copies_and_sums(four_cpus, monkeypatch, ca
         *["1 wrong numbers"] * 6,
         "6 wrong numbers",
     ]
+
+
+def test_a_check_that_survives_its_end_is_named_without_waiting_for_it(monkeypatch):
+    class Stuck:
+        def __init__(self, *_, **__):
+            self.kill = list
+
+        def wait(self, seconds):
+            raise subprocess.TimeoutExpired("check", seconds)
+
+    monkeypatch.setattr(gpu_links.subprocess, "Popen", Stuck)
+    assert "had not ended" in gpu_links.find_fault(TWO)

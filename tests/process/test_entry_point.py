@@ -102,15 +102,19 @@ def test_import_hides_tensorflows_output_unless_the_user_asks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "given", "expected"),
-    [(True, {}, "0"), (False, {}, "1"), (False, {"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")],
+    ("options", "given", "expected"),
+    [
+        ("deterministic=True", {}, "0"),
+        ("", {}, "1"),
+        ("", {"TF_ENABLE_ONEDNN_OPTS": "0"}, "0"),
+    ],
 )
 def test_onednn_is_on_unless_a_run_is_deterministic_or_the_user_disables_it(
-    tmp_path, deterministic, given, expected
+    tmp_path, options, given, expected
 ):
     words = (
         "cli.hardware.processor_features = lambda: ['avx2']\n"
-        f"cli.import_tensorflow(deterministic={deterministic})"
+        f"cli.import_tensorflow({options})"
     )
     reads = "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
     done = importing(tmp_path, words, reads, **given)

@@ -140,6 +140,7 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
     for step in (0, 10):
         starting.record_start(RecordedRun.read(run), step)
+    starting.record_start(RecordedRun.read(folder / "finished"), 0)
     event = {"step": 9, "time": 1e9, "event": "divergence", "what": "it guesses"}
     (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
     for path in (folder / "lost").rglob("*"):
@@ -154,6 +155,7 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     for part in ("2 starts, the last from step 10", "divergence at step 9"):
         assert part in told["stopped"]
         assert part not in told["lost"]
+    assert "start" not in told["finished"], "it was never resumed"
     assert "precision @ 1 = 0.8000 on test at step 10, mean of 2 seeds" in lines[-2]
     assert lines[-2].endswith(": finished, stopped")
     total = sum(one["bytes"] for one in found.values()) / 1e6
@@ -560,4 +562,4 @@ def test_a_pruned_run_is_not_continued_from_its_best_checkpoint(done_run):
             preflight.check_run(wanted, {}, fresh=False)
         assert preflight.check_run(wanted, {}, fresh=True) == run
     followed = FollowedRun(done_run)
-    assert list(followed.follow(0.01)) == [20], "it ends"
+    assert list(followed.follow(0.01, once=False)) == [20], "it ends"

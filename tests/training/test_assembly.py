@@ -1,5 +1,7 @@
 """What the flags say reaches the parts of a training that it is for."""
 
+import contextlib
+import dataclasses
 import types
 
 import keras
@@ -18,7 +20,7 @@ from cifar10.model import loss
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.update import Averages, TrainState
-from cifar10.training import assembly
+from cifar10.training import assembly, compiling
 from cifar10.training.tensorboard import activations_of
 from small_towers import open_batches
 
@@ -171,6 +173,33 @@ def test_mirrored_variables_are_on_the_device_of_each_tower(four_cpus):
     given = config, placement, states, None, Workers(), images
     towers, *_ = assembly.build_towers(*given, classes=10)
     assert tuple(state.device for state in towers.states) == placement.devices
+
+
+def test_no_program_of_several_steps_is_tried_where_each_step_is_a_call(monkeypatch):
+    def note_steps(*given):
+        tried.append(given[-1])
+        return {}
+
+    def no_batches(*_):
+        return contextlib.nullcontext(types.SimpleNamespace(get=list))
+
+    tried = []
+    monkeypatch.setattr(compiling, "try_programs", note_steps)
+    monkeypatch.setattr(assembly.Training, "open_batches", no_batches)
+    nothing = {one.name: None for one in dataclasses.fields(assembly.Training)}
+    for flags, sections in (
+        ({}, None),
+        ({"verify_steps": 5}, None),
+        ({}, "2 sections"),
+    ):
+        config = resolved(steps_per_call=7, **flags)
+        parts = {
+            "config": config,
+            "sections": sections,
+            "images": np.zeros((1, 8, 8, 3)),
+        }
+        assembly.Training(**{**nothing, **parts}).try_xla()
+    assert tried == [7, 1, 1]
 
 
 def test_the_input_follows_the_flags_and_the_workers_index():

@@ -409,6 +409,21 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
     assert "on test, which chose this step" in said
 
 
+def test_the_last_lines_say_why_a_run_ended_and_that_its_best_is_gone(tmp_path):
+    options = {"max_steps": 300, "eval_steps": 100, "stop_after_no_gain": 1}
+    (tmp_path / "checkpoints/step-00000200").mkdir(parents=True)
+    (tmp_path / "eval").mkdir()
+    record = EarlyStopping()
+    for step, score in ((100, 0.9), (200, 0.8)):
+        scores.append(tmp_path / "eval", step, {"precision @ 1": score}, 10)
+        record = record.updated(step, score, 10)
+    settings = Config(train_dir=str(tmp_path), **options)
+    ended, best = early_stopping.outcome(settings, 200, record).splitlines()
+    assert ended == "Ended at step 200 by --stop_after_no_gain 1."
+    assert "at step 100 on test" in best
+    assert best.endswith("its checkpoint was not kept (--keep_best)")
+
+
 # ---- Flags
 
 
