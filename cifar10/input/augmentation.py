@@ -13,7 +13,7 @@ images is random, so the pairs are random too. Both images of a pair are on one 
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class Augmentation:
         seed: tf.Tensor,
         batch_slice: BatchSlice,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Applies erasing, cutout, mixup and cutmix to a distorted batch."""
+        """Applies the declared augmentations to a distorted batch, mixing last."""
         if given := self._parts.get("random_erasing"):
             with tf.device("/cpu:0"):
                 seeds = tf.unstack(tf.reshape(_stream(seed, "noise"), [-1, 2]))
@@ -248,7 +248,7 @@ def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Ten
 
 # Changes of single images, in their order: how many random numbers of each image, and
 # the function of images, these numbers and the recipe's values.
-SINGLE = {"cutout": (2, cut_out)}
+SINGLE: Mapping[str, tuple[int, Callable[..., tf.Tensor]]] = {"cutout": (2, cut_out)}
 # Streams of random numbers, numbered above the 31 bits of a run's seed. Append a new
 # augmentation: another order would change the results of every run. The first was
 # RandAugment's.

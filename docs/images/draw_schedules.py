@@ -25,9 +25,11 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 
 
 def of_curve(curve: schedule.Curve) -> schedule.Schedule:
-    """Returns the rate of a curve, as a share of the highest."""
+    """Returns the rate of a curve by default, as a share of the highest."""
     examples = 0.4 * EXAMPLES if curve.period else EXAMPLES
-    return lambda seen: curve.function(tf.cast(seen, tf.float64) / examples)
+    given = {name: default for name, (default, *_) in curve.parameters.items()}
+    given.pop(curve.period, None)
+    return lambda seen: curve.function(tf.cast(seen, tf.float64) / examples, **given)
 
 
 CURVES = {

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import runs
+from cifar10.config.augmentation import PARTS
 
 
 def train(train_dir, data_dir, *, towers, images=16, steps=4, **options):
@@ -108,8 +109,7 @@ WAYS = [
     {"towers": 2, "sections": "2"},
 ]
 AUGMENTATION = {
-    "random_erasing": {},
-    "cutout": {},
+    **{name: {} for name in PARTS},
     "mixup": {"probability": 0.5},
     "cutmix": {"probability": 0.5},
 }
