@@ -288,7 +288,8 @@ def test_a_deterministic_run_is_refused_once_tensorflow_has_onednn(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(hardware, "uses_onednn", lambda **_: True)
-    config = Config(train_dir=str(tmp_path / "run"), deterministic=True)
+    brief = {"max_steps": 1, "data": "synthetic", "model": runs.SMALL}
+    config = Config(train_dir=str(tmp_path / "run"), deterministic=True, **brief)
     with pytest.raises(UsageError, match="TF_ENABLE_ONEDNN_OPTS=0"):
         train(config)
     assert not (tmp_path / "run").exists()
