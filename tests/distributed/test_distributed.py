@@ -519,7 +519,7 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
         output, said = process.communicate()
         assert process.returncode == 0, said
     assert said.count("lost worker 1 at 127.0.0.1") == 2
-    restarting = r"worker 1 was killed by SIGKILL\. Restarting all, restart {} of 2"
+    restarting = r"worker 1 was killed by SIGKILL\. Restarting all \({} of 2\)"
     assert re.search(restarting.format(1), said)
     assert re.search(r"from step (8|16) ", first)
     assert re.search(f"exit code 75, {restarting.format(2)}", said)
