@@ -15,14 +15,14 @@ import csv
 import dataclasses
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from cifar10 import files
 from cifar10.config import layout
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError, nfc, reason
+from cifar10.errors import UsageError, counted, first_few, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
 from cifar10.input.records import Split
 
@@ -135,7 +135,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     and corrections that leave no picture of a class.
     """
     _, before = dataset.read("train")
-    labels = corrected_labels(dataset, name)
+    labels = corrected_labels(dataset, name, "--corrections")
     if emptied := {*before.tolist()} - {*labels.tolist()}:
         last = dataset.class_names[min(emptied)]
         raise UsageError(f"--corrections {name} leaves no picture of {last}. Keep one.")
@@ -150,7 +150,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     )
 
 
-def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
+def corrected_labels(dataset: Dataset, name: str, flag: str) -> np.ndarray:
     """Returns the training labels, corrected by a file; -1 for omitted images."""
     _, before = dataset.read("train")
     names = names_of(dataset, "train", len(before))
@@ -158,7 +158,7 @@ def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
     classes = {nfc(name): label for label, name in enumerate(dataset.class_names)}
     labels = before.copy()
     done: dict[str, tuple[int, str]] = {}
-    for line, path, to, label in read(name):
+    for line, path, to, label in read(name, flag):
         if path not in indices:
             why = "is not in the training split. Remove its line."
         elif label and classes.get(label) != before[indices[path]]:
@@ -170,8 +170,19 @@ def corrected_labels(dataset: Dataset, name: str) -> np.ndarray:
         else:
             labels[indices[path]] = classes[to] if to else -1
             continue
-        raise UsageError(f"--corrections {name}, line {line}: {path or 'it'} {why}")
+        raise UsageError(f"{flag} {name}, line {line}: {path or 'it'} {why}")
     return labels
+
+
+def in_words(
+    names: Sequence[str], before: np.ndarray, after: np.ndarray
+) -> Iterator[str]:
+    """Yields what labels `after` a change, -1 for omitted images, do to pictures."""
+    out = after < 0
+    moved = ~out & (after != before)
+    for which, how in ((out, "without"), (moved, "with another class of")):
+        if chosen := [names[index] for index in np.flatnonzero(which).tolist()]:
+            yield f"{how} {counted(len(chosen), 'picture')} ({first_few(chosen, 3)})"
 
 
 def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -189,7 +200,7 @@ def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return indices
 
 
-def read(name: str) -> list[tuple[int, str, str, str]]:
+def read(name: str, flag: str) -> list[tuple[int, str, str, str]]:
     """Reads a CSV file's lines: (number, picture, new class, class before correction).
 
     Leaves out the empty lines of a spreadsheet, which may separate columns by `;`.
@@ -215,6 +226,6 @@ def read(name: str) -> list[tuple[int, str, str, str]]:
         return found  # noqa: TRY300
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(
-            f"--corrections {name} cannot be read: {reason(error)}.\nThe file must be "
-            "CSV, with the first line picture,class or picture,class,label."
+            f"{flag} {name} cannot be read: {reason(error)}.\nThe file must be CSV, "
+            "with the first line picture,class or picture,class,label."
         ) from error

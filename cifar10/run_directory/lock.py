@@ -114,8 +114,8 @@ def explaining_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--train_dir {path} cannot be used: {reason(error)}. Fix this, or name "
-            "another directory."
+            f"The run directory {path} cannot be used: {reason(error)}. Fix this, or "
+            "name another directory."
         ) from error
 
 

@@ -2,14 +2,13 @@
 
 import argparse
 import dataclasses
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10 import files
 from cifar10.config import flags, layout, run_options
-from cifar10.errors import UsageError, say
+from cifar10.errors import say
 from cifar10.process import entry_point, invocation
 from cifar10.process.moving_line import LINE
 from cifar10.run_directory import restoring
@@ -77,7 +76,7 @@ def export_run(options: Options) -> int:
     file_format = options.file_format
     invocation.require_packages("export", *_PACKAGES.get(file_format, ()))
     output = layout.absolute_path(options.output)
-    _check_free(output)
+    files.check_new(output, "--output")
     devices.place_evaluation("cpu")
     directory = layout.absolute_path(options.train_dir)
     trained = TrainedModel(
@@ -105,17 +104,11 @@ def export_run(options: Options) -> int:
             if not passed:
                 say(f"REFUSED: {compared} Nothing was written.")
                 return 1
-            _check_free(output)  # Another process may have created it meanwhile.
+            # Another process may have created it meanwhile.
+            files.check_new(output, "--output")
             path.rename(output)
         files.sync(output.parent)
     except OSError as error:
         raise files.unwritable(output, "--output", error) from error
     print(f"Exported step {step} to {output}.\n{compared}")
     return 0
-
-
-def _check_free(output: Path) -> None:
-    if os.path.lexists(output):
-        raise UsageError(
-            f"--output {output} already exists. Move it away, or give another --output."
-        )

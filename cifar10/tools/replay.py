@@ -45,16 +45,18 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         for norm, loss, name, _ in ranked[:4]:
             print(f"  {name}: norm {norm:.3g}, cross entropy {loss:.3g}")
         return 0
-    worst, begins, last = compare(replay, first, last, folder)
+    worst, begins, until = compare(replay, first, last, folder)
     differs, far, bound, step, place = worst
     verdict = "different" if differs else "equal but for rounding" if far else "equal"
-    said = f"Steps {first:,} to {last:,} are {verdict}"
+    said = f"Steps {first:,} to {until:,} are {verdict}"
     if far:
         said += (
             f": from step {begins:,} on, and by {far:.2g} in step {step:,} ({place}), "
             f"where rounding explains up to {bound:g}"
         )
     print(f"{said}.")
+    if not differs and until < last:
+        print(f"The run has no record of later steps to compare, to {last:,}.")
     if replay.why_not_exact:
         print(f"Not compared bit for bit, {replay.why_not_exact}.")
     return int(differs)
@@ -111,6 +113,8 @@ def compare(
     Returns the worst difference from the run, the first step with any, and the last of
     which the run has a record.
     """
+    if not replay.is_recorded(first, last):
+        raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
     worst: list[Difference] = []
     begins, compared = None, first
     for batches in replay.steps(first, last):
@@ -121,8 +125,6 @@ def compare(
         begins = begins or (replay.step if worst and worst[0][1] else None)
         if any(differs for differs, *_ in worst):
             break
-    if not worst:
-        raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")
     return worst[0], begins, compared
 
 

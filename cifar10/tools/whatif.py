@@ -23,10 +23,10 @@ DESCRIPTION = """Trains steps of a run again with a change, and compares.
     python -m cifar10 whatif RUN --steps 1001:1100 --corrections wrong.csv
     python -m cifar10 whatif RUN --steps 401:600 --until 1000 --learning_rate 0.05
 
-First recomputes the steps unchanged: whatever differs afterwards is due to the
-change. The next picture of its class takes the place of a picture left out; all
-other pictures keep their places and random draws. RUN may also be a changed run
-from --out, which is then recomputed. Exit code 1: a recomputed step differs.
+First recomputes the steps unchanged, so that later differences are the change's.
+The next picture of its class replaces a picture left out; all others keep their
+places and random draws. RUN may also be a changed run from --out, which is then
+recomputed. Exit code 1: a recomputed step differs.
 """
 _SETTINGS = ("learning_rate", "clip_norm", "moving_average_decay")
 _EACH = "like --corrections, but list the effect of each picture on the validation loss"
@@ -53,21 +53,21 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if given["steps"] is None:
         raise UsageError("--steps FIRST:LAST says which steps to change. Add it.")
     first, last = window(what_if, given["steps"])
-    labels, settings = _changes(what_if, given)
+    labels, settings, change = _changes(what_if, given)
     if given["each"]:
-        return _rank(what_if, first, last, given["windows"], labels)
+        return _rank(what_if, range(first, last + 1), given["windows"], labels)
     most = what_if.recorded.config.run.max_steps
     until = last if given["until"] is None else given["until"]
     if not last <= until <= most:
         raise UsageError(f"--until {until}: give a step from {last} to {most}.")
-    out = given["out"] and layout.absolute_path(given["out"])
-    if out and (out.exists() or not what_if.recorded.is_own):
-        why = "it exists" if out.exists() else "the run is not yours"
-        raise UsageError(f"--out {out}: {why}. Give a new directory and your own run.")
+    if out := given["out"] and layout.absolute_path(given["out"]):
+        files.check_new(out, "--out")
+        if not what_if.recorded.is_own:
+            raise UsageError(f"--out: {what_if.run} is not yours. Give your own run.")
     if not _is_same(what_if, first, last, until):
         return 1
     outcome = what_if.change(labels, settings)
-    how = f"what if in steps {first} to {last} {_in_words(what_if, labels, settings)}"
+    how = f"what if in steps {first} to {last} {change}"
     _print(what_if, outcome, how)
     if out:
         changed = (labels != what_if.training.labels).nonzero()[0]
@@ -114,15 +114,16 @@ def _check(what_if: "WhatIf", made: RecordedRun) -> int:
 
 def _changes(
     what_if: "WhatIf", given: dict[str, Any]
-) -> "tuple[np.ndarray, dict[str, float]]":
-    """Returns the training labels, -1 to leave out, and settings, as changed."""
-    from cifar10.input.regrouping import corrected_labels
+) -> "tuple[np.ndarray, dict[str, float], str]":
+    """Returns changed training labels, -1 to leave out, and settings; and in words."""
+    from cifar10.input import regrouping
 
     training = what_if.training
     labels, classes = training.labels.copy(), training.dataset.class_names
     settings = {name: given[name] for name in _SETTINGS if given[name] is not None}
-    if name := given["corrections"] or given["each"]:
-        labels = corrected_labels(training.dataset, name)
+    flag = "each" if given["each"] else "corrections"
+    if name := given[flag]:
+        labels = regrouping.corrected_labels(training.dataset, name, f"--{flag}")
     if name := given["without_class"]:
         if name not in classes:
             of = first_few(classes, 20)
@@ -135,7 +136,9 @@ def _changes(
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
         raise UsageError("--learning_rate: this run's own schedule sets the rates.")
     training.config.replace(**settings)  # Refuses unsuitable values.
-    return labels, settings
+    said = [*regrouping.in_words(what_if.names, training.labels, labels)]
+    said += [f"with {name} {value:g}" for name, value in settings.items()]
+    return labels, settings, " and ".join(said)
 
 
 def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
@@ -144,23 +147,9 @@ def _is_same(what_if: "WhatIf", first: int, last: int, until: int) -> bool:
     how = f"within {far:.2g}; rounding explains {bound:g}" if bound else "bit for bit"
     said = f"steps {first:,} to {until:,} equal the run's, {how}."
     if differs:
-        found = f"step {step:,} differs by {far:.2g} ({place}) from the run"
-        said = f"{found}, so a change would prove nothing here."
+        said = f"step {step:,} differs by {far:.2g} ({place}): a change proves nothing."
     print(f"Control: {said}", flush=True)
     return not differs
-
-
-def _in_words(
-    what_if: "WhatIf", labels: "np.ndarray", settings: dict[str, float]
-) -> str:
-    names, said, before = what_if.names, [], what_if.training.labels
-    out, moved = labels < 0, (labels >= 0) & (labels != before)
-    for which, how in ((out, "without"), (moved, "with another class of")):
-        if chosen := [names[at] for at in which.nonzero()[0].tolist()]:
-            some = first_few(chosen, 3)
-            said.append(f"{how} {counted(len(chosen), 'picture')} ({some})")
-    said += [f"with {name} {value:g}" for name, value in settings.items()]
-    return " and ".join(said)
 
 
 def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
@@ -184,11 +173,9 @@ def _print(what_if: "WhatIf", outcome: "Outcome", how: str) -> None:
             print(f"  correct in class {name}: {one:,}, changed {two:,}")
 
 
-def _rank(
-    what_if: "WhatIf", first: int, last: int, windows: int, labels: "np.ndarray"
-) -> int:
+def _rank(what_if: "WhatIf", steps: range, windows: int, labels: "np.ndarray") -> int:
     """Prints pictures by the effect of changing each alone; returns the exit code."""
-    length, most = last - first + 1, what_if.recorded.config.run.max_steps
+    first, length, most = steps[0], len(steps), what_if.recorded.config.run.max_steps
     if not 1 <= windows <= (possible := (most - first + 1) // length):
         raise UsageError(f"--windows {windows}: give 1 to {possible}.")
     unchanged = what_if.training.labels

@@ -142,6 +142,11 @@ class Replay:
                 return f"because {name} in {place} is {was}, but {now_is} here"
         return ""
 
+    def is_recorded(self, first: int, last: int) -> bool:
+        """Returns whether a step has a line in the log, a checkpoint or scores."""
+        scored = [line["step"] for lines in self.scored.values() for line in lines]
+        return any(first <= at <= last for at in (*self.logged, *self.saved, *scored))
+
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
         """Yields each step's batches before the step; pass them to `advance`."""
         self._restore(max((at for at in self.saved if at < first), default=0))
@@ -193,12 +198,15 @@ class Replay:
                 if 0 in self.saved:
                     yield from self._compare_checkpoint()
             yield from self._compare_scores()
-        found = self.advance(batches)
-        if line := self.logged.get(self.step):
-            yield from self._differences(found, line, self.bound, layout.METRICS)
+        yield from self._compare_line(self.advance(batches))
         if self.step in self.saved:
             yield from self._compare_checkpoint()
         yield from self._compare_scores()
+
+    def _compare_line(self, found: Mapping[str, float]) -> Iterator[Difference]:
+        """Compares what a step's line in the run's log would hold, if it has one."""
+        if line := self.logged.get(self.step):
+            yield from self._differences(found, line, self.bound, layout.METRICS)
 
     def _differences(
         self, found: Mapping[str, float], line: dict[str, Any], bound: float, log: str

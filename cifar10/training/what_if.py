@@ -20,9 +20,8 @@ from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Result
 from cifar10.input.dataset_base import selected
 from cifar10.input.regrouping import stand_ins
-from cifar10.run_directory import checkpoints, logs, starting
-from cifar10.run_directory.lock import explaining_errors
-from cifar10.towers.rounding import relative_difference
+from cifar10.run_directory import logs, starting
+from cifar10.run_directory.lock import RunLock
 from cifar10.towers.update import Update
 from cifar10.training.assembly import Training, build_update
 from cifar10.training.progress import Progress
@@ -54,6 +53,9 @@ class WhatIf(Replay):
         the step `until`.
         """
         self._first, self._last, self._until = first, last, until
+        recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
+        if not recorded & {*range(first, until + 1)}:
+            raise UsageError(f"No step from {first} to {until} is logged. Give more.")
         found: list[Difference] = []
         self.drawn: set[int] = set()
 
@@ -66,16 +68,12 @@ class WhatIf(Replay):
                 if self.step < last:
                     self.drawn.update(self.next_pictures().tolist())
                 metrics = self.advance(batches)
-                if line := self.logged.get(self.step):
-                    log = layout.METRICS
-                    found.extend(self._differences(metrics, line, self.bound, log))
+                found.extend(self._compare_line(metrics))
                 if self.step in self.saved and not self.bound:
                     found.extend(self._compare_checkpoint())
                 yield metrics
 
         self.unchanged = self._outcome(compared())
-        if not found:
-            raise UsageError(f"No step from {first} to {until} is logged. Give more.")
         return max(found)
 
     def change(self, labels: np.ndarray, settings: Mapping[str, Any]) -> Outcome:
@@ -130,9 +128,8 @@ class WhatIf(Replay):
         entries = {**self.recorded.entries, "train_dir": str(path), "what_if": record}
         entries["data_description"] += f"; {record['change']}"
         run = RecordedRun.of(path, entries)
-        with explaining_errors(path):
-            path.mkdir(parents=True)
-            run.write()
+        with RunLock(path) as lock:
+            starting.start_run(run, None, lock, fresh=False)
         starting.record_start(run, self._first - 1)
         for number, found in enumerate(outcome.logged, self._first):
             line = {"step": number, "time": time.time(), **found}
@@ -141,18 +138,11 @@ class WhatIf(Replay):
         events = path / layout.evaluation_events(scored.split)
         scored.record(events, self.step, outcome.result)
         progress = Progress(dataclasses.replace(self.training, train_dir=path))
-        progress.step, progress.metric_averages = self.step, self._averages
-        progress.left_out = self._batch - self.step
-        progress.skipped_steps = self._skipped
+        progress.step, progress.left_out = self.step, self._batch - self.step
+        progress.metric_averages, progress.skipped_steps = self._averages, self._skipped
         progress.save()
 
     def compare_saved(self, path: Path) -> Difference:
-        """Compares the state reached with that of a run that `save` wrote."""
-        ours = self._values()
-        found = checkpoints.verify(path / layout.CHECKPOINTS, self.step)
-        checkpoints.restore(found, self._state.trackables())
-        theirs, differences = self._values(), []
-        for group in ours:
-            far = max(map(relative_difference, ours[group], theirs[group]), default=0.0)
-            differences.append((far > self.bound, far, self.bound, self.step, group))
-        return max(differences)
+        """Compares the state reached with that of a run that `save` wrote, the last."""
+        self._directory, self.saved = path / layout.CHECKPOINTS, [self.step]
+        return max(self._compare_checkpoint())

@@ -255,6 +255,14 @@ def test_steps_without_a_record_are_refused(run_dir, capsys):
         called(replay, capsys, run_dir, "--steps", "7:7")
 
 
+def test_later_steps_without_a_record_are_named(run_dir, capsys):
+    code, said = called(replay, capsys, run_dir, "--steps", "7:9")
+    assert code == 0
+    assert "Steps 7 to 8 are equal" in said
+    assert "no record of later steps to compare, to 9" in said
+    assert "no record" not in called(replay, capsys, run_dir, "--steps", "7:8")[1]
+
+
 def test_a_damaged_checkpoint_is_named(copied, capsys):
     (folder_of(copied, 10) / "state.index").write_bytes(b"")
     with pytest.raises(UsageError, match=r"step-00000010.*differs from its SHA-256"):

@@ -219,6 +219,15 @@ def test_no_change_is_tried_on_an_irreproducible_run(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_steps_without_a_record_are_refused_before_they_are_computed(tmp_path, capsys):
+    run = trained(tmp_path, log_frequency=6)
+    words = ["--until", "5", "--clip_norm", "1", "--num_gpus", "2"]  # Not bit for bit.
+    capsys.readouterr()
+    with pytest.raises(UsageError, match="No step from 3 to 5 is logged"):
+        called(capsys, run, "--steps", "3:4", *words)
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -229,7 +238,9 @@ def test_no_change_is_tried_on_an_irreproducible_run(tmp_path, capsys):
         ("--steps 3:4 --clip_norm 1 --until 2", "from 4 to 12"),
         ("--steps 3:4 --without_class dog", "class 0, class 1, class 2"),
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
-        ("--steps 3:4 --clip_norm 1 --out .", "exists"),
+        ("--steps 3:4 --clip_norm 1 --out .", "--out .* exists"),
+        ("--steps 3:4 --clip_norm 1 --out {file}/out", "--out .* cannot be made in"),
+        ("--steps 3:4 --each missing.csv", "--each missing.csv cannot be read"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
         ("--steps 3:4 --each {file} --out there", "--each and --out cannot"),
         ("--steps 3:4 --each {file} --clip_norm 1", "--each and --clip_norm cannot"),
