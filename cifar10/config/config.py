@@ -252,12 +252,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
-        data, fraction = given.get("data", "auto"), given.get("validation_fraction")
-        if fraction is not None and data != data_flag.FOLDER:
-            raise UsageError(
-                f"--validation_fraction {fraction}: --data {data} is not a folder of "
-                f"pictures. Omit this flag, or give --val_fraction {fraction} instead."
-            )
+        data = given.get("data", "auto")
         default = "tutorial" if data in data_flag.NAMES else "pictures"
         if known := ARCHITECTURES.get(given.get("model", "")):
             default = known.recipe or default
@@ -276,7 +271,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
     changed = {name for name in given if given[name] != base.get(name)}
-    _refuse_unused(changed, values.get("schedule", fields.Update.schedule))
+    _refuse_unused(changed, values)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
 
@@ -286,9 +281,16 @@ def _parameters_of_others(chosen: str) -> set[str]:
     return {*schedule.PARAMETERS} - {*curve.parameters} if curve else set()
 
 
-def _refuse_unused(names: set[str], chosen: str) -> None:
-    for name in names & _parameters_of_others(chosen):
-        raise UsageError(f"--{name} has no effect with --schedule {chosen}. Omit it.")
+def _refuse_unused(names: set[str], values: Mapping[str, Any]) -> None:
+    chosen = values.get("schedule", fields.Update.schedule)
+    unused = dict.fromkeys(_parameters_of_others(chosen), f"--schedule {chosen}")
+    data = values.get("data", "auto")
+    others = [] if data == data_flag.FOLDER else [*data_flag.OF_FOLDERS]
+    others += [] if data in data_flag.ARCHIVES else ["data_url"]
+    unused |= dict.fromkeys(others, f"--data {data}")
+    for name in names & unused.keys():
+        fix = f", or give --val_fraction {values[name]}" if "fraction" in name else ""
+        raise UsageError(f"--{name} has no effect with {unused[name]}. Omit it{fix}.")
 
 
 def _kept_of(

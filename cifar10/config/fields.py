@@ -205,13 +205,9 @@ class Dataset(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        data, size, names = self.data, self.image_size, data_flag.NAMES
+        data, names = self.data, data_flag.NAMES
         if data not in data_flag.FINDABLE and not data.startswith(data_flag.PYTHON):
             raise UsageError(f"--data {data}: give {', '.join(names)}, or a path.")
-        if size and data != data_flag.FOLDER:
-            raise UsageError(
-                f"--image_size {size} is for folders, not --data {data}. Omit it."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,10 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"data": "photos", "image_size": 4}, "8"),
         ({"validation_fraction": 0.2}, "--val_fraction 0.2"),
         ({"data": "set.npz", "validation_fraction": 0.2}, "validation_fraction"),
+        ({"data": "cifar10", "max_bad_images": 0.5}, "max_bad_images has no effect"),
+        ({"max_bad_images": 0.5}, "max_bad_images has no effect with --data auto"),
+        ({"data": "synthetic", "data_url": "http://a/"}, "data_url has no effect"),
+        ({"data": "photos", "data_url": "http://a/"}, "data_url has no effect"),
     ],
 )
 @pytest.mark.usefixtures("place")
