@@ -70,6 +70,8 @@ def test_bad_values_are_refused_with_their_flag(refusal):
     assert "--global_batch_size" in refusal(
         *("--batch_size", 4), *("--global_batch_size", 8)
     )
+    with pytest.raises(UsageError, match="^--resume 5"):
+        Config(resume=5)
 
 
 def test_a_parameter_of_another_schedule_is_refused(refusal, parse):

@@ -12,9 +12,11 @@ import time
 import pytest
 
 import runs
+from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
+from cifar10.interface.train import read_record
 from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
@@ -401,6 +403,14 @@ def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_r
         30,
         20,
     )
+
+
+def test_the_record_of_a_pruned_run_has_its_best_step_and_its_limit(folder, done_run):
+    describe(done_run, data_parts=["train", "test"], max_steps=30, max_epochs=2.0)
+    assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
+    record = read_record(done_run, 20, 1.0, Config())
+    assert record.best == (20, 0.7)
+    assert record.ended == "max_epochs"
 
 
 def test_a_diverged_run_stays_diverged_after_pruning(folder, done_run):
