@@ -139,6 +139,7 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     describe(run, parameters=1, data_parts=["train", "test"], max_steps=30, seed=1)
     describe(folder / "finished", parameters=1, max_steps=10)
     (run / "eval").mkdir()
+    scores.append(run / "eval", 5, {"precision @ 1": 0.1}, 9)
     scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
     for step in (0, 10):
         starting.record_start(RecordedRun.read(run), step)
