@@ -166,6 +166,7 @@ def test_record_of_an_earlier_version_is_read(path):
     assert run.entries.items() == {**written, "data_dir": None}.items()
     usual = (run.config.update.clip_norm, run.config.batch.accumulate)
     assert (usual, run.is_own) == ((None, 1), False)
+    assert (run.facts.data_is_real, run.facts.on_gpus) == (True, False)
 
 
 def test_files_of_other_content_are_refused(path, tmp_path):
