@@ -70,7 +70,7 @@ def test_bad_values_are_refused_with_their_flag(refusal):
     assert "--global_batch_size" in refusal(
         *("--batch_size", 4), *("--global_batch_size", 8)
     )
-    with pytest.raises(UsageError, match="^--resume 5"):
+    with pytest.raises(UsageError, match=r"^--resume 5"):
         Config(resume=5)
 
 

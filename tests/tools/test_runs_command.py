@@ -140,6 +140,8 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     describe(folder / "finished", parameters=1, max_steps=10)
     (run / "eval").mkdir()
     scores.append(run / "eval", 5, {"precision @ 1": 0.1}, 9)
+    (folder / "hours/eval_val").mkdir()
+    scores.append(folder / "hours/eval_val", 10, {"precision @ 1": 0.3}, 9)
     scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
     for step in (0, 10):
         starting.record_start(RecordedRun.read(run), step)
@@ -172,7 +174,8 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
         assert row["precision @ 1"] == str(score)
         assert row["seed"] == str(one.get("settings", {}).get("seed", ""))
     scored = {row["name"]: row["scored"] for row in rows if row["precision @ 1"]}
-    assert scored == {"finished": "test", "stopped": "test"}
+    assert scored == {"finished": "test", "stopped": "test", "hours": "val"}
+    assert found["lost"]["scored"] == "val", "by which its best will be chosen"
 
     for order, most in (("age", "changed"), ("size", "bytes"), ("state", None)):
         names = [*listed(folder, "--sort", order)]
