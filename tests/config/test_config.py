@@ -70,6 +70,8 @@ def test_bad_values_are_refused_with_their_flag(refusal):
     assert "--global_batch_size" in refusal(
         *("--batch_size", 4), *("--global_batch_size", 8)
     )
+    with pytest.raises(UsageError, match=r"^--resume 5"):
+        Config(resume=5)
 
 
 def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
@@ -164,6 +166,7 @@ def test_record_of_an_earlier_version_is_read(path):
     assert run.entries.items() == {**written, "data_dir": None}.items()
     usual = (run.config.update.clip_norm, run.config.batch.accumulate)
     assert (usual, run.is_own) == ((None, 1), False)
+    assert (run.facts.data_is_real, run.facts.on_gpus) == (True, False)
 
 
 def test_files_of_other_content_are_refused(path, tmp_path):

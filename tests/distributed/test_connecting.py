@@ -1,5 +1,6 @@
 """How TensorFlow is asked to connect the workers, and who reaches its port then."""
 
+import os
 import socket
 from unittest import mock
 
@@ -85,6 +86,14 @@ def test_gpus_are_connected_by_nccl(made):
         workers.connect_cluster(Cluster(("a:1", "b:1"), 1), gpus=gpus)
         options = made.call_args.kwargs["communication_options"]
         assert options.implementation.name == name
+
+
+@pytest.mark.usefixtures("made")
+def test_no_proxy_stands_between_workers(monkeypatch):
+    monkeypatch.delenv(workers._NO_PROXY, raising=False)
+    monkeypatch.setenv("no_proxy", "intranet")
+    workers.connect_cluster(Cluster(("a:1", "b:2"), 1), gpus=0)
+    assert os.environ[workers._NO_PROXY] == "intranet,a,b"
 
 
 def test_a_process_failing_to_connect_ends_and_shows_its_stack():

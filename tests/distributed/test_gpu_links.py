@@ -79,6 +79,12 @@ def test_hanging_incorrect_and_crashing_gpus_are_refused(
     assert len(starts.read_text()) == 2
 
 
+def test_the_faulty_pair_of_many_gpus_is_named(child):
+    wrong = "copies from /gpu:0 to /gpu:1: 5 wrong numbers"
+    child([wrong, "copies from /gpu:0 to /gpu:10: 0 wrong numbers"])
+    assert gpu_links.find_fault(("/gpu:0", "/gpu:1", "/gpu:10")) == wrong
+
+
 def test_passing_gpus_are_checked_once_per_driver(child, nvidia_smi, monkeypatch):
     starts = child(LINES)
     for _ in range(2):

@@ -119,7 +119,9 @@ def test_all_workers_are_restarted_after_a_loss(tmp_path, launch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("ends", "code"), [([2, 75], 2), ([75, 138], 138), ([3, 0], 3)], ids=str
+    ("ends", "code"),
+    [([2, 75], 2), ([75, 138], 138), ([3, 0], 3), ([143, 3], 3)],
+    ids=str,
 )
 def test_final_exit_codes_cause_no_restart(tmp_path, launch, ends, code):
     """A stop is final even where another machine's launcher was asked for it."""
@@ -136,6 +138,12 @@ def test_too_many_failures_end_the_launcher(tmp_path, launch, code, error):
     assert len(starts(tmp_path)) == 3
     if error is StoppedError:
         assert ended.value.exit_code == 1, "a fault keeps its exit code"
+
+
+def test_the_first_fault_of_several_workers_is_the_exit_code(launch):
+    with pytest.raises(StoppedError, match="worker 2 ended with exit code 5") as ended:
+        launch([[75, 4, 5]], workers=3)
+    assert ended.value.exit_code == 4
 
 
 @pytest.mark.usefixtures("launch")

@@ -1,5 +1,7 @@
 """Metrics from sums, by hand, and the tables that show them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,16 @@ def test_each_class_has_its_recall_precision_and_f1():
         {"class": "cat", "images": 4, "recall": 0.75, "precision": 0.375, "f1": 0.5},
         {"class": "dog", "images": 5, "recall": 0.2, "precision": 0.5, "f1": 2 / 7},
         {"class": "frog", "images": 1, "recall": 0.0, "precision": None, "f1": 0.0},
+    ]
+
+
+def test_each_bin_with_images_has_its_accuracy_and_its_mean_confidence():
+    empty = np.zeros((3, 1))
+    bins = np.hstack([SUMS.bins[:, :1], empty, SUMS.bins[:, 1:]])
+    sums = dataclasses.replace(SUMS, bins=bins)
+    assert sums.reliability == [
+        {"images": 4, "accuracy": 0.25, "confidence": 0.5},
+        {"images": 6, "accuracy": 0.5, "confidence": 0.75},
     ]
 
 

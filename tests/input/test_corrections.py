@@ -153,6 +153,16 @@ def test_a_file_saved_by_a_spreadsheet_is_read(tmp_path, photos, mark):
     assert corrected(plain, file).fingerprint == expected
 
 
+def test_the_first_line_of_a_file_decides_what_separates_its_columns(tmp_path):
+    """Commas in the names of pictures do not."""
+    names = [*numbered(3, "cat", "dog"), "cat/a, b, c, d.png"]
+    photos = write(tmp_path / "photos", *(f"train/{name}" for name in names))
+    write(photos, "test/cat/0.png", "test/dog/0.png")
+    plain = find(photos, tmp_path / "cache")
+    file = listed(tmp_path, "train/cat/a, b, c, d.png;dog", head="picture;class")
+    assert sorted(corrected(plain, file).read("train")[1]) == [0] * 3 + [1] * 4
+
+
 @pytest.mark.parametrize(
     ("rows", "named"),
     [

@@ -375,6 +375,24 @@ def test_another_version_of_the_data_set_is_accepted(tmp_path, slow):
     assert (tmp_path / "images-py" / "a").read_bytes() == PAYLOAD
 
 
+def test_a_given_place_holds_the_first_version_unless_its_name_says_otherwise(tmp_path):
+    others = packed({"images-py/a": PAYLOAD})
+    other = with_urls(name="images-py.tar.gz", content=others, folder="images-py")
+    place = tmp_path / "place"
+    place.mkdir()
+    for name in ("images.tar.gz", "mirrored"):
+        (place / name).write_bytes(CONTENT)
+    (place / "images-py.tar.gz").write_bytes(others)
+    for name, version in (
+        ("", ARCHIVE),
+        ("mirrored", ARCHIVE),
+        ("images-py.tar.gz", other),
+    ):
+        folder = tmp_path / f"for {name}"
+        found, _ = download.fetch([ARCHIVE, other], folder, f"{place.as_uri()}/{name}")
+        assert found == version
+
+
 def test_a_slow_download_reports_the_time_left_and_suggests_synthetic_data(
     tmp_path, slow, capsys, monkeypatch
 ):

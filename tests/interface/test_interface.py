@@ -127,10 +127,13 @@ def test_a_run_on_a_discontinued_data_source_is_scored_on_given_data(trained, tm
 
 def test_evaluate_equals_the_evaluation_of_the_training(trained):
     record = trained[1]
+    logged = runs.logged(record.train_dir / "eval")
+    losses = {line["step"]: line["total_loss"] for line in logged}
     for step in (4, 6):
         found = evaluate(record, step=step)
         assert found["precision @ 1"] == record.scores[step]
         assert found["step"] == step
+        assert found["total_loss"] == pytest.approx(losses[step])
     best = evaluate(record, step="best")["precision @ 1"]
     assert best == max(record.scores[step] for step in (4, 6))
     before = runs.logged(record.train_dir / "eval")

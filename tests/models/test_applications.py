@@ -84,6 +84,23 @@ def test_absent_or_damaged_published_weights_are_refused(tmp_path, monkeypatch):
             applications.with_imagenet_weights("applications:VGG16", (32, 32, 3))
 
 
+def test_a_network_takes_all_published_layers_but_its_head(monkeypatch):
+    def published(name, shape):
+        build = getattr(keras.applications, name.removeprefix("applications:"))
+        return build(include_top=False, weights=None, input_shape=shape, pooling="avg")
+
+    monkeypatch.setattr(applications, "with_imagenet_weights", published)
+    given = {"model": "applications:VGG16", "distortions": "flip_translate"}
+    model = build_model(given["model"], (32, 32, 3), 4)
+    config = Config(initial_weights="imagenet", **given)
+    _, found = initial_weights.find_weights(config, model, ())
+    of_layers = layer_tree.by_name(model)
+    assert of_layers.keys() - found.keys() == {applications.HEAD}
+    for layer, values in found.items():
+        shapes = [tuple(variable.shape) for variable in of_layers[layer]]
+        assert shapes == [value.shape for value in values], layer
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`input_shape` is undefined")
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Of Keras in saving.

@@ -305,6 +305,15 @@ def test_airbench_is_initialized_from_fewer_images_if_they_are_larger(side, coun
         airbench.initialize(None, Sliced(), prepare)
 
 
+@pytest.mark.parametrize(("depth", "blocks"), [(11, "335"), (8, "224"), (3, "111")])
+def test_the_last_scale_of_a_resnet_has_the_most_blocks(depth, blocks):
+    """Else a run's checkpoint would fit its model no longer."""
+    model = build_model("resnet", (8, 8, 3), 10, options={"depth": depth, "width": 2})
+    sums = [layer.name for layer in model.layers if layer.name.endswith("_sum")]
+    found = (sum(f"scale{scale}_" in name for name in sums) for scale in range(3))
+    assert "".join(map(str, found)) == blocks
+
+
 def test_models_take_images_of_any_size_from_their_minimum():
     for name, shape, options in (
         ("airbench", (9, 40, 1), {"width": 4}),

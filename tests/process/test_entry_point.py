@@ -143,7 +143,7 @@ def main():
     for step in (10, 20):
         print('step', step, file={stream}, flush=True)
     open('done', 'w').close()
-cli.run_program(main, output_is_log={is_log})
+cli.run_program(main{options})
 """
 
 
@@ -157,7 +157,8 @@ def printing(
     **variables,
 ):
     """Runs a script that prints, with its streams redirected by a shell."""
-    code = PRINTING.format(stream=stream, is_log=is_log)
+    options = "" if is_log is None else f", output_is_log={is_log}"
+    code = PRINTING.format(stream=stream, options=options)
     return subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code],
         env={**os.environ, "PYTHONPATH": str(runs.ROOT), **variables},
@@ -183,10 +184,11 @@ def test_an_unwritable_log_is_lost_and_reported_once(tmp_path):
 
 
 def test_unwritable_output_other_than_a_log_ends_the_program(tmp_path):
-    done = printing(tmp_path, ">/dev/full", is_log=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("-c: ")
-    assert done.stderr.count("\n") == 1
+    for is_log in (False, None):  # None is what a program does not say.
+        done = printing(tmp_path, ">/dev/full", is_log=is_log)
+        assert done.returncode == 2
+        assert done.stderr.startswith("-c: ")
+        assert done.stderr.count("\n") == 1
     reading, writing = os.pipe()
     os.close(reading)  # As `| head` does.
     done = printing(tmp_path, is_log=False, stdout=writing)

@@ -143,6 +143,13 @@ def test_line_is_erased_after_the_window_has_become_narrower():
     assert all(len(line) < 20 for line in re.findall(r"Counting[^\x1b\r]*", after))
 
 
+def test_a_narrow_window_shows_the_beginning_of_the_line():
+    _, _, written = on_terminal(columns=30)
+    shown = re.findall(r"\x1b\[J([^\x1b\r\n]+)", written.partition("a score")[0])
+    assert shown
+    assert all(re.fullmatch(r"Counting: \d+ of 100", line) for line in shown), shown
+
+
 def test_unfinished_output_is_not_drawn_over():
     middle = "if number == 70: print('unfinished', end='', flush=True)"
     _, rows, _ = on_terminal(middle)

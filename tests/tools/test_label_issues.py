@@ -164,6 +164,18 @@ def test_the_list_of_a_poorly_trained_run_carries_a_warning(shades, monkeypatch)
     file.unlink()
 
 
+def test_a_run_is_as_right_as_its_newest_checkpoint(shades):
+    """The first one, of step 3, has learned next to nothing."""
+    folder, flags = shades
+    flags = {**flags, "train_dir": folder / "early", "max_steps": 15}
+    done = runs.call("train.py", *runs.flags(**{**flags, "checkpoint_steps": 3}))
+    assert done.returncode == 0, done.stderr
+    words = (folder / "shades.npz", "--train_dir", folder / "early")
+    said = " ".join(runs.call("cifar10/__main__.py", "data", *words).stdout.split())
+    (right,) = re.findall(r"the run is right on (\d+)% of these pictures", said)
+    assert int(right) > 80
+
+
 def test_other_data_and_runs_without_checkpoints_are_refused(shades):
     folder, _ = shades
     x, y = np.zeros((9, 24, 24, 3), np.uint8), np.arange(9) % 3

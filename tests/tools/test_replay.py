@@ -131,6 +131,19 @@ def test_the_first_differing_step_is_named(copied, capsys):
     assert "Steps 11 to 14 are different: from step 14 on" in said
 
 
+def test_a_number_removed_from_a_line_before_the_resume_is_missed(copied):
+    def shortened(lines):
+        return [
+            {name: of for name, of in line.items() if name != "cross_entropy"}
+            for line in lines
+        ]
+
+    edit(copied / "metrics.jsonl", shortened)
+    found = compared(Replay(copied), 7, 8)
+    exceeding = {place for place, one in found.items() if one.exceeds}
+    assert (8, "cross_entropy in metrics.jsonl") in exceeding
+
+
 def test_the_last_step_named_has_a_record(run_dir, capsys):
     code, said = called(replay, capsys, run_dir, "--steps", "11:13")
     assert code == 0

@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
-from cifar10.tools import report as tool, report_run
+from cifar10.tools import report as tool, report_curves, report_run
 from cifar10.tools.report_run import Scores, read_runs
 from recorded_runs import recorded
 
@@ -127,6 +127,7 @@ def proportional(points, values):
 
 def test_numbers_and_curves_come_from_the_files(both, runs):
     assert both.headlines() == [found[PRECISION] for found in runs.values()]
+    assert "; averaged variables" in both.text
     values = [entry.get("value") for entry in both.all("data")]
     counts = both.texts("td[@style]")
     confusions = [found["confusion"] for found in runs.values()]
@@ -200,6 +201,17 @@ def test_confidences_use_the_temperature_and_open_steps_show_no_number(copy, tmp
     rows = {row[0].text: row[1].text for row in main.iterfind(".//{*}tr")}
     assert (rows["max hours"], rows["max steps"]) == ("0.5", "open")
     assert "max epochs" not in rows
+
+
+def test_the_counts_of_images_stand_at_the_curve_before_calibration():
+    names = "images", "confidence", "accuracy"
+    before, after = (
+        [dict(zip(names, one, strict=True)) for one in bins]
+        for bins in ([(31, 0.6, 0.5), (47, 0.9, 0.7)], [(29, 0.5, 0.5), (53, 0.7, 0.7)])
+    )
+    url = report_curves.draw([before, after], "accuracy", over="confidence")
+    picture = base64.b64decode(url.removeprefix("data:image/svg+xml;base64,")).decode()
+    assert re.findall(r">\s*(\d\d)</text>", picture) == ["31", "47"]
 
 
 def test_the_report_names_missing_parts_of_a_run(copy, tmp_path, capsys):

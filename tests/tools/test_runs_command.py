@@ -12,9 +12,11 @@ import time
 import pytest
 
 import runs
+from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
+from cifar10.interface.train import read_record
 from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
@@ -137,6 +139,9 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     describe(run, parameters=1, data_parts=["train", "test"], max_steps=30, seed=1)
     describe(folder / "finished", parameters=1, max_steps=10)
     (run / "eval").mkdir()
+    scores.append(run / "eval", 5, {"precision @ 1": 0.1}, 9)
+    (folder / "hours/eval_val").mkdir()
+    scores.append(folder / "hours/eval_val", 10, {"precision @ 1": 0.3}, 9)
     scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
     for step in (0, 10):
         starting.record_start(RecordedRun.read(run), step)
@@ -169,7 +174,8 @@ def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
         assert row["precision @ 1"] == str(score)
         assert row["seed"] == str(one.get("settings", {}).get("seed", ""))
     scored = {row["name"]: row["scored"] for row in rows if row["precision @ 1"]}
-    assert scored == {"finished": "test", "stopped": "test"}
+    assert scored == {"finished": "test", "stopped": "test", "hours": "val"}
+    assert found["lost"]["scored"] == "val", "by which its best will be chosen"
 
     for order, most in (("age", "changed"), ("size", "bytes"), ("state", None)):
         names = [*listed(folder, "--sort", order)]
@@ -401,6 +407,14 @@ def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_r
         30,
         20,
     )
+
+
+def test_the_record_of_a_pruned_run_has_its_best_step_and_its_limit(folder, done_run):
+    describe(done_run, data_parts=["train", "test"], max_steps=30, max_epochs=2.0)
+    assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
+    record = read_record(done_run, 20, 1.0, Config())
+    assert record.best == (20, 0.7)
+    assert record.ended == "max_epochs"
 
 
 def test_a_diverged_run_stays_diverged_after_pruning(folder, done_run):

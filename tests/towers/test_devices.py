@@ -172,6 +172,17 @@ def test_indivisible_or_too_many_towers_are_refused(
     assert growing() == []
 
 
+def test_a_run_on_gpus_names_the_version_of_their_driver(tmp_path, monkeypatch):
+    """Which decides, as the processor does, how sums round."""
+    told = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Jan 24 2026\n"
+    (tmp_path / "version").write_text(told)
+    files = devices._HARDWARE[0], tmp_path / "version"
+    monkeypatch.setattr(devices, "_HARDWARE", files)
+    for device, driver in (("/gpu:0", "570.86.15"), ("/cpu:0", None)):
+        placement = devices.Placement((device,), False, "a device")
+        assert placement.hardware().get("driver") == driver
+
+
 def test_unlike_gpus_are_reported_and_share_variables(pretend_gpus):
     """Copies of the variables would be rounded differently, and drift apart."""
     pretend_gpus(2, kinds=("NVIDIA H200", "NVIDIA T400"))

@@ -527,17 +527,18 @@ def test_a_variable_of_another_device_is_undone_with_the_others(four_cpus):
 
 def test_batches_of_one_device_are_computed_one_after_another(four_cpus):
     """Side by side they would take as many times the memory."""
-    for devices, waits in ((four_cpus[:1] * 2, True), (four_cpus[:2], False)):
+    for devices, waits in ((four_cpus[:1] * 4, True), (four_cpus, False)):
         builder = make_towers(small_model(), devices)
-        graph = builder.trace(split(*random_batch(), 2)).graph
-        waiting = [
-            before.name
-            for operation in graph.get_operations()
-            if operation.name.startswith("tower_1/")
-            for before in operation.control_inputs
-            if "tower_0/" in before.name
-        ]
-        assert bool(waiting) == waits
+        graph = builder.trace(split(*random_batch(), 4)).graph
+        for tower in range(1, 4):
+            waiting = [
+                before.name
+                for operation in graph.get_operations()
+                if operation.name.startswith(f"tower_{tower}/")
+                for before in operation.control_inputs
+                if f"tower_{tower - 1}/" in before.name
+            ]
+            assert bool(waiting) == waits
 
 
 def test_batches_of_several_sizes_are_refused(four_cpus):

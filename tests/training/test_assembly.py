@@ -264,8 +264,10 @@ def test_gpus_take_several_steps_per_call_as_memory_allows():
 
     def count(shape=(32, 32, 3), gpus=two, **flags):
         flags = {"batch_size": 128, "precision": "float32", **flags}
-        config = assembly.resolve_config(Config.from_values(flags), gpus)
-        return assembly.default_steps_per_call(config, gpus, shape)
+        parts = {one.name: None for one in dataclasses.fields(assembly.Training)}
+        parts["config"] = assembly.resolve_config(Config.from_values(flags), gpus)
+        parts["images"] = np.broadcast_to(np.uint8(0), (50_000, *shape))
+        return assembly.Training(**parts | {"placement": gpus}).steps_per_call
 
     assert count() == 10
     assert count(log_frequency=15, eval_steps=35) == 10

@@ -75,6 +75,17 @@ def test_the_first_loss_starts_the_average_and_later_losses_weigh_a_tenth():
         assert kept.metric_averages == pytest.approx(averages)
 
 
+def test_the_wait_for_results_ends_with_the_newest_step():
+    """Otherwise the time of a checkpoint would include steps."""
+    computed = []
+    results = collected(progress())
+    for step in (1, 2, 3):
+        numbers = types.SimpleNamespace(numpy=lambda step=step: computed.append(step))
+        results.add(step, types.SimpleNamespace(numbers=numbers))
+    results.wait()
+    assert computed[-1:] == [3]
+
+
 def test_a_metric_missing_from_steps_needs_no_average():
     kept = progress()
     results = collected(kept)

@@ -45,6 +45,7 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
     assert dataset.class_names == ("cat", "dog")
     assert (dataset.name, dataset.directory) == ("folder", pictures)
     assert (dataset.classes, dataset.image_shape) == (2, (SIZE, SIZE, 3))
+    assert dataset.is_real, "a report would take it for the stand-in"
     images, tests = everything(dataset)
     assert sorted(images) == sorted(NAMES)
     assert 0 < len(tests) < len(NAMES)
