@@ -44,6 +44,30 @@ def follower(run_dir):
 # Answers.
 
 
+def test_weights_are_kept_and_used_on_the_chosen_device(
+    run_dir, four_cpus, monkeypatch
+):
+    """Another logical one stands for a GPU."""
+    found, traced = set(), live_copy.traced_logits
+
+    def noting(*given):
+        function = traced(*given)
+
+        def compute(*given):
+            logits = function(*given)
+            found.update(one.device[-5:] for one in tf.nest.flatten((given, logits)))
+            return logits
+
+        return compute
+
+    monkeypatch.setattr(live_copy, "traced_logits", noting)
+    save(run_dir, 10)
+    follower = Follower(run_dir, device=four_cpus[1])
+    assert follower.look()
+    follower.predict(IMAGES)
+    assert found == {"CPU:1"}
+
+
 @pytest.mark.parametrize("use_averages", [True, False])
 def test_a_followers_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
     save(run_dir, 10)
@@ -257,7 +281,7 @@ def test_a_follower_without_weights_says_why(tmp_path):
         (lambda: shutil.rmtree(step_10), "no checkpoint"),
     ]:
         make()
-        assert not follower.look()
+        assert follower.look() is False
         with pytest.raises(UsageError, match=why):
             follower.predict(IMAGES)
     save(run, 20)

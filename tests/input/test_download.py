@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import signal
+import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -423,6 +424,25 @@ def test_two_concurrent_fetches_download_once(tmp_path, capsys):
     assert site.asked == 1
     assert "Waiting" in capsys.readouterr().err
     assert_good(tmp_path)
+
+
+def test_two_concurrent_unpackings_unpack_once(tmp_path, monkeypatch):
+    source, home = tmp_path / "images.tar.gz", tmp_path / "home"
+    source.write_bytes(CONTENT)
+    opened, opens = [], tarfile.open
+
+    def slow(*given):
+        opened.append(given)
+        time.sleep(0.2)
+        return opens(*given)
+
+    monkeypatch.setattr(tarfile, "open", slow)
+    with ThreadPoolExecutor(2) as threads:
+        given = [download.unpack] * 2, [ARCHIVE] * 2, [home] * 2, [source] * 2
+        found = [*threads.map(lambda unpack, *where: unpack(*where), *given)]
+    assert found == [home / "images-bin"] * 2
+    assert len(opened) == 1
+    assert_good(home)
 
 
 def test_a_full_disk_is_reported_and_keeps_the_downloaded_part(tmp_path):

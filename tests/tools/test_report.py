@@ -260,6 +260,20 @@ def test_all_checkpoints_are_shown_with_their_times(copy, tmp_path):
     assert "training cross entropy, step 30" in figures
 
 
+def test_a_checkpoint_deleted_meanwhile_is_left_out(copy, monkeypatch):
+    """By the training that a report is made of."""
+    verify = checkpoints.verify
+
+    def late(folder, step):
+        if step == 10:
+            shutil.rmtree(folder / "step-00000010")
+        return verify(folder, step)
+
+    monkeypatch.setattr(checkpoints, "verify", late)
+    (run,) = read_runs([copy])
+    assert [saved["step"] for saved in run.saved] == [20, 30]
+
+
 def test_a_line_with_an_impossible_step_is_left_out(copy):
     (before,) = read_runs([copy])
     with (copy / "metrics.jsonl").open("a") as log:

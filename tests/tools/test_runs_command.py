@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -259,6 +260,21 @@ def test_an_inaccessible_folder_is_named(folder, monkeypatch):
     done = call(folder)
     assert "stopped" in done.stdout
     assert f"{folder / 'trials'} is left out" in done.stderr
+
+
+def test_a_file_deleted_meanwhile_does_not_end_the_list(folder, monkeypatch):
+    """By the training of a run that is listed."""
+    lstat = Path.lstat
+
+    def late(path):
+        if path.name == "state.index":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    before = listed(folder)["stopped"]
+    monkeypatch.setattr(Path, "lstat", late)
+    after = listed(folder)["stopped"]
+    assert 0 < after["bytes"] < before["bytes"]
 
 
 def test_a_table_holds_the_tables_of_a_configuration(folder):
