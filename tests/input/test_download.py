@@ -5,6 +5,7 @@ import re
 import signal
 import tarfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -152,6 +153,23 @@ def test_a_very_slow_download_counts_as_stalled(tmp_path, monkeypatch):
         pytest.raises(UnavailableError, match="stalled"),
     ):
         fetch(tmp_path, site.url)
+
+
+def test_the_connection_of_a_stalled_download_is_closed(tmp_path, monkeypatch):
+    """While the next source is asked, for as long as that takes."""
+    answers, get = [], urllib.request.OpenerDirector.open
+
+    def noting(*given, **options):
+        answers.append(get(*given, **options))
+        return answers[-1]
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", noting)
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+    with serving(raw=head + CONTENT[:10_000], delay=2.0) as site:
+        fails(tmp_path, site.url, kept=10_000)
+    assert answers
+    assert all(answer.closed for answer in answers)
 
 
 def test_a_killed_download_and_unpacking_continue(tmp_path):

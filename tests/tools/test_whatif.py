@@ -241,3 +241,10 @@ def test_impossible_changes_are_refused(run_dir, tmp_path, capsys, words, why):
     with pytest.raises(UsageError, match=why):
         called(capsys, run_dir, *words)
     assert not capsys.readouterr().out, "it has begun to compute"
+
+
+def test_a_place_where_no_run_can_be_written_is_named(run_dir, tmp_path, capsys):
+    out = file_of(tmp_path, p3="") / "out"
+    words = ["--steps", "3:4", "--clip_norm", "1", "--out", out]
+    with pytest.raises(UsageError, match=f"{out} cannot be used"):
+        called(capsys, run_dir, *words)
