@@ -289,6 +289,19 @@ def test_a_follower_without_weights_says_why(tmp_path):
     assert follower.predict(IMAGES).step == 20
 
 
+def test_a_run_that_is_being_moved_is_looked_at_again(run_dir, follower, monkeypatch):
+    def vanish(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    save(run_dir, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "steps", vanish)
+        assert follower.look() is False
+    assert follower.refusals == []
+    assert follower.look() is True
+    assert follower.weights_step == 20
+
+
 def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir, follower):
     run_dir.rename(run_dir.with_name("run.1"))  # As --fresh does.
     assert not follower.look()

@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
-from cifar10.tools import report as tool, report_run
+from cifar10.tools import report as tool, report_curves, report_run
 from cifar10.tools.report_run import Scores, read_runs
 from recorded_runs import recorded
 
@@ -142,6 +142,16 @@ def test_numbers_and_curves_come_from_the_files(both, runs):
         proportional(points[:, 0], [line["step"] for line in logged])
         losses = [line["total_loss/average"] for line in logged]
         proportional(points[:, 1], losses)
+
+
+def test_curves_are_readable_on_white_and_on_black_and_have_text():
+    url = report_curves.draw(
+        [[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]], "loss"
+    )
+    picture = base64.b64decode(url.rpartition(",")[2]).decode()
+    assert ">step</text>" in picture
+    assert "#000000" not in picture
+    assert "#ffffff" not in picture
 
 
 def test_the_hardest_images_have_the_largest_losses(both, runs, stand_in_dir):

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import errno
 import inspect
 import json
 import os
@@ -524,6 +525,16 @@ def prune_here(folder, *words):
 
     parser = argparse.ArgumentParser()
     return command.main(parser, [str(folder), "--prune", *words])
+
+
+def test_a_run_that_is_removed_only_in_part_is_named(folder, monkeypatch):
+    def fail(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(UsageError, match=r"stopped-removed.*must remove.* busy"):
+        prune_here(folder, "stopped", "--yes")
+    assert "stopped" not in listed(folder)
 
 
 def test_runs_are_chosen_by_age(folder, done_run):

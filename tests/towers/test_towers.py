@@ -348,7 +348,7 @@ def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     model = small_model(keras.layers.BatchNormalization(), dropout)
     images, _ = random_batch()
     before = [variable.numpy() for variable in model.variables]
-    compute = activations_of(model, four_cpus[0])
+    compute = activations_of(model, four_cpus[1])
     first, again = compute(images), compute(images)
     assert_equal([variable.numpy() for variable in model.variables], before)
     logits, _, _ = inference(
@@ -361,6 +361,9 @@ def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     last = model.layers[-1].name
     np.testing.assert_allclose(first[last], np.ravel(logits), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first[last], again[last])
+    operations = compute.get_concrete_function(images).graph.get_operations()
+    products = [node.device for node in operations if node.type == "MatMul"]
+    assert {*products} == {"/device:CPU:1"}
 
 
 def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
