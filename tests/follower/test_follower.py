@@ -289,6 +289,20 @@ def test_a_follower_without_weights_says_why(tmp_path):
     assert follower.predict(IMAGES).step == 20
 
 
+def test_two_threads_load_a_checkpoint_once(run_dir, follower, monkeypatch):
+    verify = checkpoints.verify
+
+    def slow(*given):
+        time.sleep(0.2)
+        return verify(*given)
+
+    save(run_dir, 20)
+    monkeypatch.setattr(checkpoints, "verify", slow)
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda _: follower.look(), range(2))
+    assert sorted(found) == [False, True]
+
+
 def test_a_run_that_is_being_moved_is_looked_at_again(run_dir, follower, monkeypatch):
     def vanish(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
