@@ -109,13 +109,13 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     if best not in (kept := checkpoints.steps(run / layout.CHECKPOINTS)):
         lines[-1] += "; its checkpoint was not kept (--keep_best)"
     else:
+        which: int | str = best  # If a score could not be logged, or cannot be read.
         with contextlib.suppress(DiskError):
+            which = BEST if scores.best(run, kept) == [best] else best
             _, by, images, on_test = scores.deciding(run, "test")
             if split == "val" and best in on_test:
                 shown = scores.shown(by, on_test[best], images)
                 lines.append(f"  on test:       {shown}")
-        # They differ if a score could not be logged.
-        which = BEST if scores.best(run, kept) == [best] else best
         export = f"{invocation.command('export')} --output best_model --step {which}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
     return "\n".join(lines)

@@ -1,15 +1,17 @@
 """How TensorFlow is asked to connect the workers, and who reaches its port then."""
 
+import errno
 import os
 import socket
 from unittest import mock
 
 import pytest
+import tensorflow as tf
 
 import runs
 from cifar10.distributed import workers
 from cifar10.distributed.cluster import Cluster
-from cifar10.errors import UsageError
+from cifar10.errors import LostWorkerError, UsageError
 from cifar10.towers.devices import Placement
 
 LINUX = pytest.mark.skipif(
@@ -54,6 +56,46 @@ def test_port_of_workers_of_one_machine_is_closed_to_others(everywhere):
         with called:
             caller.sendall(b"connected")
             assert called.recv(100) == b"connected"
+
+
+@LINUX
+@pytest.mark.usefixtures("made")
+def test_workers_connect_on_a_kernel_that_confines_no_socket(everywhere, monkeypatch):
+    """As Linux before 5.7 for all users but root."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    port = everywhere.getsockname()[1]
+    monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+    cluster = Cluster(("127.0.0.1:1", f"127.0.0.1:{port}"), 1)
+    assert workers.connect_cluster(cluster, gpus=0)
+    assert device_of(everywhere) == b""
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("part", ["rendezvous.meet", "connect_cluster"])
+def test_a_worker_lost_while_all_connect_is_named(monkeypatch, part):
+    def lose(*_, **__):
+        message = "Collective ops is aborted by: Socket"
+        raise tf.errors.UnavailableError(None, None, message)
+
+    monkeypatch.setattr(workers.rendezvous, "meet", mock.Mock())
+    monkeypatch.setattr(f"{workers.__name__}.{part}", lose)
+    placement = Placement(("/cpu:0",), simulated=False, description="")
+    found = workers.Workers(Cluster(("a:1", "b:1"), 0))
+    with pytest.raises(LostWorkerError, match="worker 1 at b:1"):
+        found.connect("auto", placement, mock.Mock())
+
+
+def test_gpus_are_mirrored_although_tensorflow_has_started(monkeypatch):
+    """As in a notebook, where its threads can no longer be chosen."""
+    tf.config.list_logical_devices()
+    monkeypatch.setattr(workers.gpu_links, "refuse_faulty", mock.Mock())
+    gpus = ("/gpu:0", "/gpu:1")
+    placement = Placement(gpus, simulated=False, description="")
+    found = workers.Workers().connect("mirrored", placement, mock.Mock())
+    assert found == (None, 2)
 
 
 @pytest.mark.parametrize(

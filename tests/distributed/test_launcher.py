@@ -1,11 +1,13 @@
 """What is started again, what is not, and with which exit code it ends."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import textwrap
 import time
+from unittest import mock
 
 import pytest
 
@@ -107,6 +109,22 @@ def starts(tmp_path, index=0):
     """Returns the words and the GPUs of each start of a worker."""
     lines = (tmp_path / f"starts-{index}").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def test_workers_start_on_a_system_that_cannot_end_them_with_the_launcher(
+    tmp_path, launch, monkeypatch
+):
+    for error in (OSError, AttributeError):
+        with monkeypatch.context() as patch:
+            patch.setattr(ctypes, "CDLL", mock.Mock(side_effect=error))
+            launch([[0], [0]])
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_driver_that_fails_or_crashes_counts_no_gpus(monkeypatch):
+    for program in ("raise SystemExit(3)", "import os; os.abort()"):
+        monkeypatch.setattr(hardware, "_COUNT_GPUS", program)
+        assert hardware.count_gpus() == 0
 
 
 def test_all_workers_are_restarted_after_a_loss(tmp_path, launch, capsys):

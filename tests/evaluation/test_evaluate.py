@@ -5,10 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import small_runs
 from cifar10.errors import UsageError
-from cifar10.evaluation import eval_command
+from cifar10.evaluation import eval_command, scored_set
 from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import Scorer, evaluation_batches
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
+from cifar10.trained_model import TrainedModel
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)
@@ -121,6 +125,33 @@ def test_three_classes_without_penalties_are_scored_correctly(four_cpus):
     sums = Sums.of(outcomes, 3)
     assert_scored(sums, logits_of(model, IMAGES), labels)
     assert (sums.ranks[:5].sum(), weight_decay) == (COUNT, 0.0)
+
+
+def test_a_run_is_scored_on_the_chosen_device(tmp_path, four_cpus, monkeypatch):
+    """Another logical one stands for a GPU."""
+    monkeypatch.setitem(ARCHITECTURES, "small", Architecture(small_runs.small))
+    small_runs.describe(run := tmp_path / "run")
+    small_runs.save(run, 10)
+    trained = TrainedModel(run, four_cpus[1])
+    trained.restore()
+    variables = *trained.trainable, *trained.non_trainable
+    assert {one.device[-5:] for one in variables} == {"CPU:1"}
+    found, traced = set(), scored_set.traced
+
+    def noting(given):
+        function = traced(given)
+
+        def compute(*given):
+            result = function(*given)
+            found.update(one.device[-5:] for one in tf.nest.flatten(result))
+            return result
+
+        return compute
+
+    monkeypatch.setattr(scored_set, "traced", noting)
+    batches = evaluation_batches(IMAGES, LABELS, COUNT)
+    Scorer(trained.model).score(trained.trainable, batches, four_cpus[1])
+    assert found == {"CPU:1"}
 
 
 def test_ranks_agree_with_in_top_k(four_cpus):

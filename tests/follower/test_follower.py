@@ -44,6 +44,30 @@ def follower(run_dir):
 # Answers.
 
 
+def test_weights_are_kept_and_used_on_the_chosen_device(
+    run_dir, four_cpus, monkeypatch
+):
+    """Another logical one stands for a GPU."""
+    found, traced = set(), live_copy.traced_logits
+
+    def noting(*given):
+        function = traced(*given)
+
+        def compute(*given):
+            logits = function(*given)
+            found.update(one.device[-5:] for one in tf.nest.flatten((given, logits)))
+            return logits
+
+        return compute
+
+    monkeypatch.setattr(live_copy, "traced_logits", noting)
+    save(run_dir, 10)
+    follower = Follower(run_dir, device=four_cpus[1])
+    assert follower.look()
+    follower.predict(IMAGES)
+    assert found == {"CPU:1"}
+
+
 @pytest.mark.parametrize("use_averages", [True, False])
 def test_a_followers_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averages):
     save(run_dir, 10)
@@ -257,12 +281,39 @@ def test_a_follower_without_weights_says_why(tmp_path):
         (lambda: shutil.rmtree(step_10), "no checkpoint"),
     ]:
         make()
-        assert not follower.look()
+        assert follower.look() is False
         with pytest.raises(UsageError, match=why):
             follower.predict(IMAGES)
     save(run, 20)
     assert follower.look()
     assert follower.predict(IMAGES).step == 20
+
+
+def test_two_threads_load_a_checkpoint_once(run_dir, follower, monkeypatch):
+    verify = checkpoints.verify
+
+    def slow(*given):
+        time.sleep(0.2)
+        return verify(*given)
+
+    save(run_dir, 20)
+    monkeypatch.setattr(checkpoints, "verify", slow)
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda _: follower.look(), range(2))
+    assert sorted(found) == [False, True]
+
+
+def test_a_run_that_is_being_moved_is_looked_at_again(run_dir, follower, monkeypatch):
+    def vanish(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    save(run_dir, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "steps", vanish)
+        assert follower.look() is False
+    assert follower.refusals == []
+    assert follower.look() is True
+    assert follower.weights_step == 20
 
 
 def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir, follower):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,6 +221,37 @@ def test_damaged_copy_in_kerass_folder_does_not_prevent_a_download(
     next(datasets_of_keras.rglob("data_batch_3")).unlink()
     assert cache in datasets.find("auto", None, mirror).directory.parents
     assert "data_batch_3" in capsys.readouterr().err
+
+
+def test_an_unreadable_folder_is_named_and_that_of_keras_passed_over(
+    tmp_path, cache, mirror, monkeypatch, capsys
+):
+    exists = Path.exists
+
+    def refusing(path):
+        if forbidden in (path, *path.parents):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refusing)
+    forbidden = tmp_path / "home/.keras"
+    assert cache in datasets.find("auto", None, mirror).directory.parents
+    assert ".keras" in (said := capsys.readouterr().err)
+    assert "Permission denied" in said
+    forbidden = tmp_path / "data"
+    with pytest.raises(UsageError, match=r"data\S* cannot be read.*Permission denied"):
+        datasets.find("auto", str(forbidden), mirror)
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_a_stand_in_that_cannot_be_published_is_reported(cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(UsageError, match="No space left"):
+        datasets.find("synthetic", None, None)
+    assert not [*cache.iterdir()]
 
 
 def test_folders_of_pictures_are_not_taken_for_cifar100(tmp_path):

@@ -3,7 +3,9 @@
 import dataclasses
 import re
 import signal
+import tarfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -151,6 +153,23 @@ def test_a_very_slow_download_counts_as_stalled(tmp_path, monkeypatch):
         pytest.raises(UnavailableError, match="stalled"),
     ):
         fetch(tmp_path, site.url)
+
+
+def test_the_connection_of_a_stalled_download_is_closed(tmp_path, monkeypatch):
+    """While the next source is asked, for as long as that takes."""
+    answers, get = [], urllib.request.OpenerDirector.open
+
+    def noting(*given, **options):
+        answers.append(get(*given, **options))
+        return answers[-1]
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", noting)
+    monkeypatch.setattr(download, "TIMEOUT", 0.3)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(CONTENT)}\r\n\r\n".encode()
+    with serving(raw=head + CONTENT[:10_000], delay=2.0) as site:
+        fails(tmp_path, site.url, kept=10_000)
+    assert answers
+    assert all(answer.closed for answer in answers)
 
 
 def test_a_killed_download_and_unpacking_continue(tmp_path):
@@ -441,6 +460,25 @@ def test_two_concurrent_fetches_download_once(tmp_path, capsys):
     assert site.asked == 1
     assert "Waiting" in capsys.readouterr().err
     assert_good(tmp_path)
+
+
+def test_two_concurrent_unpackings_unpack_once(tmp_path, monkeypatch):
+    source, home = tmp_path / "images.tar.gz", tmp_path / "home"
+    source.write_bytes(CONTENT)
+    opened, opens = [], tarfile.open
+
+    def slow(*given):
+        opened.append(given)
+        time.sleep(0.2)
+        return opens(*given)
+
+    monkeypatch.setattr(tarfile, "open", slow)
+    with ThreadPoolExecutor(2) as threads:
+        given = [download.unpack] * 2, [ARCHIVE] * 2, [home] * 2, [source] * 2
+        found = [*threads.map(lambda unpack, *where: unpack(*where), *given)]
+    assert found == [home / "images-bin"] * 2
+    assert len(opened) == 1
+    assert_good(home)
 
 
 def test_a_full_disk_is_reported_and_keeps_the_downloaded_part(tmp_path):

@@ -194,6 +194,25 @@ def test_images_stay_on_the_cpu_despite_a_programs_chosen_device(four_cpus):
     assert images.shape == (3, *steps[0][0][0].shape)
 
 
+def test_labels_stay_on_the_cpu_despite_a_programs_chosen_device(
+    four_cpus, monkeypatch
+):
+    """Each batch takes some there; else all would travel for it."""
+    made, constant = [], tf.constant
+
+    def noting(*given, **options):
+        made.append(constant(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tf, "constant", noting)
+    with tf.device(four_cpus[1]):
+        training_batches(batch_size=4)
+        evaluation_batches(IMAGES, NUMBERS, 4)
+    held = [one for one in made if one.shape.rank and one.shape[0] == COUNT]
+    assert len(held) == 4
+    assert {one.device[-5:] for one in held} == {"CPU:0"}
+
+
 def test_each_queue_holds_two_batches_and_one_more_waits(four_cpus):
     made = []
     with pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2]) as queues:

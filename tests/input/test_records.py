@@ -1,6 +1,9 @@
 """Records on disk to pixels and labels, and files that are wrong."""
 
 import dataclasses
+import errno
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +69,27 @@ def test_missing_files_and_files_of_the_wrong_size_are_named(tmp_path):
         refused(tmp_path, str(path))
     path.unlink()
     refused(tmp_path, path.name)
+
+
+def test_files_on_a_faulty_disk_are_named(tmp_path, monkeypatch):
+    write_tiny(tmp_path, TINY10)
+    broken = tmp_path / "data_batch_2.bin"
+    read, is_file = np.fromfile, Path.is_file
+
+    def failing(works):
+        def fail(path, *given):
+            if path == broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return works(path, *given)
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "fromfile", failing(read))
+        with pytest.raises(UsageError, match=f"{broken} cannot be read.*: Input"):
+            records.read_split(tmp_path, TINY10, "train")
+    monkeypatch.setattr(Path, "is_file", failing(is_file))
+    refused(tmp_path, f"{tmp_path} cannot be read.*: Input")
 
 
 def test_a_label_out_of_range_is_named(tmp_path):

@@ -357,6 +357,8 @@ BAD = {
     "metrics/m": lambda: {
         "metrics": {"m": lambda labels, _: tf.random.uniform([len(labels)])}
     },
+    # A function that does not say what it takes.
+    "it failed on labels": lambda: {"loss": max},
     "loss focal": lambda: {"loss": "focal"},
     "dict": lambda: {"metrics": [margin]},
     "metrics={": lambda: {"metrics": margin},

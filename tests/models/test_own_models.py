@@ -137,6 +137,49 @@ def test_a_failing_import_in_the_users_module_is_shown(own_models, missing):
 
 # ---- What is refused
 
+
+def test_a_refusal_by_this_package_within_a_users_function_stays_as_it_is(own_models):
+    own_models(
+        """
+        from cifar10.models.registry import build_model
+
+        def build(image_shape, classes):
+            return build_model("no such name", image_shape, classes)
+        """
+    )
+    with pytest.raises(UsageError) as inner:
+        build_model("no such name", IMAGE_SHAPE, 10)
+    with pytest.raises(UsageError) as outer:
+        build_model("own_models:build", IMAGE_SHAPE, 10)
+    assert str(outer.value) == str(inner.value)
+
+
+class Noisy(layers.Layer):
+    """Adds noise in evaluation, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        return inputs + 1e-3 * keras.random.normal((10,), seed=self.seeds)
+
+
+def noisy(image_shape, classes):
+    net = images = keras.Input(image_shape)
+    net = layers.Dense(classes)(layers.Flatten()(net))
+    return keras.Model(images, Noisy()(net))
+
+
+def test_the_check_of_a_model_draws_none_of_its_random_numbers():
+    """A training begins with the same, whether or not it was checked."""
+    name = f"{__name__}:noisy"
+    model = build_model(name, IMAGE_SHAPE, 10)
+    before = [variable.numpy().tolist() for variable in model.variables]
+    custom.check_training(name, model, IMAGE_SHAPE, 10)
+    assert [variable.numpy().tolist() for variable in model.variables] == before
+
+
 SOURCE = """
 class Own(keras.Model):
     def build(self, _):

@@ -1,6 +1,8 @@
 """The moving line on a terminal: what remains on the screen, and what a pipe gets."""
 
+import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -12,6 +14,7 @@ import termios
 
 import pytest
 
+from cifar10.process import moving_line
 from runs import ROOT
 
 PROGRAM = """
@@ -154,6 +157,28 @@ def test_unfinished_output_is_not_drawn_over():
     middle = "if number == 70: print('unfinished', end='', flush=True)"
     _, rows, _ = on_terminal(middle)
     assert rows[-2] == "unfinishedDone."
+
+
+def test_a_terminal_that_is_gone_is_not_written_to_again():
+    ours, theirs = pty.openpty()
+    written = []
+
+    class Stream(io.StringIO):
+        def fileno(self):
+            return theirs
+
+        def write(self, text):
+            written.append(text)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    line = moving_line.MovingLine()
+    line.stream = Stream()
+    for text in ("Counting: 1 of 2", "Counting: 2 of 2"):
+        line.show(text)
+    line.erase()
+    assert len(written) == 1
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])

@@ -167,6 +167,20 @@ def test_an_unreadable_log_does_not_prevent_a_checkpoint(tmp_path):
     assert progress(tmp_path, 2).last_saved() == 2
 
 
+def test_unreadable_scores_are_an_error_once_the_checkpoint_is_saved(tmp_path):
+    (tmp_path / "eval" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(DiskError, match="metrics"):
+        progress(tmp_path, 2, keep_best=1).save()
+    assert kept(tmp_path) == published(2)
+
+
+def test_a_run_survives_the_loss_of_a_mark_and_an_event(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    training = progress(tmp_path, 2)
+    training.keep()  # The folder of this step is gone.
+    training.log_event(2, "rollback", "a fault")
+
+
 def test_surplus_checkpoints_make_room_for_the_new_checkpoint(disk):
     """As when a run resumes with fewer of them; the newest always stays."""
     train_dir = disk.path / "run"

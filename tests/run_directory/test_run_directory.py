@@ -132,6 +132,14 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
     prepare(run)
 
 
+def test_a_lost_recipe_does_not_hide_how_a_run_differs(run):
+    (run / "checkpoints" / "step-00000010").mkdir()
+    wanted = {**SETTINGS, "batch_size": 7, "recipe": str(run.parent / "gone.toml")}
+    said = refusal(run, wanted)
+    assert "batch_size" in said
+    assert f"--initial_weights {run}" in said
+
+
 def test_an_entry_without_a_default_counts_as_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
         preflight.check_run(recorded(run), {"model": "cnn", "towers": 2}, fresh=False)
@@ -184,6 +192,16 @@ def test_damaged_or_foreign_configuration_is_refused_and_kept(run, fresh):
     ):
         (run / "config.json").write_bytes(content)
         assert "config.json" in refusal(run, SETTINGS, fresh=fresh)
+
+
+def test_a_directory_that_cannot_be_read_is_refused(tmp_path):
+    assert "too long" in refusal(tmp_path / ("x" * 300), SETTINGS)
+
+
+def test_a_start_that_cannot_be_recorded_is_refused(run):
+    (run / "starts.jsonl").mkdir()
+    with pytest.raises(UsageError, match=f"{run} cannot be used"):
+        starting.record_start(recorded(run, **SETTINGS), 0)
 
 
 def test_full_disk_leaves_the_earlier_configuration_whole(run, monkeypatch):

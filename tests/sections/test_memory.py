@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from benchmarks import sections as benchmark
 from cifar10 import hardware
+from cifar10.errors import UsageError
 from cifar10.model import inference, loss
 from cifar10.sections import planning
 from cifar10.towers import devices
@@ -59,6 +60,17 @@ def test_a_gpus_limit_follows_the_driver_or_the_size_of_its_part(monkeypatch):
     monkeypatch.setattr(devices, "free_memory", lambda _: 60 * 2**20)
     assert limit_on("/gpu:0", "/gpu:2") == 0.85 * 60 * 2**20
     assert limit_on("/gpu:1", "/gpu:2") == 0.85 * 100 * 2**20
+
+
+@pytest.mark.parametrize("error", [OSError("no library"), UsageError("no answer")])
+def test_a_gpu_whose_driver_is_silent_has_no_limit(monkeypatch, error):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["whole"])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
+    monkeypatch.setattr(devices, "free_memory", fail)
+    assert limit_on("/gpu:0") == math.inf
 
 
 def test_the_limit_of_a_cpu_is_a_part_of_its_free_memory_unless_it_is_given(

@@ -4,6 +4,7 @@ import argparse
 import json
 
 import pytest
+import tensorflow as tf
 
 from cifar10.tools import doctor
 
@@ -200,6 +201,25 @@ def test_gpus_without_working_copies_are_reported(say, find, monkeypatch, capsys
     assert "copies from /gpu:0 to /gpu:1" in note
     assert "NCCL_P2P_DISABLE=1" in note
     assert code == 0, "by default no GPU sends anything to another"
+
+
+def test_every_device_computes_its_own_check(monkeypatch, four_cpus, capsys):
+    """Other logical ones stand for GPUs."""
+    chosen, convolve, devices = tf.device, tf.nn.conv2d, []
+
+    def choose(name):
+        return chosen(four_cpus[int(name[-1]) + ("gpu" in name)])
+
+    def noting(*given):
+        devices.append((result := convolve(*given)).device[-5:])
+        return result
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * 2)
+    monkeypatch.setattr(tf, "device", choose)
+    monkeypatch.setattr(tf.nn, "conv2d", noting)
+    doctor.compute_in_child()
+    assert devices == ["CPU:0", "CPU:1", "CPU:2"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["/cpu:0", "/gpu:0", "/gpu:1"]
 
 
 def test_the_present_machine_passes_the_check(capsys):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -610,6 +611,10 @@ def another_seed(run):
 
 # By what each is found: the chain, or segments that begin at these steps.
 TAMPERED = {
+    "a manifest, cut short": (
+        lambda run: os.truncate(folder_of(run, 10) / "manifest.json", 9),
+        None,
+    ),
     "a weight": (add_to_a_weight, None),
     "a weight, and its digests": (
         lambda run: (add_to_a_weight(run), forge(run)),

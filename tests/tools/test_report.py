@@ -145,6 +145,16 @@ def test_numbers_and_curves_come_from_the_files(both, runs):
         proportional(points[:, 1], losses)
 
 
+def test_curves_are_readable_on_white_and_on_black_and_have_text():
+    url = report_curves.draw(
+        [[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]], "loss"
+    )
+    picture = base64.b64decode(url.rpartition(",")[2]).decode()
+    assert ">step</text>" in picture
+    assert "#000000" not in picture
+    assert "#ffffff" not in picture
+
+
 def test_the_hardest_images_have_the_largest_losses(both, runs, stand_in_dir):
     images, labels = datasets.find("synthetic", str(stand_in_dir)).read("test")
     prepared = images[:, 4:28, 4:28].astype(np.float64)
@@ -270,6 +280,20 @@ def test_all_checkpoints_are_shown_with_their_times(copy, tmp_path):
     figures = report(tmp_path / "page.html", copy).figures()
     assert figures["step"] == "70 of 30"
     assert "training cross entropy, step 30" in figures
+
+
+def test_a_checkpoint_deleted_meanwhile_is_left_out(copy, monkeypatch):
+    """By the training that a report is made of."""
+    verify = checkpoints.verify
+
+    def late(folder, step):
+        if step == 10:
+            shutil.rmtree(folder / "step-00000010")
+        return verify(folder, step)
+
+    monkeypatch.setattr(checkpoints, "verify", late)
+    (run,) = read_runs([copy])
+    assert [saved["step"] for saved in run.saved] == [20, 30]
 
 
 def test_a_line_with_an_impossible_step_is_left_out(copy):

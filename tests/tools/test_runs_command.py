@@ -2,12 +2,14 @@
 
 import argparse
 import csv
+import errno
 import inspect
 import json
 import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -267,6 +269,21 @@ def test_an_inaccessible_folder_is_named(folder, monkeypatch):
     assert f"{folder / 'trials'} is left out" in done.stderr
 
 
+def test_a_file_deleted_meanwhile_does_not_end_the_list(folder, monkeypatch):
+    """By the training of a run that is listed."""
+    lstat = Path.lstat
+
+    def late(path):
+        if path.name == "state.index":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    before = listed(folder)["stopped"]
+    monkeypatch.setattr(Path, "lstat", late)
+    after = listed(folder)["stopped"]
+    assert 0 < after["bytes"] < before["bytes"]
+
+
 def test_a_table_holds_the_tables_of_a_configuration(folder):
     config = json.loads((folder / "stopped/config.json").read_text())
     config["optimizer_arguments"] = {"nesterov": True}
@@ -522,6 +539,16 @@ def prune_here(folder, *words):
 
     parser = argparse.ArgumentParser()
     return command.main(parser, [str(folder), "--prune", *words])
+
+
+def test_a_run_that_is_removed_only_in_part_is_named(folder, monkeypatch):
+    def fail(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(UsageError, match=r"stopped-removed.*must remove.* busy"):
+        prune_here(folder, "stopped", "--yes")
+    assert "stopped" not in listed(folder)
 
 
 def test_runs_are_chosen_by_age(folder, done_run):

@@ -545,6 +545,19 @@ def test_the_requested_step_is_served(small_run, monkeypatch):
     assert steps == [10, 20]
 
 
+def test_the_processes_that_decode_end_with_the_service(small_run, monkeypatch):
+    def fail(_):
+        raise LookupError
+
+    ended = []
+    server = SimpleNamespace(run=fail)
+    made = SimpleNamespace(create_server=lambda: server, close=lambda: ended.append(1))
+    monkeypatch.setattr(service, "Service", lambda *_: made)
+    with pytest.raises(LookupError):
+        serve.serve_model(serve.Options(train_dir=str(small_run), port=0))
+    assert ended == [1]
+
+
 def test_the_requested_values_are_served(small_run, monkeypatch):
     """The averages, or the last ones, which answer otherwise."""
     answers = []

@@ -83,6 +83,17 @@ def test_simulated_towers_divide_the_cores(
     assert tf.config.threading.get_intra_op_parallelism_threads() == threads
 
 
+def test_a_started_tensorflow_keeps_its_threads_and_towers(pretend_gpus, monkeypatch):
+    """As in a notebook; these tests have started with four."""
+    with pytest.raises(UsageError, match=r"--num_gpus 5: .*already started"):
+        devices.place_towers(5)
+    assert len(devices.place_towers(3).devices) == 3
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    pretend_gpus(0, started=True)
+    devices.divide_cores(3)
+    assert tf.config.threading.get_intra_op_parallelism_threads() == 0
+
+
 @pytest.mark.parametrize(("asked", "used"), [(None, 3), (2, 2)])
 def test_each_used_gpu_has_a_tower(pretend_gpus, asked, used):
     pretend_gpus(3)

@@ -113,8 +113,12 @@ def test_augmentations_are_computed_on_a_gpu():
 
 
 def assert_made_of_numbers(function, drawn, at_least=20):
-    """For each image its index is sent, and so many random numbers of four bytes."""
+    """For each image its index is sent, and so many random numbers of four bytes.
+
+    A GPU would draw the numbers of each step of a call by a kernel of its own.
+    """
     assert_kernels(function.graph, at_least)
+    assert not [node for node in asked_of_gpus(function.graph) if "Random" in node.op]
     crossed = crossings(function, [HOST, "/gpu:0"])
     assert crossed, "the numbers of the images are made on the CPU"
     assert HOST not in {one.target for one in crossed}

@@ -173,17 +173,52 @@ def test_slices_of_one_index_are_added_before_they_are_clipped(four_cpus, count)
     assert moved == pytest.approx([-0.1, 0.075, 0.0])
 
 
-def test_towers_and_update_run_on_their_devices(four_cpus):
+def placed_towers(four_cpus):
+    """Returns towers on all four devices, whose variables are on the second."""
     with tf.device(four_cpus[1]):
         model, optimizer = small_model(), keras.optimizers.SGD(0.1, 0.9)
-    builder = make_towers(model, four_cpus, optimizer=optimizer, device=four_cpus[1])
+    return make_towers(model, four_cpus, optimizer=optimizer, device=four_cpus[1])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_towers_and_update_run_on_their_devices(four_cpus, flat):
+    builder = placed_towers(four_cpus)
+    builder.flat = flat
     written = {v.device.rpartition("/")[2] for v in builder.state.variables()}
     assert written == {"device:CPU:1"}
     operations = builder.trace(split(*random_batch(), 4)).graph.get_operations()
     products = [node.device for node in operations if node.type == "MatMul"]
     assert {*products} == {f"/device:CPU:{number}" for number in range(4)}
-    placed = {one.device for one in operations if one.name.startswith("update/")}
-    assert placed - {""} == {"/device:CPU:1"}
+    for part in ("update", *(["flat"] if flat else [])):
+        placed = {one.device for one in operations if one.name.startswith(f"{part}/")}
+        assert placed - {""} == {"/device:CPU:1"}
+    placed = {one.device for one in operations if one.name.startswith("average/")}
+    # What had no device would be on the host in a call of several steps. Each tower
+    # has its part of the noise scale, the first one the square of its gradients.
+    assert placed == {f"/device:CPU:{number}" for number in range(4)}
+
+
+def test_results_are_where_they_are_awaited_despite_a_programs_chosen_device(four_cpus):
+    """Those of one step beside the variables, those of many on the host."""
+    builder = placed_towers(four_cpus)
+    batches = [split(*random_batch(seed=seed), 4) for seed in range(2)]
+    with tf.device(four_cpus[2]):
+        found = builder.step(batches[0]), builder.steps(calls.stacked(batches, 2), 2)
+    for result, device in zip(found, ("CPU:1", "CPU:0"), strict=True):
+        assert {one.device[-5:] for one in tf.nest.flatten(result)} == {device}
+
+
+def test_the_batches_of_a_call_are_taken_apart_on_their_towers(four_cpus):
+    """And travel to no other device."""
+    builder = make_towers(small_model(), four_cpus[1:3])
+    stacked = calls.stacked([split(*random_batch(), 2)] * 3, 3)
+    graph = builder._steps.get_concrete_function(stacked, tf.constant(3)).graph
+    bodies = graph.as_graph_def().library.function
+    nodes = [node for one in bodies for node in one.node_def]
+    slices = [node for node in nodes if node.op == "StridedSlice"]
+    # Those of what the body is given, not of what it computes.
+    taken = [node.device[-5:] for node in slices if ":" not in node.input[0]]
+    assert sorted(taken) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
 
 
 def test_joined_tensors_keep_every_bit():
@@ -314,7 +349,7 @@ def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     model = small_model(keras.layers.BatchNormalization(), dropout)
     images, _ = random_batch()
     before = [variable.numpy() for variable in model.variables]
-    compute = activations_of(model, four_cpus[0])
+    compute = activations_of(model, four_cpus[1])
     first, again = compute(images), compute(images)
     assert_equal([variable.numpy() for variable in model.variables], before)
     logits, _, _ = inference(
@@ -327,6 +362,9 @@ def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     last = model.layers[-1].name
     np.testing.assert_allclose(first[last], np.ravel(logits), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first[last], again[last])
+    operations = compute.get_concrete_function(images).graph.get_operations()
+    products = [node.device for node in operations if node.type == "MatMul"]
+    assert {*products} == {"/device:CPU:1"}
 
 
 def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):

@@ -53,6 +53,14 @@ def test_the_seed_decides_the_initial_values():
     assert (first != other).any()
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_state_is_on_its_device_with_the_scalars_of_its_optimizer(precision):
+    """A step would otherwise copy each of them."""
+    config = resolved(model=runs.SMALL, precision=precision, optimizer="adamw")
+    state = assembly.build_state(config, "/cpu:1", (32, 32, 3), 10)
+    assert {one.device[-5:] for one in state.variables()} == {"CPU:1"}
+
+
 def one_weight():
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
 

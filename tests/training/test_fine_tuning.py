@@ -327,6 +327,26 @@ def test_files_of_keras_applications_fit_with_and_without_their_top(tmp_path):
             assert missing == {applications.HEAD}
 
 
+def test_published_weights_are_loaded_without_noise(monkeypatch, capsys):
+    """Neither the bar of a download nor a warning is the user's business."""
+
+    def download(_, image_shape):
+        print("Downloading data: 100 % ====")
+        return small(image_shape, 3)
+
+    monkeypatch.setattr(applications, "with_imagenet_weights", download)
+    names = {"model": "applications:VGG16", "initial_weights": "imagenet"}
+    config = Config(**names, distortions="flip_translate")
+    model = build_model("small", (32, 32, 3), 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, found = initial_weights.find_weights(config, model, ())
+    assert "conv" in found
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "ImageNet" in said.err
+
+
 # ---- files of others
 
 

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import runs
 import scored_runs
+import small_runs
 from cifar10.config.config import Config, Config as PythonConfig
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import ScoredSet
@@ -408,6 +409,22 @@ def test_the_best_is_exported_if_its_checkpoint_is_kept(tmp_path):
     said = early_stopping.outcome(settings, 300, EarlyStopping())
     assert "--step best" in said
     assert "on test, which chose this step" in said
+
+
+@pytest.mark.parametrize("unreadable", ["eval", "eval_val"])
+def test_the_best_is_named_although_a_log_cannot_be_read(tmp_path, unreadable):
+    parts = {"data_parts": ["train", "val", "test"], "data_division": ""}
+    small_runs.describe(tmp_path, parameters=1, **parts)
+    for part in ("eval", "eval_val"):
+        (tmp_path / part).mkdir()
+        if part != unreadable:
+            scores.append(tmp_path / part, 100, {"precision @ 1": 0.9}, 10)
+    (tmp_path / unreadable / "metrics.jsonl").mkdir()
+    settings = Config(train_dir=str(tmp_path), max_steps=300)
+    record = EarlyStopping().updated(100, 0.9, 10)
+    assert "at step 100 on val" in early_stopping.outcome(settings, 300, record)
+    (tmp_path / "checkpoints/step-00000100").mkdir(parents=True)
+    assert "export it" in early_stopping.outcome(settings, 300, record)
 
 
 def test_the_last_lines_say_why_a_run_ended_and_that_its_best_is_gone(tmp_path):

@@ -86,6 +86,14 @@ def test_every_mode_becomes_red_green_and_blue(content, expected):
     assert np.abs(decode(content).astype(int) - expected).max() <= 3
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_a_picture_whose_orientation_cannot_be_read_is_taken_as_it_is(form):
+    wide = Image.new("RGB", (40, 32), (200, 10, 10))
+    content = packed(wide, form, exif=b"Exif\0\0garbage")
+    found = decoding.decode(content, "it", 32, 40)
+    np.testing.assert_allclose(found, np.asarray(wide), atol=8)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation_is_undone(orientation):
     """Compared with what Pillow makes of the whole image."""

@@ -133,6 +133,14 @@ def halve(path):
 DAMAGES = [flip, to_pipe, to_zeros, halve, os.unlink]
 
 
+def test_pictures_lost_between_preparation_and_reading_are_explained(pictures, cache):
+    dataset = prepared(pictures, cache)
+    for path in home_in(cache).glob("*.bin"):
+        path.unlink()
+    with pytest.raises(UsageError, match="XDG_CACHE_HOME"):
+        everything(dataset)
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", ["manifest.json", "*.bin"])
 def test_lost_or_damaged_files_are_prepared_again(
