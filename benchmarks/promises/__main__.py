@@ -83,7 +83,7 @@ def markdown(found: dict[str, dict[str, Cell] | str]) -> str:
     for promise in promises:
         cells = [one[promise] for one in tried.values()]
         marks = [f"{cell}{' (twice)' if cell.times > 1 else ''}" for cell in cells]
-        lines.append([PROMISES[promise][0], *marks])
+        lines.append([PROMISES[promise], *marks])
     return "\n\n".join([report.table(["promise", *tried], lines), *absent])
 
 
@@ -104,20 +104,12 @@ def _parse_flags() -> argparse.Namespace:
 def main() -> None:
     """Tries the promises and prints the table."""
     flags = _parse_flags()
-    if flags.adapter:
-        commands = {one: shlex.split(one) for one in flags.adapter}
-    else:
-        commands = {name: command_of(name, flags.python) for name in TRAINERS}
-        for part in flags.only:
-            if not any(part.lower() in name.lower() for name in commands):
-                raise UsageError(
-                    f"--only {part!r}: no trainer of {', '.join(commands)}."
-                )
-        commands = {
-            name: command
-            for name, command in commands.items()
-            if not flags.only or any(one.lower() in name.lower() for one in flags.only)
-        }
+    commands = {one: shlex.split(one) for one in flags.adapter}
+    for part in [] if flags.adapter else flags.only or [""]:
+        names = [name for name in TRAINERS if part.lower() in name.lower()]
+        if not names:
+            raise UsageError(f"--only {part!r}: no trainer of {', '.join(TRAINERS)}.")
+        commands |= {name: command_of(name, flags.python) for name in names}
     with tempfile.TemporaryDirectory(prefix="promises-") as folder:
         found = try_all(commands, flags.promise, Path(folder))
     about = machine.describe()

@@ -9,19 +9,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.promises.trials import (
-    NotWaitingError,
-    Outcome,
-    Trials,
-    newest,
-    small_disk,
-)
+from benchmarks.promises import trials
+from benchmarks.promises.adapters.protocol import Trainer
+from benchmarks.promises.trials import Outcome
 
 KEPT, BROKEN, NOT_OFFERED = "kept", "broken", "not offered"
 
@@ -58,18 +54,6 @@ class Cell:
         return f"{self.verdict}: {self.said}" if self.said else self.verdict
 
 
-@dataclasses.dataclass(frozen=True)
-class Trainer:
-    """What an adapter says of its trainer; see `protocol.describe`."""
-
-    name: str
-    version: str
-    checkpoint: str
-    documents: str
-    workers: int
-    lacks: Mapping[str, str]
-
-
 class NotInstalledError(Exception):
     """The adapter could not describe its trainer."""
 
@@ -89,18 +73,14 @@ class Contract:
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
-        self._trials = Trials(command, folder)
-        self._folder = folder
+        self._trials = trials.Trials(command, folder)
         said = self._trials.do("describe", "", "")
         if not said.is_done:
             raise NotInstalledError(said.last_line)
         names = [field.name for field in dataclasses.fields(Trainer)]
-        _done(said, *names)
-        self.trainer = Trainer(**{name: said.facts[name] for name in names})
-        self.data = {
-            name: _write(folder / f"{name}.npz", *arrays)
-            for name, arrays in _data_sets().items()
-        }
+        facts = _done(said, *names).facts
+        self.trainer = Trainer(**{name: facts[name] for name in names})
+        self.data = _write_data(folder)
         # What several promises look at, trained once for each repetition.
         self._shared: dict[str, Any] = {}
 
@@ -119,18 +99,18 @@ class Contract:
 
     def _try(self, promise: str) -> Cell:
         try:
-            return PROMISES[promise][1](self)
-        except NotWaitingError as error:
+            return getattr(self, promise)()
+        except trials.NotWaitingError as error:
             return Cell(BROKEN, f"training ends early: {error}")
         except _FailedError as error:
             return Cell(BROKEN, f"fails: {error}")
 
-    def _train(self, name: str, data: str = "network", **given: Any) -> Outcome:
+    def _train(self, name: str, **given: Any) -> Outcome:
         """Trains straight on in a new folder, once; returns the outcome."""
         if name not in self._shared:
             folder = self._trials.new_folder()
             given = {"workers": self.trainer.workers, **given}
-            outcome = self._trials.do("train", folder, self.data[data], **given)
+            outcome = self._trials.do("train", folder, self.data["network"], **given)
             self._shared[name] = _done(outcome), folder
         return self._shared[name][0]
 
@@ -143,7 +123,6 @@ class Contract:
             self._trials.kill(folder, self.data[data], **given)
             self._shared[name] = folder
             shutil.copytree(folder, f"{folder}-killed", symlinks=True)
-            return folder
         # In its own place: trainers note paths.
         folder = self._shared[name]
         shutil.rmtree(folder)
@@ -269,7 +248,7 @@ class Contract:
     def cut_checkpoint(self) -> Cell:
         """A truncated checkpoint is noticed."""
         folder = self._killed()
-        cut = newest(folder, self.trainer.checkpoint)
+        cut = trials.newest(folder, self.trainer.checkpoint)
         with cut.open("r+b") as file:
             file.truncate(cut.stat().st_size // 2)
         outcome = self._resume(folder)
@@ -289,7 +268,7 @@ class Contract:
     def full_disk(self) -> Cell:
         """A full disk loses nothing that was saved."""
         folder = self._trials.new_folder()
-        with small_disk(folder) as is_small:
+        with trials.small_disk(folder) as is_small:
             cell = self._fill(folder) if is_small else None
         if cell and cell.verdict == BROKEN:
             return cell
@@ -320,35 +299,25 @@ class Contract:
     def _trained_on_full_disk(self, folder: Path, said: str) -> Cell:
         """Judges a training that came to its end, by what it left there."""
         self._train("straight")
-        left, expected = (
-            self._evaluate(one) for one in (folder, self._shared["straight"][1])
-        )
+        left = self._evaluate(folder)
+        expected = self._evaluate(self._shared["straight"][1])
         if np.isclose(left["loss"], expected["loss"], rtol=1e-3):
             return Cell(KEPT, "finds room and trains to the end")
         return Cell(BROKEN, f"trains to the end, {said}, and its weights are lost")
 
 
-# By name, as adapters know them: for people, and how it is tried.
-PROMISES: dict[str, tuple[str, Callable[[Contract], Cell]]] = {
-    "workers": ("two workers equal one", Contract.workers),
-    "accumulation": (
-        "accumulated gradients equal the large batch",
-        Contract.accumulation,
-    ),
-    "resumed_weights": ("killed and resumed: same weights", Contract.resumed_weights),
-    "resumed_images": (
-        "killed and resumed: each image once an epoch",
-        Contract.resumed_images,
-    ),
-    "resumed_schedule": (
-        "killed and resumed: same learning rates",
-        Contract.resumed_schedule,
-    ),
-    "resumed_best": ("killed and resumed: knows the best score", Contract.resumed_best),
-    "evaluation": ("evaluation counts each image once", Contract.evaluation),
-    "nan": ("a NaN is named, and ends the training", Contract.nan),
-    "cut_checkpoint": ("a cut checkpoint is noticed", Contract.cut_checkpoint),
-    "full_disk": ("a full disk loses nothing saved", Contract.full_disk),
+# For people, by the method that tries it, which is also the name that adapters use.
+PROMISES = {
+    "workers": "two workers equal one",
+    "accumulation": "accumulated gradients equal the large batch",
+    "resumed_weights": "killed and resumed: same weights",
+    "resumed_images": "killed and resumed: each image once an epoch",
+    "resumed_schedule": "killed and resumed: same learning rates",
+    "resumed_best": "killed and resumed: knows the best score",
+    "evaluation": "evaluation counts each image once",
+    "nan": "a NaN is named, and ends the training",
+    "cut_checkpoint": "a cut checkpoint is noticed",
+    "full_disk": "a full disk loses nothing saved",
 }
 
 
@@ -382,13 +351,8 @@ def _compare(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Cel
     return Cell(verdict, f"by {worst:.1g}" if verdict == BROKEN else f"to {worst:.0e}")
 
 
-def _write(file: Path, *arrays: np.ndarray) -> Path:
-    np.savez(file, **dict(zip(("x", "y", "x_test", "y_test"), arrays, strict=True)))
-    return file
-
-
-def _data_sets() -> dict[str, tuple[np.ndarray, ...]]:
-    """Returns x, y, x_test and y_test by name."""
+def _write_data(folder: Path) -> dict[str, Path]:
+    """Writes archives of x, y, x_test and y_test; returns their files by name."""
     random = np.random.default_rng(0)
     patterns = random.integers(64, 192, [_CLASSES, *_SHAPE])
 
@@ -400,8 +364,12 @@ def _data_sets() -> dict[str, tuple[np.ndarray, ...]]:
     x, x_test = images(y), images(y_test)
     wrong = (y_test + 1) % _CLASSES
     some = np.where(np.arange(_SCORED) % 3 == 0, wrong, y_test)
-    return {
-        "network": (x, y, x_test, wrong),
-        "scored": (x, y, x_test, some),
-        "own classes": (x, np.arange(_IMAGES), x_test, y_test),
+    labels = {
+        "network": (y, wrong),
+        "scored": (y, some),
+        "own classes": (np.arange(_IMAGES), y_test),
     }
+    files = {name: folder / f"{name}.npz" for name in labels}
+    for name, (trained, scored) in labels.items():
+        np.savez(files[name], x=x, y=trained, x_test=x_test, y_test=scored)
+    return files

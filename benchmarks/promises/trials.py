@@ -23,8 +23,11 @@ from benchmarks.promises.adapters.protocol import Job
 
 _PATIENCE_SECONDS = 300.0
 _DISK_BYTES = 32 << 20
-# What gloo, which looks for the machine's own name, and TensorFlow have to be told.
+_ROOT = str(Path(__file__).parents[2])
+# What gloo, which looks for the machine's own name, and TensorFlow have to be told; and
+# where adapters find `protocol`.
 _ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")])),
     "GLOO_SOCKET_IFNAME": "lo",
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -249,9 +252,5 @@ def _read(answer: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     if not answer.exists():
         return {}, []
     with np.load(answer) as file:
-        names = sorted((one for one in file if one != "facts"), key=_number)
+        names = sorted({*file} - {"facts"}, key=lambda name: int(name[1:]))
         return json.loads(str(file["facts"])), [file[name] for name in names]
-
-
-def _number(name: str) -> int:
-    return int(name[1:])

@@ -1,6 +1,8 @@
 """The promises on other trainers: what is kept, broken, or not offered."""
 
 import importlib.util
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from benchmarks.promises.trials import Trials
 from cifar10.errors import UsageError
 
 NUMPY = str(Path(__file__).parents[1] / "helpers" / "numpy_trainer.py")
+PAGE = Path(__file__).parents[2] / "docs/promises.md"
 
 
 def contract(folder, *words):
@@ -28,6 +31,29 @@ def contract(folder, *words):
 @pytest.mark.slow
 def test_adapter_without_our_code_keeps_every_promise(tmp_path):
     own = contract(tmp_path)
+    cells = {promise: own.check(promise) for promise in PROMISES}
+    assert {cell.verdict for cell in cells.values()} == {KEPT}, cells
+
+
+def documented_adapter(folder):
+    """Returns the contract of the page's adapter, which takes our trainer in NumPy."""
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    adapter = folder / "my_adapter.py"
+    adapter.write_text(code)
+    shutil.copy(NUMPY, folder / "my_trainer.py")
+    return Contract([sys.executable, str(adapter)], folder)
+
+
+def test_documented_adapter_trains_resumes_and_evaluates(tmp_path):
+    own = documented_adapter(tmp_path)
+    assert own.trainer.name == "my trainer"
+    cells = [own.check(one) for one in ("resumed_weights", "evaluation")]
+    assert [cell.verdict for cell in cells] == [KEPT, KEPT], cells
+
+
+@pytest.mark.slow
+def test_documented_adapter_keeps_every_promise(tmp_path):
+    own = documented_adapter(tmp_path)
     cells = {promise: own.check(promise) for promise in PROMISES}
     assert {cell.verdict for cell in cells.values()} == {KEPT}, cells
 

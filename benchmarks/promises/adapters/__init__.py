@@ -1,4 +1,4 @@
-"""One adapter for each trainer, which trains as the trainer's own documents recommend.
+"""One adapter for each trainer, which translates the contract's jobs for it.
 
-Each is a program of its own: `python benchmarks/promises/adapters/ours.py JOB.json`.
+Each is a program, `adapters/ours.py JOB.json`, with this repository in PYTHONPATH.
 """

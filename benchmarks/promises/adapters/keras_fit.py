@@ -1,126 +1,51 @@
-"""Keras `fit`, with MirroredStrategy if there are several workers.
-
-    python keras_fit.py [mirrored] JOB.json
-
-Saves by BackupAndRestore at ends of epochs, its default, and keeps two
-(double_checkpoint), which its documents recommend against damage.
-"""
-
-from __future__ import annotations
+"""Keras `fit`; `python keras_fit.py [mirrored] JOB.json`."""
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import keras
-import protocol
 import tensorflow as tf
-from keras import layers
+
+from benchmarks.promises.adapters import keras_network, protocol
+from benchmarks.promises.trainers import keras_fit
+
+MIRRORED = "mirrored" in sys.argv
 
 
-class Watch(keras.callbacks.Callback):
-    """Tells the protocol each update, which the optimizer counts across restarts."""
-
-    def __init__(self, job: protocol.Job) -> None:
-        super().__init__()
-        self._job, self._last = job, 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes an update."""
-        del batch, logs
-        optimizer = self.model.optimizer
-        step = int(optimizer.iterations.numpy())
-        if step != self._last:
-            self._last = step
-            rate = keras.ops.convert_to_numpy(optimizer.learning_rate)
-            protocol.reached(self._job, step, float(rate))
-
-
-def build(job: protocol.Job, shape: tuple[int, ...], classes: int) -> keras.Model:
+def build(job: protocol.Job) -> keras.Model:
     """Returns the compiled network."""
-    model = keras.Sequential(
-        [
-            keras.Input(shape),
-            layers.Rescaling(1 / 127.5, offset=-1),
-            layers.Flatten(),
-            layers.Dense(16, activation="relu"),
-            layers.Dense(classes, kernel_initializer="zeros"),
-        ]
-    )
-    rate: Any = job.learning_rate
+    (x, y), rate = job.arrays()[0], job.learning_rate
     if not job.constant:
         rate = keras.optimizers.schedules.CosineDecay(rate, job.steps * job.accumulate)
-    every = job.accumulate if job.accumulate > 1 else None
-    optimizer = keras.optimizers.SGD(
-        rate, job.momentum, gradient_accumulation_steps=every
+    with keras_fit.strategy(job.workers, job.seed).scope():
+        network = keras_network.build(x.shape[1:], int(y.max()) + 1)
+        return keras_fit.compiled(network, rate, job.momentum, job.accumulate)
+
+
+def train(job: protocol.Job) -> tuple:
+    """Trains, or continues."""
+    model = build(job)
+    batch_size, batches = job.batch_size // job.accumulate, job.steps * job.accumulate
+    best = keras_fit.train(
+        model, *job.arrays(), job.folder, batch_size, batches, job.reached
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"])
-    return model
+    return model.get_weights(), model.optimizer.iterations.numpy(), best
 
 
-def run(job: protocol.Job, strategy: Any) -> None:
-    """Trains with `fit`, or scores the newest weights with `evaluate`."""
-    keras.utils.set_random_seed(job.seed)
-    tf.config.experimental.enable_op_determinism()
-    x, y, x_test, y_test = job.arrays()
-    classes = max(4, int(y.max()) + 1)
-    with strategy.scope():
-        model = build(job, x.shape[1:], classes)
-    batch_size = job.batch_size // job.accumulate
-    if job.task == "evaluate":
-        model.load_weights(Path(job.folder, "last.weights.h5"))
-        loss, accuracy = model.evaluate(x_test, y_test, batch_size)
-        protocol.answer(job, loss=loss, accuracy=accuracy)
-        return
-    best = keras.callbacks.ModelCheckpoint(
-        Path(job.folder, "best.keras"), save_best_only=True
-    )
-    callbacks = [
-        keras.callbacks.BackupAndRestore(
-            Path(job.folder, "backup"), double_checkpoint=True
-        ),
-        best,
-        keras.callbacks.TerminateOnNaN(raise_error=True),
-        Watch(job),
-    ]
-    model.fit(
-        x,
-        y,
-        batch_size,
-        epochs=-(-job.steps // job.epoch_steps),
-        validation_data=(x_test, y_test),
-        callbacks=callbacks,
-        verbose=2,
-    )
-    model.save_weights(Path(job.folder, "last.weights.h5"))
-    step = int(model.optimizer.iterations.numpy())
-    protocol.answer(job, model.get_weights(), step=step, best=float(best.best))
+def evaluate(job: protocol.Job) -> tuple:
+    """Scores the trained weights."""
+    (_, scored), model = job.arrays(), build(job)
+    model.load_weights(Path(job.folder, "last.weights.h5"))
+    return model.evaluate(*scored, job.batch_size)
 
 
-def main() -> None:
-    """Does the job."""
-    job, mirrored = protocol.read_job(), "mirrored" in sys.argv
-    if job.task == "describe":
-        protocol.describe(
-            job,
-            f"Keras fit{', MirroredStrategy' if mirrored else ''}",
-            f"{keras.__version__} on TensorFlow {tf.__version__}",
-            "backup/latest.weights.h5",
-            "https://keras.io/api/callbacks/backup_and_restore/",
-            workers=2 if mirrored else 1,
-            lacks={} if mirrored else {"workers": "fit alone has one"},
-        )
-        return
-    strategy = tf.distribute.get_strategy()
-    if job.workers > 1:
-        [cpu] = tf.config.list_physical_devices("CPU")
-        logical = [tf.config.LogicalDeviceConfiguration()] * job.workers
-        tf.config.set_logical_device_configuration(cpu, logical)
-        names = [f"/cpu:{number}" for number in range(job.workers)]
-        strategy = tf.distribute.MirroredStrategy(names)
-    run(job, strategy)
-
-
-if __name__ == "__main__":
-    main()
+protocol.serve(
+    train,
+    evaluate,
+    name=f"Keras fit{', MirroredStrategy' if MIRRORED else ''}",
+    version=f"{keras.__version__} on TensorFlow {tf.__version__}",
+    checkpoint="backup/latest.weights.h5",
+    documents="https://keras.io/api/callbacks/backup_and_restore/",
+    workers=2 if MIRRORED else 1,
+    lacks={} if MIRRORED else {"workers": "fit alone has one"},
+)
