@@ -1,14 +1,13 @@
 """The promises on other trainers: what is kept, broken, or not offered."""
 
 import importlib.util
-import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.promises import __main__ as program
+from benchmarks.promises import __main__ as program, adapters
 from benchmarks.promises.contract import (
     BROKEN,
     KEPT,
@@ -21,7 +20,7 @@ from benchmarks.promises.trials import Trials
 from cifar10.errors import UsageError
 
 NUMPY = str(Path(__file__).parents[1] / "helpers" / "numpy_trainer.py")
-PAGE = Path(__file__).parents[2] / "docs/promises.md"
+EXAMPLE = Path(adapters.__file__).with_name("my_adapter.py")
 
 
 def contract(folder, *words):
@@ -36,12 +35,10 @@ def test_adapter_without_our_code_keeps_every_promise(tmp_path):
 
 
 def documented_adapter(folder):
-    """Returns the contract of the page's adapter, which takes our trainer in NumPy."""
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    adapter = folder / "my_adapter.py"
-    adapter.write_text(code)
+    """Returns the contract of the adapter to copy, with our trainer in NumPy."""
     shutil.copy(NUMPY, folder / "my_trainer.py")
-    return Contract([sys.executable, str(adapter)], folder)
+    adapter = shutil.copy(EXAMPLE, folder)
+    return Contract([sys.executable, adapter], folder)
 
 
 def test_documented_adapter_trains_resumes_and_evaluates(tmp_path):
