@@ -123,7 +123,7 @@ def check_new(path: Path, flag: str) -> None:
     """Refuses an output path that exists already or that cannot be made."""
     if os.path.lexists(path):
         raise UsageError(f"{flag} {path} already exists. Name another path.")
-    above = next(one for one in path.parents if os.access(one, os.F_OK))
+    above = next(one for one in path.parents if os.path.lexists(one))
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         raise UsageError(f"{flag} {path} cannot be made in {above}. Name another path.")
 

@@ -70,7 +70,8 @@ def try_all(
         for promise in promises:
             cells[promise] = contract.check(promise)
             show_progress(f"{trainer.name}, {promise}: {cells[promise]}")
-        found[f"[{trainer.name}]({trainer.documents}) {trainer.version}"] = cells
+        title = f"[{trainer.name}]({trainer.documents}) {trainer.version}"
+        found[f"{title}, {name}" if title in found else title] = cells
     return found
 
 
@@ -104,7 +105,14 @@ def _parse_flags() -> argparse.Namespace:
 def main() -> None:
     """Tries the promises and prints the table."""
     flags = _parse_flags()
-    commands = {one: shlex.split(one) for one in flags.adapter}
+    try:
+        commands = {one: shlex.split(one) for one in flags.adapter}
+    except ValueError as error:
+        raise UsageError(f"--adapter: {error}. Give a command.") from error
+    if not all(commands.values()):
+        raise UsageError("--adapter: a command is empty.")
+    if flags.adapter and flags.only:
+        raise UsageError("--only chooses trainers of the table. Omit it.")
     for part in [] if flags.adapter else flags.only or [""]:
         names = [name for name in TRAINERS if part.lower() in name.lower()]
         if not names:
@@ -114,6 +122,9 @@ def main() -> None:
         found = try_all(commands, flags.promise, Path(folder))
     about = machine.describe()
     print(report.describe_conditions(about), "\n\n", markdown(found), sep="")
+    for command, why in found.items():
+        if flags.adapter and isinstance(why, str):
+            raise UsageError(f"--adapter {command!r} describes no trainer ({why}).")
 
 
 if __name__ == "__main__":

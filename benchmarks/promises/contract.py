@@ -74,11 +74,14 @@ class Contract:
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._trials = trials.Trials(command, folder)
-        said = self._trials.do("describe", "", "")
-        if not said.is_done:
-            raise NotInstalledError(said.last_line)
         names = [field.name for field in dataclasses.fields(Trainer)]
-        facts = _done(said, *names).facts
+        try:
+            said = self._trials.do("describe", "", "")
+            if not said.is_done:
+                raise NotInstalledError(said.last_line)
+            facts = _done(said, *names).facts
+        except (OSError, _FailedError) as error:  # No such program, or no answer.
+            raise NotInstalledError(str(error)) from error
         self.trainer = Trainer(**{name: facts[name] for name in names})
         self.data = _write_data(folder)
         # What several promises look at, trained once for each repetition.
@@ -102,7 +105,7 @@ class Contract:
             return getattr(self, promise)()
         except trials.NotWaitingError as error:
             return Cell(BROKEN, f"training ends early: {error}")
-        except _FailedError as error:
+        except (_FailedError, trials.NoCheckpointError) as error:
             return Cell(BROKEN, f"fails: {error}")
 
     def _train(self, name: str, **given: Any) -> Outcome:
@@ -171,7 +174,12 @@ class Contract:
         given = {"learning_rate": _TINY_RATE, "momentum": 0.0, "constant": True}
         folder = self._killed("own classes", **given)
         resumed = _done(self._resume(folder, "own classes", **given))
-        [bias] = [one for one in resumed.weights if one.shape == (_IMAGES,)]
+        biases = [one for one in resumed.weights if one.shape == (_IMAGES,)]
+        if len(biases) != 1 or not np.isfinite(biases[0]).all():
+            raise _FailedError(
+                f"{len(biases)} finite biases of {_IMAGES} classes, not 1"
+            )
+        [bias] = biases
         gained = bias.astype(np.float64) * _BATCH_SIZE / _TINY_RATE
         visits = np.rint(gained + _STEPS * _BATCH_SIZE / _IMAGES).astype(int)
         epochs = _STEPS * _BATCH_SIZE // _IMAGES
@@ -341,6 +349,11 @@ def _short(text: str) -> str:
 
 def _compare(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Cell:
     """Returns the largest difference, relative to the largest value of its array."""
+    shapes = [[one.shape for one in weights] for weights in (found, expected)]
+    if not found or shapes[0] != shapes[1]:
+        return Cell(BROKEN, f"weights of shapes {shapes[0]} for {shapes[1]}")
+    if not all(np.isfinite(one).all() for one in (*found, *expected)):
+        return Cell(BROKEN, "the weights are not finite")
     worst = 0.0
     for one, other in zip(found, expected, strict=True):
         largest = np.abs(other).max()

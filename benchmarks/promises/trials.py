@@ -37,6 +37,10 @@ _ENVIRONMENT = {
 }
 
 
+class NoCheckpointError(Exception):
+    """The adapter's pattern of checkpoints matches no file."""
+
+
 class NotWaitingError(Exception):
     """The adapter ended, or hung, before the update after which it was to wait."""
 
@@ -229,8 +233,15 @@ class _Process:
 
 
 def newest(folder: Path, pattern: str) -> Path:
-    """Returns the newest file of a pattern, behind links."""
-    return max(folder.glob(pattern), key=lambda one: one.stat().st_mtime).resolve()
+    """Returns the newest file of a pattern, behind links.
+
+    Raises:
+        NoCheckpointError: There is none.
+    """
+    files = [*folder.glob(pattern)]
+    if not files:
+        raise NoCheckpointError(f"no file of the run's folder matches {pattern}")
+    return max(files, key=lambda one: one.stat().st_mtime).resolve()
 
 
 @contextlib.contextmanager

@@ -82,6 +82,8 @@ def open_run(
     if what_if and recorded.facts.what_if:
         if not recorded.is_own:
             raise UsageError(f"{run} was not written by you, or was edited.")
+        towers = recorded.facts.what_if.get("towers", 0)
+        given["num_gpus"] = given["num_gpus"] or int(towers) or None
         run = Path(recorded.facts.what_if["run"])
         recorded = restoring.check_usable(str(run), given["trust_model"])
     if is_locked(run):

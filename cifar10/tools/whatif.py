@@ -23,14 +23,12 @@ DESCRIPTION = """Trains steps of a run again with a change, and compares.
     python -m cifar10 whatif RUN --steps 1001:1100 --corrections wrong.csv
     python -m cifar10 whatif RUN --steps 401:600 --until 1000 --learning_rate 0.05
 
-First recomputes the steps unchanged, so that later differences are the change's.
-The next picture of its class replaces a picture left out; all others keep their
-places and random draws. RUN may also be a changed run from --out, which is then
-recomputed. Exit code 1: a recomputed step differs.
+Recomputes the steps unchanged first, so that later differences are the change's.
+The next picture of its class replaces one left out; others keep places and random
+draws. A RUN from --out is recomputed. Exit code 1: a recomputed step differs.
 """
 _SETTINGS = ("learning_rate", "clip_norm", "moving_average_decay")
 _EACH = "like --corrections, but list the effect of each picture on the validation loss"
-_OUT = "new directory for the changed run, which eval, predict and export take"
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -44,7 +42,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         add(f"--{name}", type=float, metavar="NUMBER", help="value in these steps")
     add("--each", metavar="FILE", help=_EACH)
     add("--windows", type=int, default=1, help="number of windows for --each")
-    add("--out", metavar="DIR", help=_OUT)
+    add("--out", metavar="DIR", help="new folder of a run for eval, predict and export")
     what_if, given = open_run(parser, words, what_if=True)
     made = RecordedRun.read(layout.absolute_path(given["run"]))
     _refuse_unused(given, made)
@@ -60,8 +58,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     until = last if given["until"] is None else given["until"]
     if not last <= until <= most:
         raise UsageError(f"--until {until}: give a step from {last} to {most}.")
-    if out := given["out"] and layout.absolute_path(given["out"]):
-        files.check_new(out, "--out")
+    if (out := given["out"]) is not None:
+        files.check_new(out := layout.absolute_path(out), "--out")
         if not what_if.recorded.is_own:
             raise UsageError(f"--out: {what_if.run} is not yours. Give your own run.")
     if not _is_same(what_if, first, last, until):
@@ -75,6 +73,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
             "run": str(what_if.run),
             "config": files.sha256(what_if.run / layout.CONFIG),
             "steps": f"{first}:{last}:{until}",
+            "towers": f"{what_if.training.config.machine.towers}",
             "change": how,
             "labels": json.dumps({int(at): int(labels[at]) for at in changed}),
             "settings": json.dumps(settings),

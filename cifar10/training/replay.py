@@ -79,8 +79,7 @@ class Replay:
     ) -> None:
         self.run = run
         self.recorded = recorded = run_config.RecordedRun.read(run)
-        lines = logs.read_steps(run / layout.METRICS)
-        self.logged = {line["step"]: line for line in lines}
+        self.logged = {of["step"]: of for of in logs.read_steps(run / layout.METRICS)}
         self.scored = {
             split: scores.compared(logs.read_lines(run / scores.log_of(split)))
             for split in ("test", "val")
@@ -89,8 +88,7 @@ class Replay:
         self.saved = checkpoints.steps(self._directory)
         config = recorded.config
         has_weights = config.fine_tuning.initial_weights
-        most = config.run.max_steps
-        self.begun = min(self.saved, default=most) if has_weights else 0
+        self.begun = min(self.saved, default=config.run.max_steps) if has_weights else 0
         batches = config.machine.towers * config.batch.accumulate
         towers = towers or max(1, config.machine.towers)
         model = {"model": config.network.model}
@@ -114,13 +112,12 @@ class Replay:
         for step in self.saved:
             with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
                 self.manifests[step] = checkpoints.read_manifest(self._directory, step)
-        manifests = self.manifests.items()
-        self.links = {step: checkpoints.link_of(one) for step, one in manifests}
+        self.links = {at: checkpoints.link_of(of) for at, of in self.manifests.items()}
+        # An earlier version, which kept no starts, may have logged less before.
+        starts = (start["step"] for start in starting.read_starts(run))
+        self._first_start = next(starts, np.inf)
         self.why_not_exact = self._why_not_exact()
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
-        starts = starting.read_starts(run)
-        # An earlier version, which kept no starts, may have logged less before.
-        self._first_start = starts[0]["step"] if starts else np.inf
         self.unread = collections.defaultdict[str, set[str]](set)
         self._scored_set = functools.cache(functools.partial(scored_set, training))
         self.step = 0
@@ -135,10 +132,12 @@ class Replay:
         places = {place: link.get("settings", {}) for place, link in places.items()}
         here = _machine(now.values)
         recorded = {layout.CONFIG: dict(self.recorded.entries)}
+        if 0 < self._first_start < np.inf:  # Another machine may have begun the run.
+            recorded[f"the steps before {self._first_start}"] = {"versions": {}}
         for place, found in (recorded | places).items():
             there = _machine({**now.values, **found})
             for name in [name for name in there if there[name] != here.get(name)]:
-                was, now_is = (str(one.get(name)) for one in (there, here))
+                was, now_is = (one.get(name) or "unknown" for one in (there, here))
                 return f"because {name} in {place} is {was}, but {now_is} here"
         return ""
 
@@ -366,7 +365,6 @@ def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what two trainings must share to be the same bit for bit."""
     given = settings["versions"]  # Other versions round differently.
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
-    found = {name: versions.get(name) for name in ("tensorflow", "keras", "numpy")}
-    # Earlier versions did not record these.
-    found |= {one: versions[one] for one in ("processor", "driver") if one in versions}
+    names = "tensorflow", "keras", "numpy", "processor", "driver"
+    found = {name: versions.get(name) for name in names}
     return found | {name: settings.get(name) for name in ("workers", "devices")}

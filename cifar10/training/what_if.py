@@ -21,7 +21,7 @@ from cifar10.evaluation.scored_set import Result
 from cifar10.input.dataset_base import selected
 from cifar10.input.regrouping import stand_ins
 from cifar10.run_directory import logs, starting
-from cifar10.run_directory.lock import RunLock
+from cifar10.run_directory.lock import RunLock, explaining_errors
 from cifar10.towers.update import Update
 from cifar10.training.assembly import Training, build_update
 from cifar10.training.progress import Progress
@@ -145,4 +145,5 @@ class WhatIf(Replay):
     def compare_saved(self, path: Path) -> Difference:
         """Compares the state reached with that of a run that `save` wrote, the last."""
         self._directory, self.saved = path / layout.CHECKPOINTS, [self.step]
-        return max(self._compare_checkpoint())
+        with explaining_errors(path):
+            return max(self._compare_checkpoint())

@@ -1,6 +1,7 @@
 """The promises on other trainers: what is kept, broken, or not offered."""
 
 import importlib.util
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -34,11 +35,53 @@ def test_adapter_without_our_code_keeps_every_promise(tmp_path):
     assert {cell.verdict for cell in cells.values()} == {KEPT}, cells
 
 
-def documented_adapter(folder):
+def documented_adapter(folder, good="", bad=""):
     """Returns the contract of the adapter to copy, with our trainer in NumPy."""
     shutil.copy(NUMPY, folder / "my_trainer.py")
-    adapter = shutil.copy(EXAMPLE, folder)
-    return Contract([sys.executable, adapter], folder)
+    text, adapter = EXAMPLE.read_text(), folder / "my_adapter.py"
+    assert good in text
+    adapter.write_text(text.replace(good, bad))
+    return Contract([sys.executable, str(adapter)], folder)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "promise", "why"),
+    [
+        ("return weights", "return [w * 1e999 for w in weights]", "workers", "finite"),
+        ("return weights", "return []", "workers", r"shapes \[\] for \[\]"),
+        ("return weights", "return weights[: job.workers]", "workers", "of shapes"),
+        ("return weights", "return weights * 2", "resumed_images", "2 finite biases"),
+        ('"*.npz"', '"*.ckpt"', "cut_checkpoint", r"matches \*\.ckpt"),
+    ],
+)  # fmt: skip
+def test_an_adapters_mistake_is_named_and_keeps_nothing(
+    tmp_path, good, bad, promise, why
+):
+    cell = documented_adapter(tmp_path, good, bad).check(promise)
+    assert cell.verdict == BROKEN
+    assert re.search(why, cell.said), cell.said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["no_such_program x"], "no_such_program"),
+        (["python 'x"], "No closing quotation"),
+        ([""], "empty"),
+        (["true", "--only", "Keras"], "--only"),
+    ],
+)
+def test_a_command_without_a_trainer_is_refused(monkeypatch, words, why):
+    monkeypatch.setattr(sys, "argv", ["promises", "--adapter", *words])
+    with pytest.raises(UsageError, match=why):
+        program.main()
+
+
+def test_adapters_of_one_name_have_a_column_each(tmp_path):
+    adapter = [sys.executable, NUMPY]
+    found = program.try_all({"one": adapter, "two": adapter}, ["evaluation"], tmp_path)
+    assert len(found) == 2
+    assert [*found][1].endswith("two")
 
 
 def test_documented_adapter_trains_resumes_and_evaluates(tmp_path):

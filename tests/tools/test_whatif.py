@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 
 import keras
 import numpy as np
@@ -195,6 +196,18 @@ def test_a_changed_run_is_scored_and_recomputed_but_not_taken_for_a_trained_run(
         called(capsys, out)
 
 
+def test_a_changed_run_is_recomputed_on_as_many_towers(run_dir, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--steps", "9:10", "--clip_norm", "0.1", "--num_gpus", "2", "--out", out]
+    assert called(capsys, run_dir, *words)[0] == 0
+    code, said = called(capsys, out)
+    assert code == 0
+    assert "at most 0 apart" in said
+    shutil.rmtree(out / "checkpoints" / "step-00000010")
+    with pytest.raises(UsageError, match="step-00000010"):
+        called(capsys, out)
+
+
 def test_no_change_is_tried_on_an_irreproducible_run(tmp_path, capsys):
     run = trained(tmp_path)
     edit(
@@ -239,6 +252,7 @@ def test_steps_without_a_record_are_refused_before_they_are_computed(tmp_path, c
         ("--steps 3:4 --without_class dog", "class 0, class 1, class 2"),
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
         ("--steps 3:4 --clip_norm 1 --out .", "--out .* exists"),
+        ("--steps 3:4 --clip_norm 1 --out=", "--out .* exists"),
         ("--steps 3:4 --clip_norm 1 --out {file}/out", "--out .* cannot be made in"),
         ("--steps 3:4 --each missing.csv", "--each missing.csv cannot be read"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
