@@ -68,7 +68,7 @@ def earlier_event_files(monkeypatch):
 
 
 # Seconds until a test that hangs is ended, on a machine several times slower than most.
-LIMITS = {"soak": 0, "slow": 900, "gpu": 900}
+LIMITS = {"soak": 0, "slow": 900, "gpu": 900, "peers": 3600}
 
 
 @pytest.fixture(autouse=True)
