@@ -271,6 +271,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
     changed = {name for name in given if given[name] != base.get(name)}
+    if "recipe" in given:  # A file may set what only some data use.
+        others = {"data_url", *data_flag.OF_FOLDERS}
+        changed |= others & read_recipe(given["recipe"]).keys()
     _refuse_unused(changed, values)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
@@ -286,9 +289,9 @@ def _refuse_unused(names: set[str], values: Mapping[str, Any]) -> None:
     unused = dict.fromkeys(_parameters_of_others(chosen), f"--schedule {chosen}")
     data = values.get("data", "auto")
     others = [] if data == data_flag.FOLDER else [*data_flag.OF_FOLDERS]
-    others += [] if data in data_flag.ARCHIVES else ["data_url"]
+    others += [] if data in {*data_flag.NAMES} - {"synthetic"} else ["data_url"]
     unused |= dict.fromkeys(others, f"--data {data}")
-    for name in names & unused.keys():
+    for name in sorted(names & unused.keys()):
         fix = f", or give --val_fraction {values[name]}" if "fraction" in name else ""
         raise UsageError(f"--{name} has no effect with {unused[name]}. Omit it{fix}.")
 

@@ -12,15 +12,13 @@ from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.models.registry import PYTHON
 
-ARCHIVES = ("auto", "cifar10", "cifar100")
-NAMES = (*ARCHIVES, "synthetic")
+NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER = "folder"
 # By suffix, which names the kind, the function in `input/` from a path to a `Dataset`.
 FILES = {".npz": "pictures.arrays:find_npz"}
 KINDS = (FOLDER, *(suffix[1:] for suffix in FILES))
 PATH = f"a folder with a folder per class, or a file that ends in {' or '.join(FILES)}"
-# Settings without effect on other data.
-OF_FOLDERS = ("image_size", "max_bad_images", "validation_fraction")
+OF_FOLDERS = ("image_size", "max_bad_images", "validation_fraction")  # Settings.
 FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python program.
 
 

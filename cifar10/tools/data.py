@@ -1,7 +1,6 @@
 """`python -m cifar10 data`: prepares a data set and shows its contents."""
 
 import argparse
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,10 +76,10 @@ def _look_at(
     from cifar10.tools.duplicates import find_duplicates
 
     # Any number of bad pictures is accepted, since they are listed.
-    wanted = dataclasses.replace(Config(**given).dataset, max_bad_images=1.0)
+    config = Config(**given).replace(max_bad_images=1.0)
     run = layout.absolute_path(train_dir or "")
     divided = RecordedRun.read(run) if train_dir else None
-    dataset = datasets.find_for(wanted, run=divided, say_notes=False)
+    dataset = datasets.find_for(config.dataset, run=divided, say_notes=False)
     splits = {split: dataset.read(split) for split in dataset.splits}
     classes: list[dict[str, Any]] = [{"name": name} for name in dataset.class_names]
     pictures: list[str] = []

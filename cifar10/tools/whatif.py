@@ -114,7 +114,7 @@ def _check(what_if: "WhatIf", made: RecordedRun) -> int:
 def _changes(
     what_if: "WhatIf", given: dict[str, Any]
 ) -> "tuple[np.ndarray, dict[str, float], str]":
-    """Returns changed training labels, -1 to leave out, and settings; and in words."""
+    """Returns the changed labels, -1 to leave out, and settings, and both in words."""
     from cifar10.input import regrouping
 
     training = what_if.training

@@ -66,6 +66,19 @@ def test_unusable_data_is_refused(given, named):
         Config(**given)
 
 
+@pytest.mark.parametrize(
+    "line", ["image_size = 64", "max_bad_images = 0.5", "validation_fraction = 0.2"]
+)
+@pytest.mark.usefixtures("place")
+def test_a_recipes_settings_of_folders_are_refused_for_other_data(tmp_path, line):
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(f"{line}\n")
+    for data in ("cifar10", "set.npz"):
+        with pytest.raises(UsageError, match=f"--{line.split()[0]} has no effect"):
+            Config(recipe=str(recipe), data=data)
+    Config(recipe=str(recipe), data="photos")
+
+
 OWN = {"data": "folder", "class_names": ["a", "b"], "classes": 2}
 
 
