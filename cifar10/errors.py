@@ -54,7 +54,7 @@ class MissingGpuError(UsageError):
     """TensorFlow does not find a requested GPU. `doctor` may explain why."""
 
 
-class StoppedError(Exception):
+class StoppedError(BaseException):  # Nothing that catches any `Exception` keeps it.
     """The program ends early but cleanly, for example after a signal.
 
     The exit code is 128 plus the signal's number, the exit code of a failed worker, or

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from cifar10 import errors
-from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.errors import UsageError, reason
 from cifar10.models import layer_tree
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
@@ -40,7 +40,7 @@ def explained(what: str, problem: str) -> Iterator[None]:
     """Turns an exception from a user's code into a `UsageError`."""
     try:
         yield
-    except (UsageError, StoppedError, BrokenPipeError):
+    except (UsageError, BrokenPipeError):
         raise
     except Exception as error:
         frames = [

@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10 import files
 from cifar10.config import flags, layout, run_options
-from cifar10.errors import say
+from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, invocation
 from cifar10.process.moving_line import LINE
 from cifar10.run_directory import restoring
@@ -54,7 +55,16 @@ class Options(run_options.RunOptions):
     @property
     def file_format(self) -> str:
         """The format that the ending of `output` selects."""
-        return _SUFFIXES.get(Path(self.output).suffix, "savedmodel")
+        ending = Path(self.output).suffix
+        if re.fullmatch(r"(\.v?\d+)?", ending):  # A folder's name may end in a version.
+            return "savedmodel"
+        if ending in _SUFFIXES:
+            return _SUFFIXES[ending]
+        known = ", ".join(_SUFFIXES)
+        raise UsageError(
+            f"--output {self.output}: no export ends in {ending}. Use {known}, or no "
+            "ending for a SavedModel's folder."
+        )
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.errors import UsageError, reason
 
 # Images per batch in LiteRT, which keeps all intermediate values in float32.
 _LITERT_BATCH = 64
@@ -23,7 +23,7 @@ def exporting(file_format: str) -> Iterator[None]:
     """Raises a `UsageError` where a format cannot represent a model."""
     try:
         yield
-    except (OSError, StoppedError):
+    except OSError:
         raise
     except Exception as error:  # Layers, converters and formats may raise anything.
         raise UsageError(

@@ -1,5 +1,6 @@
 """Models of the user's own: averaged, or refused with a reason."""
 
+import signal
 import sys
 import textwrap
 
@@ -10,9 +11,10 @@ import tensorflow as tf
 from keras import layers
 
 import runs
-from cifar10.errors import UsageError
+from cifar10.errors import STOP_SIGNALS, UsageError
 from cifar10.models import custom
 from cifar10.models.registry import build_model
+from cifar10.process import entry_point
 from cifar10.training.tensorboard import with_activations
 from small_towers import make_towers
 
@@ -106,6 +108,41 @@ def test_a_users_function_is_called_with_shape_and_classes(own_models):
     assert kernel.shape == (24 * 24 * 3, 7)
     assert "CPU:0" in bias.value.device
     assert model(tf.zeros((2, *IMAGE_SHAPE), tf.float64)).dtype == tf.float64
+
+
+def test_a_signal_while_a_model_is_traced_is_no_fault_of_the_model(
+    own_models, monkeypatch
+):
+    own_models(
+        """
+        import os, signal
+
+        class Slow(keras.Model):
+            def __init__(self, classes):
+                super().__init__()
+                self.dense = layers.Dense(classes)
+
+            def call(self, images):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return self.dense(keras.ops.reshape(images, (2, 1728)))
+
+        def build(image_shape, classes):
+            return Slow(classes)
+        """
+    )
+
+    def main():
+        build_model("own_models:build", IMAGE_SHAPE, 7)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    monkeypatch.setattr(sys, "argv", ["predict.py"])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            entry_point.run_program(main)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,13 @@ def test_the_ending_of_the_output_decides_the_format():
         assert command.Options(output=output).file_format == file_format
 
 
+def test_an_unknown_ending_is_refused_and_writes_no_folder(tmp_path):
+    for name in ("out.h5", "out.weights.h5", "out.pt", "out.ONNX", "out.onnx~"):
+        with pytest.raises(UsageError, match=r"no export ends in .*\.onnx, \.keras"):
+            export(tmp_path / "run", tmp_path / name)
+    assert not names(tmp_path)
+
+
 def test_values_of_another_shape_or_nan_are_refused():
     expected = np.tile(np.array([2.0, 1.0], np.float32), (1000, 1))
     assert exported.compare(expected, expected)[0]
