@@ -124,8 +124,8 @@ class QuickGelu(keras.layers.Layer):
         # Exported models have to run without XLA.
         on_gpu = tf.config.get_visible_devices("GPU")
         if (training or fuses_activations.get()) and not on_gpu:
-            compute = tf.function(compute, jit_compile=True)
-            gradient = tf.function(gradient, jit_compile=True)
+            compute = tf.function(compute, autograph=False, jit_compile=True)
+            gradient = tf.function(gradient, autograph=False, jit_compile=True)
 
         @tf.custom_gradient
         def activate(x: tf.Tensor) -> tuple[tf.Tensor, object]:

@@ -121,6 +121,7 @@ def evaluation_batches(
     with tf.device("/cpu:0"):
         all_labels = tf.constant(labels)
 
+    @tf.autograph.experimental.do_not_convert  # There is nothing to convert.
     def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         positions = first + tf.range(batch_size, dtype=tf.int64)
         chosen = tf.minimum(positions, count - 1)

@@ -60,10 +60,9 @@ class Options(run_options.RunOptions):
             return "savedmodel"
         if ending in _SUFFIXES:
             return _SUFFIXES[ending]
-        known = ", ".join(_SUFFIXES)
         raise UsageError(
-            f"--output {self.output}: no export ends in {ending}. Use {known}, or no "
-            "ending for a SavedModel's folder."
+            f"--output {self.output}: no export ends in {ending}. Use "
+            f"{', '.join(_SUFFIXES)}, or no ending for a SavedModel's folder."
         )
 
 

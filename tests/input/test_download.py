@@ -85,7 +85,7 @@ def test_repeated_disconnections_do_not_restart_the_download(tmp_path, capsys):
     assert_good(tmp_path)
     # Each went on where the one before had ended, but for what was compared.
     assert site.starts == [max(0, 49_000 * n) for n in range(len(site.starts))]
-    assert "MD5" not in capsys.readouterr().err
+    assert "sha256" not in capsys.readouterr().err
 
 
 def test_a_lost_connection_and_a_wrong_archive_have_different_messages(tmp_path):
@@ -214,11 +214,11 @@ def test_an_answer_with_the_wrong_range_is_refused_and_loses_no_bytes(tmp_path):
     ("attributes", "word"),
     [
         ({"content": OTHER}, "images.tar.gz"),
-        ({"content": CONTENT[:-1] + b"x"}, ARCHIVE.archive.md5),
+        ({"content": CONTENT[:-1] + b"x"}, ARCHIVE.archive.sha256),
         ({"content": CONTENT + b"more"}, f"{len(CONTENT) + 4:,}"),
         ({"content": b"<html>Log in!</html>", "kind": "text/html"}, "text/html"),
     ],
-    ids=["no archive", "other md5", "longer", "page"],
+    ids=["no archive", "other sha256", "longer", "page"],
 )
 def test_wrong_content_is_refused_and_not_kept(tmp_path, attributes, word):
     with serving(**attributes) as bad, serving() as good:

@@ -8,7 +8,6 @@ import re
 import sqlite3
 import struct
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,33 +170,35 @@ def test_the_rate_finder_rises_to_its_limit_and_suggests_a_lower_rate(
 
 
 @needs("ray")
-def test_ray_replaces_a_lost_worker_and_the_run_ends_alike(environment, tmp_path):
+def test_ray_replaces_a_lost_worker_and_the_run_ends_as_without_ray(
+    environment, tmp_path
+):
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_worker_niceness"] = "0"  # Else a busy machine starves them.
-    checkpoint = runs.checkpoint(Path("runs/ray"), 1)
-    ended = []
-    for name in ("undisturbed", "lost"):
-        folder = tmp_path / name
-        folder.mkdir()
-        output = folder / "output"
-        program = [EXAMPLES / "06_ray.py", "12"]
-        with (
-            output.open("w") as file,
-            runs.started(
-                *program, cwd=folder, env=environment, stdout=file, stderr=file
-            ) as process,
-        ):
-            while name == "lost" and not (folder / checkpoint).exists():
-                assert process.poll() is None, output.read_text()
-                time.sleep(0.05)
-            if name == "lost":
-                second = re.search(r"pid=(\d+)\) world_rank=1", output.read_text())
-                os.kill(int(second[1]), 9)
-            assert process.wait() == 0, output.read_text()
-        printed = output.read_text()
-        assert ("Resuming from step" in printed) == (name == "lost")
-        assert "Done." in printed
-        ended.append(runs.variables(runs.checkpoint(folder / "runs" / "ray", 12)))
+    run, output = tmp_path / "runs" / "ray", tmp_path / "output"
+    program = [EXAMPLES / "06_ray.py", "12"]
+    with (
+        output.open("w") as file,
+        runs.started(
+            *program, cwd=tmp_path, env=environment, stdout=file, stderr=file
+        ) as process,
+    ):
+        while not runs.checkpoint(run, 1).exists():
+            assert process.poll() is None, output.read_text()
+            time.sleep(0.05)
+        second = re.search(r"pid=(\d+)\) world_rank=1", output.read_text())
+        os.kill(int(second[1]), 9)
+        assert process.wait() == 0, output.read_text()
+    printed = output.read_text()
+    assert "Resuming from step" in printed
+    assert "Done." in printed
+    plain = [runs.ROOT / "train_multi_gpu.py", "--local_workers", 2, "--max_steps", 12]
+    plain += ["--train_dir", tmp_path / "plain"]
+    done = runs.run(*plain, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    ended = [
+        runs.variables(runs.checkpoint(of, 12)) for of in (run, tmp_path / "plain")
+    ]
     assert runs.largest_difference(*ended) < 1e-4
 
 

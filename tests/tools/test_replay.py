@@ -523,6 +523,14 @@ def test_numbers_below_one_are_refused(run_dir, capsys):
                 called(audit, capsys, run_dir, flag, number)
 
 
+def test_a_number_of_towers_that_does_not_divide_the_batch_is_refused(run_dir, capsys):
+    with pytest.raises(
+        UsageError, match=r"--num_gpus 3: the run's 8 images"
+    ) as refused:
+        called(replay, capsys, run_dir, "--num_gpus", 3)
+    assert "--global_batch_size" not in str(refused.value), "replay has no such flag"
+
+
 def test_strange_numbers_of_towers_are_refused(copied, capsys):
     path = copied / "config.json"
     config = json.loads(path.read_text()) | {"towers": 10**9}
