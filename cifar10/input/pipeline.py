@@ -135,7 +135,7 @@ def training_batches(
     with tf.device("/cpu:0"):
         all_labels = tf.constant(labels, tf.int64)
 
-    # AutoGraph would take a quarter of the time to the first step, and change nothing.
+    # AutoGraph would delay the first step by its search for Python to convert.
     @tf.autograph.experimental.do_not_convert
     def chosen_at(step: tf.Tensor) -> tuple[Plan, tf.Tensor, tf.Tensor]:
         plan = maker.plan(step, batch_slice, len(images))

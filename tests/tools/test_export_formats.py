@@ -129,7 +129,9 @@ def test_values_of_another_shape_or_nan_are_refused():
     expected = np.tile(np.array([2.0, 1.0], np.float32), (1000, 1))
     assert exported.compare(expected, expected)[0]
     for wrong in (expected * np.nan, expected[:, :1], expected[:999]):
-        assert not exported.compare(wrong, expected)[0]
+        equal, why = exported.compare(wrong, expected)
+        assert not equal
+        assert "non-finite values, or a different number" in why
 
 
 def test_a_model_failing_or_crashing_elsewhere_is_refused(tmp_path):
