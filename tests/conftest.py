@@ -12,6 +12,7 @@ from cifar10.input import synthetic
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # As with --deterministic.
+gc.disable()  # Imports leave no garbage.
 
 
 def pytest_configure(config):
@@ -23,6 +24,7 @@ def pytest_configure(config):
 def pytest_collection_finish():
     """Searches rarely for cycles, among millions of objects: 6 % of the time."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 

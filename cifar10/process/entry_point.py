@@ -6,6 +6,7 @@ escaped, so that no text can control a terminal.
 """
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
@@ -83,16 +84,14 @@ def import_tensorflow(
 ) -> None:
     """Imports TensorFlow with settings that TensorFlow reads only on import.
 
-    Hides TensorFlow's start-up messages unless the user has set TF_CPP_MIN_LOG_LEVEL
-    below 3.
+    Hides TensorFlow's start-up messages unless TF_CPP_MIN_LOG_LEVEL is set below 3.
 
     Enables oneDNN on processors with AVX2. TensorFlow for Linux does so only with VNNI,
     but on others a step takes half the time with it, too (docs/speed.md). Disables it
     with `deterministic`, as its kernels sum in an order that depends on the shapes.
 
-    Without `deterministic`, GPUs use cuDNN's channels-last kernels for batch
-    normalization. These kernels may overflow on activations far from 1, but other
-    kernels need two transpositions.
+    Without `deterministic`, GPUs use cuDNN's channels-last batch normalization, which
+    may overflow on activations far from 1, but needs no transpositions.
 
     CUDA numbers GPUs as nvidia-smi does, unless the user has set CUDA_DEVICE_ORDER.
 
@@ -117,7 +116,10 @@ def import_tensorflow(
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     quiet = contextlib.nullcontext() if level in ("0", "1", "2") else _silent_stderr()
     with contextlib.nullcontext() if stop else StopSignals(), quiet:
+        gc.disable()  # A fifth of the import would be a search for garbage.
         importlib.import_module("tensorflow")
+        gc.enable()
+        gc.freeze()  # No later search visits what the import has made.
 
 
 @contextlib.contextmanager

@@ -98,10 +98,8 @@ class Replay:
         values["accumulate"] = max(1, batches // towers)
         size, batches = config.batch.global_batch_size, towers * values["accumulate"]
         if size % batches:
-            raise UsageError(
-                f"--num_gpus {towers}: the run's {size} images a step do not divide "
-                f"into {batches} batches. Give another number."
-            )
+            why = f"the run's {size} images a step do not divide into {batches} batches"
+            raise UsageError(f"--num_gpus {towers}: {why}. Give another number.")
         values["data_dir"] = data_dir or config.dataset.data_dir
         self.training = training = assemble(Config.from_values(values))
         self.names = names_of(training.dataset, "train", len(training.images))

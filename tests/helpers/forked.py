@@ -6,6 +6,7 @@ import itself does is left out, so tests of a start run Python anew: `runs.start
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import runpy
@@ -101,6 +102,7 @@ def _output(given):
 
 def _become(words, cwd, env, out, err):
     """Runs a program as `python *words` does, in this process."""
+    gc.freeze()  # As the import of TensorFlow does; a search would also copy pages.
     for number, file in ((1, out), (2, err)):
         os.dup2(file.detach(), number)
     sys.stdout = os.fdopen(1, "w", closefd=False)

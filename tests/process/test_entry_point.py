@@ -101,6 +101,11 @@ def test_import_hides_tensorflows_output_unless_the_user_asks(tmp_path):
     assert (done.returncode, done.stderr) == (0, f"{STARTING}native\n")
 
 
+def test_garbage_is_collected_after_the_import(tmp_path):
+    words = "cli.import_tensorflow()\nimport gc\nprint(gc.isenabled())"
+    assert importing(tmp_path, words).stdout == "True\n"
+
+
 @pytest.mark.parametrize(
     ("options", "given", "expected"),
     [
