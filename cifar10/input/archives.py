@@ -22,8 +22,7 @@ CIFAR10 = Archive(
     size=170_052_171,
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     urls=(
-        # The official host, throttled to 66 to 85 kB/s since June 2026
-        # (pytorch/vision#9536); and the copy for tests of Swift for TensorFlow.
+        # The official host (slow: pytorch/vision#9536); Swift for TensorFlow's copy.
         f"{_HOST}cifar-10-binary.tar.gz",
         f"{_SWIFT}cifar-10-binary.tar.gz",
     ),

@@ -167,10 +167,8 @@ def _differs(path: Path, archive: Archive) -> str:
         with files.opened(path, follow=True) as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
         name, published = "sha256", archive.sha256
-    if actual == published:
-        return ""
-    differs = f"its {name} is {actual}, not {published}"
-    return f"is not the published {archive.name}: {differs}"
+    differs = f"{archive.name}: its {name} is {actual}, not {published}"
+    return "" if actual == published else f"is not the published {differs}"
 
 
 def _sources(formats: Sequence[Format], url: str | None) -> list[_Source]:

@@ -135,8 +135,7 @@ def training_batches(
     with tf.device("/cpu:0"):
         all_labels = tf.constant(labels, tf.int64)
 
-    # AutoGraph would delay the first step by its search for Python to convert.
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # It would delay the first step.
     def chosen_at(step: tf.Tensor) -> tuple[Plan, tf.Tensor, tf.Tensor]:
         plan = maker.plan(step, batch_slice, len(images))
         return plan, take(all_images, plan.chosen), tf.gather(all_labels, plan.chosen)

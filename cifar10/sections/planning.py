@@ -264,9 +264,7 @@ class Planner:
                 outputs, _, penalties = self.tower.inference(*given, training=True)
                 labels = tf.zeros(images.shape[:1], tf.int64)
                 loss = self.tower.loss(outputs[0], labels, penalties)["total_loss"]
-            backward = tf.function(
-                lambda: tape.gradient(loss, variables), autograph=False
-            )
+            backward = tf.function(lambda: tape.gradient(loss, variables))
             gradients = backward.get_concrete_function()
             forward = tf.compat.v1.get_default_graph().get_operations()
             indices = {op: index for index, op in enumerate(forward)}

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +55,7 @@ class Options(run_options.RunOptions):
     def file_format(self) -> str:
         """The format that the ending of `output` selects."""
         ending = Path(self.output).suffix
-        if re.fullmatch(r"(\.v?\d+)?", ending):  # A folder's name may end in a version.
+        if not ending or ending.lstrip(".v").isdigit():  # A folder's version.
             return "savedmodel"
         if ending in _SUFFIXES:
             return _SUFFIXES[ending]

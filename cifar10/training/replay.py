@@ -96,9 +96,8 @@ class Replay:
         values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
         # The run's batches, if possible: batch norm and dropout depend on them.
         values["accumulate"] = max(1, batches // towers)
-        size, batches = config.batch.global_batch_size, towers * values["accumulate"]
-        if size % batches:
-            why = f"the run's {size} images a step do not divide into {batches} batches"
+        if (size := config.batch.global_batch_size) % (towers * values["accumulate"]):
+            why = f"the run's {size} images a step do not divide among these towers"
             raise UsageError(f"--num_gpus {towers}: {why}. Give another number.")
         values["data_dir"] = data_dir or config.dataset.data_dir
         self.training = training = assemble(Config.from_values(values))
