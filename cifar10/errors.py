@@ -100,7 +100,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Extracts the cause from an error, without the text that TensorFlow adds."""
     # Keras puts the message of a failing layer in bold, or last.
     last = str(error).rpartition("Error encountered:\n\n")[2]

@@ -114,16 +114,19 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
     except OSError as error:
         raise unwritable(path, flag, error) from error
     if not is_ours:
-        raise UsageError(
-            f"{flag} {path} already exists and is not a {kind}. Name another path."
-        )
+        raise UsageError(f"{flag} {path} exists and is no {kind}. Name another path.")
 
 
 def check_new(path: Path, flag: str) -> None:
     """Refuses an output path that exists already or that cannot be made."""
     if os.path.lexists(path):
         raise UsageError(f"{flag} {path} already exists. Name another path.")
-    above = next(one for one in path.parents if os.path.lexists(one))
+    check_writable(path, flag)
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Refuses an output folder that cannot be made or written to."""
+    above = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         raise UsageError(f"{flag} {path} cannot be made in {above}. Name another path.")
 
@@ -139,9 +142,8 @@ def write_output(path: Path, flag: str, content: bytes) -> None:
 
 def unwritable(path: Path, flag: str, error: OSError) -> UsageError:
     """Returns the error to raise for a path that cannot be written."""
-    return UsageError(
-        f"{flag} {path} cannot be written: {reason(error)}. Name another path."
-    )
+    why = f"{flag} {path} cannot be written: {reason(error)}"
+    return UsageError(f"{why}. Name another path.")
 
 
 def rename(path: Path, target: Path) -> Path:

@@ -83,6 +83,9 @@ class Contract:
         except (OSError, _FailedError) as error:  # No such program, or no answer.
             raise NotInstalledError(str(error)) from error
         self.trainer = Trainer(**{name: facts[name] for name in names})
+        if wrong := sorted({*self.trainer.lacks} - {*PROMISES}):
+            known = ", ".join(PROMISES)
+            raise NotInstalledError(f"lacks: {wrong[0]} is none of {known}")
         self.data = _write_data(folder)
         # What several promises look at, trained once for each repetition.
         self._shared: dict[str, Any] = {}

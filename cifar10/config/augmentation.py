@@ -64,17 +64,15 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         known = PARTS[name]
         for key, value in given.items():
             if key not in known:
-                raise UsageError(
-                    f"{_WHERE}: {name} has no {key}. Give {' or '.join(known)}."
-                )
+                why = f"{_WHERE}: {name} has no {key}"
+                raise UsageError(f"{why}. Give {' or '.join(known)}.")
             known[key].check(value, f"{_WHERE}: {name}.{key}")
         defaults = {key: one.default for key, one in known.items()}
         parts[name] = {**defaults, **given}
     mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
     if mixed > 1.0:
-        raise UsageError(
-            f"{_WHERE}: mixup and cutmix probabilities total {mixed:g}. Give at most 1."
-        )
+        why = f"{_WHERE}: mixup and cutmix probabilities total {mixed:g}"
+        raise UsageError(f"{why}. Give at most 1.")
     return parts
 
 
@@ -86,6 +84,5 @@ def mixes(declared: Mapping[str, Any] | None) -> bool:
 def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
     """Refuses an odd batch size if images are mixed, because mixing takes pairs."""
     if mixes(declared) and batch_size % 2:
-        raise UsageError(
-            f"--batch_size {batch_size}: mixup and cutmix mix pairs. Give an even one."
-        )
+        why = f"--batch_size {batch_size}: mixup and cutmix mix pairs"
+        raise UsageError(f"{why}. Give an even one.")

@@ -42,9 +42,8 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
             f"{', '.join(NAMES)}, or the path of a folder or file of pictures."
         )
     if "data_dir" in given:
-        raise UsageError(
-            f"--data_dir {given['data_dir']}: --data {data} names a path. Omit one."
-        )
+        why = f"--data_dir {given['data_dir']}: --data {data} names a path"
+        raise UsageError(f"{why}. Omit one.")
     if not path.is_dir() and path.suffix not in FILES:
         raise UsageError(f"--data {data}: give {PATH}.")
     kind = FOLDER if path.is_dir() else path.suffix[1:]

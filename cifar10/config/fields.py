@@ -287,8 +287,7 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
         if self.stages and not self.schedule_ends:
             raise UsageError(
                 f"--schedule {self.schedule}: stages need a schedule that ends. Give "
-                f"{' or '.join(schedule.ENDING)}, or a copy of the recipe without "
-                "stages."
+                f"{' or '.join(schedule.ENDING)}, or a recipe without stages."
             )
 
     @property

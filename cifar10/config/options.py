@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from cifar10.errors import UsageError, has_controls, reason
 from cifar10.models.registry import PYTHON
 
-IN_PROGRAM = "a Python object. Resume the run from the program that defines it"
+IN_PROGRAM = "a Python object. A run with one resumes from its program"
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
 # An attribute in a docstring: a name, and a text of one or several lines.

@@ -103,13 +103,17 @@ def _settings(optimizer: Any) -> dict[str, Any]:
             "it trains. Give another optimizer; precision='float16' scales the loss."
         )
     try:
-        usual = type(optimizer)(0.0).get_config()
+        usual = type(optimizer)(learning_rate=0.0).get_config()
     except TypeError as error:
         raise UsageError(
             f"optimizer: {name} cannot be created with only a learning rate. Give its "
             f"other arguments defaults.\n{error}"
         ) from error
     config = _described(optimizer)
+    takes = inspect.getfullargspec(type(optimizer))
+    if lacks := sorted({*takes.args[1:], *takes.kwonlyargs} - {*config}):
+        why = f"get_config() of {name} lacks {lacks[0]}, which towers take from there"
+        raise UsageError(f"optimizer: {why}. Let it return all arguments.")
     config.pop("name")  # Keras numbers its objects in their names.
     rate = config.pop("learning_rate")
     if not isinstance(rate, float):  # Keras could recreate only what is registered.

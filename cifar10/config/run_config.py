@@ -137,8 +137,7 @@ class RecordedRun:
             raise UsageError(
                 f"The run's model is {name}, a function of a Python program. "
                 f"{IN_PYTHON} Or, if the function is in MODULE.py, a command can build "
-                f"the model with {flag} MODULE:{function}. The command must also find "
-                "any data it needs."
+                f"the model with {flag} MODULE:{function}, and must find its data."
             )
         if is_code(name) and not self.is_own and name != trusted:
             raise UsageError(
@@ -215,6 +214,8 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
         del given["model"]  # The run keeps its name for the model.
     known = options(fields.ALL).keys() - options(fields.Processes).keys()
     values = {field: run.entries[field] for field in known & run.entries.keys()}
+    if given.get("data", values["data"]) != values["data"]:
+        del values["data_dir"]  # It holds the run's data, not the other.
     return {**values, "train_dir": str(run.directory), "fresh": False}
 
 

@@ -198,9 +198,8 @@ class ScoredSet:
             model, test_time_augmentation=scoring.test_time_augmentation
         )
         if scoring.split == "val" and "val" not in dataset.splits:
-            raise UsageError(
-                f"{dataset.description} has no val split. Train with --val_fraction."
-            )
+            why = f"{dataset.description} has no val split"
+            raise UsageError(f"{why}. Train with --val_fraction.")
         self.split = scoring.split
         images, labels = dataset.read(scoring.split)
         count = scoring.num_examples or len(images)

@@ -111,10 +111,8 @@ def find_again(
     dataset = find_for(fields.unchecked(fields.Dataset, how), run=run, whole=whole)
     check_same_kind(dataset, run, f"--data_dir {data_dir}")
     if whole and is_of_run(dataset, run):
-        raise UsageError(
-            "--eval_data all would score the run's training pictures. Give a folder of "
-            "other pictures as --data_dir."
-        )
+        why = "--eval_data all would score the run's training pictures"
+        raise UsageError(f"{why}. Give a folder of other pictures as --data_dir.")
     if str(dataset.directory) != recorded:
         return dataset
     # Without the corrections file the test split is the same.

@@ -320,8 +320,7 @@ class _Download:
             say(
                 f"About {format_duration(left)} left; Ctrl-C keeps the part received.\n"
                 "If you already have the data set, name its folder with --data_dir.\n"
-                "Meanwhile, the same command trains on a generated stand-in with\n"
-                f"    {flags}"
+                f"Meanwhile, the same command trains on a stand-in with\n    {flags}"
             )
         self._has_hinted = True
 

@@ -62,10 +62,8 @@ def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarra
         return _records(content, label_keys, count)
     except ValueError as error:
         problem = error if isinstance(error, _RefusedError) else "its pickle is damaged"
-        raise UsageError(
-            f"{path} is not a pickled batch of CIFAR: {problem}. Put the right file "
-            "there, or move its folder away."
-        ) from error
+        why = f"{path} is not a pickled batch of CIFAR: {problem}"
+        raise UsageError(f"{why}. Replace it, or move its folder away.") from error
 
 
 def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarray:

@@ -66,8 +66,8 @@ def _in_memory(data: Any) -> Any:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if count * sum(sizes) > memory:
         raise UsageError(
-            f"data: {data} has {count:,} images, more than this machine's memory "
-            "can hold. Give fewer, or a folder of pictures."
+            f"data: {data} has {count:,} images, more than this machine's memory can "
+            "hold. Give fewer, or a folder of pictures."
         )
     import tensorflow as tf
 
@@ -84,9 +84,17 @@ def _checked(data: Dataset) -> Dataset:
     """Returns a program's own `Dataset`, which checks its images on reading."""
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
+        where = f"data.read({split!r})"
         images, labels = data.read(split)
-        arrays.check_pixels(images.dtype, f"data.read({split!r})")
+        arrays.check_pixels(images.dtype, where)
+        if not tuple(images.shape[1:]) == shape == (*shape[:2], 3):
+            found = f"has images of {images.shape[1:]}, and image_shape {shape}"
+            raise UsageError(f"{where} {found}. Give (height, width, 3) twice.")
+        count, where = len(images), f"the array of labels of {where}"
+        labels = arrays.checked_labels(np.asarray(labels), count, where, data.classes)
         return images, labels
+
+    shape = tuple(data.image_shape)
 
     return dataclasses.replace(data, name=name_of(data), read=read)
 

@@ -108,8 +108,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     processes = config.processes
     if processes.local_workers or processes.max_restarts or processes.seeds:
         raise UsageError(
-            "Config: pass local_workers, max_restarts and seeds to the command cifar10 "
-            "train."
+            "Config: give local_workers, max_restarts and seeds to `cifar10 train`."
         )
     began = time.perf_counter()
     deterministic = config.speed.deterministic

@@ -86,9 +86,7 @@ def build(
     in the first group. Call `initialize` afterwards to set the whitening filters.
     """
     if depth not in (2, 3):
-        raise UsageError(
-            f"--depth {depth}: give 2 or 3, the number of convolutions per group."
-        )
+        raise UsageError(f"--depth {depth}: give 2 or 3, the convolutions per group.")
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
     whitening = layers.Conv2D(

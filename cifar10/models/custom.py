@@ -22,7 +22,10 @@ _LIBRARIES = tuple(
     for module in (errors, keras, os, tf)
 )
 # Methods of a model that `fit`, `evaluate` and `predict` call, but no tower.
-_OF_FIT = ("fit", "compute_loss", "train_step", "test_step", "predict_step")
+_OF_FIT = (
+    *("fit", "make_train_function", "train_step", "test_step", "predict_step"),
+    *("compute_loss", "compute_metrics"),
+)
 # Operations that write variables, and those with a random state of their own.
 _WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
 _RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial"
@@ -42,7 +45,7 @@ def explained(what: str, problem: str) -> Iterator[None]:
         yield
     except (UsageError, BrokenPipeError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [
             tuple(frame)  # Without column numbers, which would add a line to each.
             for frame in traceback.extract_tb(error.__traceback__)
@@ -166,11 +169,15 @@ def check_training(
 
 def _problems_of_class(model: keras.Model) -> Iterator[str]:
     for method in _OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
+        known = getattr(keras.Model, method)
+        if getattr(getattr(model, method), "__func__", None) is not known:
             yield (
                 f"its class overrides {method}(), which no tower calls. Pass a loss to "
                 "cifar10.Config, or use add_loss() in call()."
             )
+    for one in getattr(model, "inputs", None) or ():
+        if "float" not in one.dtype:
+            yield f"its input is {one.dtype}; images are floats. Leave out its dtype."
     for layer in (model, *layer_tree.layers(model)):
         if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
             yield _HIDDEN.format(layer.name)
@@ -208,8 +215,7 @@ def _problems_of_outputs(op: tf.Operation, rows: tf.Tensor) -> Iterator[str]:
     if is_one or op.type == "Sigmoid":
         yield (
             f"it ends in a {'softmax' if is_one else 'sigmoid'}, but the loss takes "
-            "logits. Leave out the activation (in keras.applications, "
-            "classifier_activation=None)."
+            "logits. Leave that out (keras.applications: classifier_activation=None)."
         )
 
 

@@ -70,8 +70,7 @@ def check_name(name: str) -> None:
     if module.endswith(".py") or not is_there:
         raise UsageError(
             f"--model {name}: there is no module {module} in {Path.cwd()} or among "
-            "installed packages. Run in its folder, or add the folder to PYTHONPATH; "
-            "leave out .py."
+            "installed packages. Run in its folder, or set PYTHONPATH; leave out .py."
         )
 
 

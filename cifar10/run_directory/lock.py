@@ -100,10 +100,8 @@ def holds_run(path: Path) -> bool:
     if (path / layout.CONFIG).exists():
         return True
     if any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise UsageError(
-            f"--train_dir {path} holds files, but no run with a {layout.CONFIG}. "
-            "Choose an empty or new directory."
-        )
+        why = f"holds files, but no run with a {layout.CONFIG}"
+        raise UsageError(f"--train_dir {path} {why}. Choose a new or empty directory.")
     return False
 
 
@@ -113,10 +111,8 @@ def explaining_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
-            f"The run directory {path} cannot be used: {reason(error)}. Fix this, or "
-            "name another directory."
-        ) from error
+        why = f"The run directory {path} cannot be used: {reason(error)}"
+        raise UsageError(f"{why}. Fix this, or name another directory.") from error
 
 
 def is_locked(path: Path) -> bool:

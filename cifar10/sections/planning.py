@@ -117,8 +117,7 @@ class Planner:
             if not similar:
                 raise UsageError(
                     f"--sections: no section can begin with layer {name}.\nThe model's "
-                    "summary() lists all layers. A section cannot begin where a mask "
-                    "is passed on."
+                    "summary() lists all layers; none can begin where a mask passes."
                 )
             index = known[name.strip() if name.strip() in known else similar[-1]]
             at[index] = self._boundaries[index]
@@ -130,14 +129,12 @@ class Planner:
             model, why = self.state.model, ""
             if not is_graph(model):
                 why = (
-                    f" A model of class {type(model).__name__} counts as one layer. "
-                    "Only keras.Sequential, and keras.Model(inputs, outputs) with one "
-                    "output, can be cut."
+                    f" A model of class {type(model).__name__} counts as one layer; "
+                    "keras.Sequential and keras.Model(inputs, output) can be cut."
                 )
             raise UsageError(
                 f"--sections {count}: model {model.name} has {len(self._boundaries)} "
-                "layers, and each section needs at least one.\nGive a smaller number."
-                f"{why}"
+                f"layers, and each section needs one.\nGive a smaller number.{why}"
             )
         return self._plan(self._boundaries, count)
 
@@ -396,10 +393,8 @@ def build_sectioned(
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":
-        raise UsageError(
-            f"--memory_limit {gigabytes}: only --sections auto uses this flag. "
-            "Add --sections auto, or remove --memory_limit."
-        )
+        why = "only --sections auto uses this flag. Add that, or omit this"
+        raise UsageError(f"--memory_limit {gigabytes}: {why}.")
     if sections == "1" or (sections is None and not planner.marks):
         return planner.tower, None
     limit = math.inf

@@ -56,10 +56,8 @@ class Decoder:
             return self._processes[thread].submit(_decode, *arguments).result()
         except BrokenProcessPool as error:
             self._processes.pop(thread).shutdown()
-            raise decoding.PictureError(
-                f"{name} takes more than {seconds:.1f} s to decode, or crashes the "
-                "decoder. Make the picture smaller."
-            ) from error
+            why = f"{name} takes more than {seconds:.1f} s, or crashes the decoder"
+            raise decoding.PictureError(f"{why}. Make it smaller.") from error
 
     def close(self) -> None:
         """Ends the processes; no thread may be decoding any more."""

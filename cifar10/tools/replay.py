@@ -35,7 +35,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--images", help="folder for pages with each step's images")
     replay, given = open_run(parser, words)
     first, last = window(replay, given["steps"])
-    folder = given["images"]
+    if folder := given["images"]:
+        files.check_writable(Path(folder), "--images")
     if given["find"]:
         step, loss, norm = replay.find(first, last)
         batches = next(replay.steps(step, step))

@@ -17,7 +17,7 @@ from cifar10 import files
 from cifar10.config import fields, flags, layout, run_options
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError, rounded, say
+from cifar10.errors import UsageError, printable, rounded, say
 from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import entry_point, invocation
 from cifar10.run_directory.seeds import grouped
@@ -127,11 +127,11 @@ def write_report(options: Options) -> None:
     files.write_output(output, _FLAG, html)
     for run in runs:
         for note in run.notes:
-            say(f"{run.name}: {note}")
+            say(f"{printable(run.name)}: {note}")
         if scores := run.scores:
             classes = len(scores.class_names)
             result = metrics.headline(run.tested, scores.sums.count, classes)
-            print(f"{run.name}, step {run.tested['step']}: {result}")
+            print(f"{printable(run.name)}, step {run.tested['step']}: {result}")
     print(f"Open {output}")
 
 

@@ -62,10 +62,7 @@ class ReportedRun:
         notes = []
         facts = self.recorded.facts
         if facts.simulated:
-            notes.append(
-                "SIMULATED towers, several on one device; their speed says nothing "
-                "about several GPUs."
-            )
+            notes.append("SIMULATED towers on one device: no measure of several GPUs.")
         if not facts.data_is_real:
             notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
         if not self.saved:

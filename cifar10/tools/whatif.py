@@ -180,7 +180,10 @@ def _rank(what_if: "WhatIf", steps: range, windows: int, labels: "np.ndarray") -
     unchanged = what_if.training.labels
     suspects = (labels != unchanged).nonzero()[0].tolist()
     found: dict[int, list[float]] = {one: [] for one in suspects}
-    for begin in range(first, first + windows * length, length):
+    begins = range(first, first + windows * length, length)
+    for begin in begins:
+        what_if.check_recorded(begin, begin + length - 1)
+    for begin in begins:
         end = begin + length - 1
         if not _is_same(what_if, begin, end, end):
             return 1

@@ -69,13 +69,10 @@ def resolve_class_weights(
     else:
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
-            raise UsageError(
-                f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes. "
-                "Give one per class."
-            )
+            why = f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes"
+            raise UsageError(f"{why}. Give one per class.")
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
-        raise UsageError(
-            f"{_WHERE}: all training images have weight 0. Raise some class weight."
-        )
+        why = f"{_WHERE}: all training images have weight 0"
+        raise UsageError(f"{why}. Raise some class weight.")
     return weights * (len(labels) / sum_over_images)

@@ -182,9 +182,8 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
         or driver.cuCtxPushCurrent_v2(context)
         or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     ):
-        raise UsageError(
-            f"--split_gpu: the free memory of {gpu.name} is unknown. Leave it out."
-        )
+        why = f"--split_gpu: the free memory of {gpu.name} is unknown"
+        raise UsageError(f"{why}. Leave it out.")
     return free.value
 
 

@@ -116,9 +116,8 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
                 f"{one!a}. Its layers are {first_few([*layers], _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
-        raise UsageError(
-            f"--freeze or a stage has all of {name}: {', '.join(frozen)}. Freeze fewer."
-        )
+        why = f"--freeze or a stage has all of {name}: {', '.join(frozen)}"
+        raise UsageError(f"{why}. Freeze fewer.")
 
 
 def find_frozen(

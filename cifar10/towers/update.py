@@ -167,7 +167,8 @@ class Update:
         for variable, value in zip(written, statistics, strict=True):
             if value is not None:
                 variable.assign(value)
-        state.optimizer.apply(gradients, variables)
+        # As `fit` does: a user's class may override this, or `apply`, which it calls.
+        state.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if self.average_decay is not None:
             decay = self.average_decay(state.global_step)
             trained = state.model.trainable_variables

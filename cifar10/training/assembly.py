@@ -225,8 +225,7 @@ def resolve_config(
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
             f"--global_batch_size {images} does not divide into {batches} batches "
-            f"(towers times --accumulate). Give {divisible}, or, to resume, "
-            "another number of towers."
+            f"(towers times --accumulate). Give {divisible}, or resume on other towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
     how = config.network.precision, placement.devices
@@ -410,6 +409,8 @@ def build_towers(
         mixed = augmentation.mixes(config.images.augmentation)
         given = config.loss, classes, config.network.precision, mixed
         tower.loss = own_functions.with_own(tower.loss, *given)
+    if callable(rate_of := config.update.keras_schedule):
+        own_functions.check_schedule(rate_of, config.run.max_steps)
     update = build_update(config, len(images))
     planner = planning.Planner(
         states[0],

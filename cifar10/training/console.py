@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import format_duration, format_number, rounded
+from cifar10.errors import counted, format_duration, format_number, rounded
 from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
@@ -131,10 +131,9 @@ def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:
     facts, network, machine = run.facts, config.network, config.machine
     epoch = examples / config.global_batch_size
     steps, hours = config.run.max_steps, config.run.max_hours
-    total = f"{steps:,} steps, which are {steps / epoch:,.1f} epochs of"
+    total = f"{counted(steps, 'step')}, {format_number(steps / epoch, 4)} epochs of"
     total = f"{hours:g} hours; each epoch is" if hours else total
-    workers = machine.workers
-    on_each = f", on each of {workers} workers" if workers > 1 else ""
+    on_each = f", on each of {machine.workers} workers" if machine.workers > 1 else ""
     batches = config.batch.accumulate
     accumulated = f" x {batches} accumulated" if batches > 1 else ""
     home = f"; variables on {facts.variables_on}" if facts.on_gpus else ""

@@ -163,7 +163,5 @@ def check_hooks(hooks: Sequence[object]) -> None:
         found = [event for event in dir(hook) if event.startswith("on_")]
         unknown = [event for event in found if event not in EVENTS]
         if unknown or not found:
-            raise UsageError(
-                f"hooks: {'.'.join([name, *unknown[:1]])} would never be called. "
-                f"The events are {', '.join(EVENTS)}."
-            )
+            why = f"hooks: {'.'.join([name, *unknown[:1]])} would never be called"
+            raise UsageError(f"{why}. The events are {', '.join(EVENTS)}.")

@@ -1,7 +1,5 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
-import contextlib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ from cifar10.model import inference
 from cifar10.models import custom, layer_tree
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
+_STEPS = 100  # Of a schedule, which are tried.
 _FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
 
 
@@ -77,35 +76,25 @@ def with_own(
         found = compute(logits, labels, penalties)
         logits = tf.cast(logits, found["total_loss"].dtype)
         if callable(own.loss):
-            values = own.loss(_expected(own.loss, labels, logits), logits)
-            mean = _mean("total_loss", values, logits.dtype)
+            expected = _expected(own.loss, labels, logits)
+            mean = _mean("total_loss", own.loss, expected, logits)
             found["total_loss"] = mean + found["penalties"]
         if labels.dtype.is_floating:
             labels = tf.argmax(labels, axis=1)
-        metrics = own.metrics(labels, logits) if own.metrics else {}
-        for name, values in metrics.items():
-            found[name] = _mean(name, values, logits.dtype)
+        for name, metric in (own.metrics or {}).items():
+            found[name] = _mean(name, metric, labels, logits)
         return found
 
-    functions = {"total_loss": own.loss, **(own.metrics or {})}
-    for name, function in functions.items():
-        with contextlib.suppress(ValueError):  # It does not say what it takes.
-            signature = callable(function) and inspect.signature(function)
-            try:
-                _ = signature and signature.bind(None, None)
-            except TypeError as error:
-                why = f"{error}. Losses and metrics take labels and logits."
-                raise UsageError(f"{name}: {why}") from error
     random = np.random.default_rng(0)
     dtype = tf.float64 if precision == "float64" else tf.float32
     images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
     labels = tf.constant(random.integers(0, classes, _IMAGES))
     labels = tf.one_hot(labels, classes) if mixed else labels
     parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)
-    shapes = f"labels {tuple(labels.shape)} and logits {tuple(images.shape)}"
-    failed = custom.explained("A loss or metric of Config", f"it failed on {shapes}")
-    with failed, tf.GradientTape() as tape:
+    with tf.GradientTape() as tape:
         whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
+        graph = tf.function(loss, autograph=False)  # As in a training step.
+        graph.get_concrete_function(images, labels, [])
     for name, value in whole.items():
         of_halves = np.mean([half[name] for half in halves])
         if not np.isfinite(value):
@@ -124,10 +113,27 @@ def with_own(
     return loss
 
 
-def _mean(name: str, values: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns the mean of what a user's function has returned; refuses nonsense."""
+def check_schedule(rate_of: Callable, steps: int) -> None:
+    """Refuses a schedule with state, or without a rate for one of the steps."""
+    what = "learning_rate of Config"
+    with custom.explained(what, "the schedule failed"):
+        graph = tf.function(rate_of, autograph=False)
+        traced = graph.get_concrete_function(tf.TensorSpec([], tf.int64))
+        if any(outer.dtype == tf.resource for outer, _ in traced.graph.captures):
+            raise UsageError(f"{what}: no checkpoint holds a schedule's variables.")
+        for step in np.linspace(0, steps - 1, _STEPS).astype(np.int64):
+            if not 0.0 <= (rate := float(traced(tf.constant(step)))) < np.inf:
+                why = f"it is {rate:g} at step {step}. Give 0.0 or more"
+                raise UsageError(f"{what}: {why}.")
+
+
+def _mean(name: str, of: Callable, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of what a user's function returns; refuses nonsense."""
+    shapes = f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)}"
+    with custom.explained(name, f"it failed on {shapes}"):
+        values = of(labels, logits)
     try:
-        return tf.reduce_mean(tf.cast(values, dtype))
+        return tf.reduce_mean(tf.cast(values, logits.dtype))
     except (TypeError, ValueError, tf.errors.OpError) as error:
         raise UsageError(
             f"{name}: the function returned {values!r}, which is not a number for each "

@@ -46,16 +46,20 @@ class WhatIf(Replay):
         unchanged: What the steps came to as they were.
     """
 
+    def check_recorded(self, first: int, last: int) -> None:
+        """Refuses steps of which no record tells whether `control` repeats them."""
+        recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
+        if not recorded & {*range(first, last + 1)}:
+            raise UsageError(f"No step from {first} to {last} is logged. Give more.")
+
     def control(self, first: int, last: int, until: int) -> Difference:
         """Recomputes steps unchanged; returns their worst difference from the run.
 
         A change will be made in the steps from `first` to `last`, and be followed up to
         the step `until`.
         """
+        self.check_recorded(first, until)
         self._first, self._last, self._until = first, last, until
-        recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
-        if not recorded & {*range(first, until + 1)}:
-            raise UsageError(f"No step from {first} to {until} is logged. Give more.")
         found: list[Difference] = []
         self.drawn: set[int] = set()
 

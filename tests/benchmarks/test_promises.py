@@ -77,6 +77,11 @@ def test_a_command_without_a_trainer_is_refused(monkeypatch, words, why):
         program.main()
 
 
+def test_a_promise_that_does_not_exist_is_not_left_out(tmp_path):
+    with pytest.raises(NotInstalledError, match=r"resumed_bset is none of .*_best"):
+        documented_adapter(tmp_path, "lacks={}", 'lacks={"resumed_bset": "none"}')
+
+
 def test_adapters_of_one_name_have_a_column_each(tmp_path):
     adapter = [sys.executable, NUMPY]
     found = program.try_all({"one": adapter, "two": adapter}, ["evaluation"], tmp_path)

@@ -428,6 +428,14 @@ REFUSED = {
     "nothing to train": (all_frozen, "no trainable variables"),
     "train_step": (overriding(train_step=lambda self, data: {}), "train_step"),
     "compute_loss": (overriding(compute_loss=lambda self, **_: 0.0), "compute_loss"),
+    "compute_metrics": (
+        overriding(compute_metrics=lambda self, *_: {}),
+        "compute_metrics",
+    ),
+    "make_train_function": (
+        overriding(make_train_function=lambda self, **_: None),
+        "make_train_function",
+    ),
     "variable of TensorFlow": (
         layer(counted_in_tensorflow, _tf_variable),
         "tf.Variable",

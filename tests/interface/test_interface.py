@@ -206,6 +206,29 @@ def squares(images=X):
     )
 
 
+def broken(**given):
+    images, labels = np.zeros((6, 12, 12, 3), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+    whole = {"images": images, "labels": labels, **given}
+    return dataclasses.replace(squares(), read=lambda _: (*whole.values(),))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"labels": np.array([1, 2, 3, 1, 2, 3])}, "from 1 to 3"),
+        ({"labels": np.linspace(0.1, 0.9, 6)}, "Give a whole number"),
+        ({"labels": np.eye(6)}, "argmax"),
+        ({"labels": np.zeros(5, int)}, "each of 6 images"),
+        ({"images": np.zeros((6, 8, 8, 3), np.uint8)}, "images of .*8, 8, 3"),
+        ({"images": np.zeros((6, 12, 12, 3), np.float32)}, "float32"),
+    ],
+)
+def test_a_programs_data_set_is_checked_like_arrays(tmp_path, given, why):
+    with pytest.raises(UsageError, match=why):
+        train(config(tmp_path / "run", data=broken(**given), max_steps=1))
+    assert not (tmp_path / "run").exists()
+
+
 def test_program_may_bring_a_data_set(tmp_path):
     record = train(config(tmp_path / "run", data=squares(), max_steps=1))
     settings = RecordedRun.read(record.train_dir).entries

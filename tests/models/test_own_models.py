@@ -172,6 +172,13 @@ def test_a_failing_import_in_the_users_module_is_shown(own_models, missing):
     assert line == f"    import {missing}"
 
 
+def test_a_module_that_ends_the_program_is_no_success(own_models):
+    own_models("raise SystemExit\n")
+    with pytest.raises(UsageError, match="own_models cannot be imported") as caught:
+        build_model("own_models:build", IMAGE_SHAPE, 10)
+    assert str(caught.value).splitlines()[-1] == "    raise SystemExit"
+
+
 # ---- What is refused
 
 
@@ -226,6 +233,13 @@ class Own(keras.Model):
         logits = images[:, 0, :10, 0] * self.scale
         return {called}
 
+def dense_on(images):
+    return keras.Model(images, layers.Dense(10)(layers.Flatten()(images / 255)))
+
+def with_own(model, method):
+    setattr(model, method, lambda *_: None)
+    return model
+
 def build(image_shape, classes):
     images = keras.Input(image_shape)
     logits = layers.Dense(classes)(layers.Flatten()(images))
@@ -256,6 +270,8 @@ def refused(own_models, built="Own()", called="logits"):
         ),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
         ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
+        ("dense_on(keras.Input(image_shape, dtype='uint8'))", "its input is uint8"),
+        ("with_own(dense_on(images), 'train_step')", "overrides train_step()"),
     ],
 )
 def test_an_unsuitable_function_is_refused(own_models, built, named):

@@ -270,6 +270,16 @@ def test_steps_without_a_record_are_refused(run_dir, capsys):
         called(replay, capsys, run_dir, "--steps", "7:7")
 
 
+def test_a_folder_for_pages_is_refused_before_steps_are_computed(
+    run_dir, tmp_path, capsys
+):
+    (file := tmp_path / "file").write_text("")
+    for folder in (file, file / "pages"):
+        words = ["--steps", "7:8", "--images", folder]
+        with pytest.raises(UsageError, match=f"--images {folder} cannot be made in"):
+            called(replay, capsys, run_dir, *words)
+
+
 def test_later_steps_without_a_record_are_named(run_dir, capsys):
     code, said = called(replay, capsys, run_dir, "--steps", "7:9")
     assert code == 0

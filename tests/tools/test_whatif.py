@@ -238,6 +238,9 @@ def test_steps_without_a_record_are_refused_before_they_are_computed(tmp_path, c
     capsys.readouterr()
     with pytest.raises(UsageError, match="No step from 3 to 5 is logged"):
         called(capsys, run, "--steps", "3:4", *words)
+    words = ["--steps", "5:6", "--num_gpus", "2", "--windows", "3"]
+    with pytest.raises(UsageError, match="No step from 7 to 8 is logged"):
+        called(capsys, run, *words, "--each", file_of(tmp_path, p3=""))
     assert not capsys.readouterr().out
 
 

@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import runs
@@ -194,6 +195,18 @@ def test_resume_continues_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     refused = runs.call(SCRIPT, *words, "--batch_size", 8)
     assert refused.returncode == 2
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
+
+
+def test_resume_with_other_data_names_both(tmp_path):
+    pixels, classes = np.zeros((16, 32, 32, 3), np.uint8), np.arange(16) % 2
+    both = {"x_train": pixels, "x_test": pixels, "y_train": classes, "y_test": classes}
+    np.savez(file := tmp_path / "data.npz", **both)
+    flags = runs.flags(data=file, max_steps=1, batch_size=8, model=runs.SMALL)
+    run = tmp_path / "run"
+    assert runs.call("train.py", *flags, "--train_dir", run).returncode == 0
+    refused = runs.call("train.py", *runs.flags(resume=run, data="synthetic"))
+    assert refused.returncode == 2
+    assert "data: npz there, synthetic now" in refused.stderr
 
 
 def test_other_towers_with_batch_norm_are_refused_with_working_flags(

@@ -19,7 +19,7 @@ import numpy as np
 from cifar10 import files
 from cifar10.errors import UsageError, first_few, reason
 from cifar10.input.dataset_base import Dataset
-from cifar10.input.pictures.listing import MAX_CLASSES
+from cifar10.input.pictures.listing import MAX_CLASSES, split_of
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
 # The unpacked arrays of a file may have this many bytes, or a hundred times the file's
@@ -53,6 +53,10 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
             raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,} bytes")
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         splits = [split for split in SPLITS if f"x_{split}" in names]
+        for name in names:
+            of = name[2:] if name.startswith(("x_", "y_")) else ""
+            if split_of(of) and (of not in splits or f"y_{of}" not in names):
+                raise ValueError(f"{name} is in no pair x_test, y_test or x_val, y_val")
         if "test" not in splits:
             raise ValueError(f"x_test is not among its arrays, {', '.join(names)}")
         found = {}
@@ -77,7 +81,9 @@ def array_dataset(
     for split in (one for one in SPLITS if f"x_{one}" in found):
         images[split] = _images(found[f"x_{split}"], f"x_{split} in {where}")
         count = len(images[split])
-        labels[split] = _labels(found[f"y_{split}"], count, f"y_{split} in {where}")
+        labels[split] = checked_labels(
+            found[f"y_{split}"], count, f"y_{split} in {where}"
+        )
         digest.update(json.dumps(images[split].shape).encode())
         digest.update(labels[split].astype("<i4").tobytes())
         digest.update(images[split].data)
@@ -89,10 +95,8 @@ def array_dataset(
     for split, some in labels.items():
         unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
-            raise UsageError(
-                f"y_{split} in {where} has a label that y_train lacks: {unknown[0]}. "
-                "Leave its images out, or add some to x_train."
-            )
+            why = f"y_{split} in {where} has a label that y_train lacks: {unknown[0]}"
+            raise UsageError(f"{why}. Leave its images out, or add some to x_train.")
     classes = 1 + int(max(some.max() for some in labels.values()))
     notes = _check_used(labels["train"], classes, where) if "train" in labels else []
     height, width, channels = shapes.pop()
@@ -165,17 +169,20 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
         )
 
 
-def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
+def checked_labels(
+    array: np.ndarray, count: int, what: str, classes: int = MAX_CLASSES
+) -> np.ndarray:
     """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
-        way = "y.argmax(1) of one-hot labels" if array.ndim == 2 else "y.astype(int)"
+        numbers = "np.unique(y, return_inverse=True)[1]"
+        way = "y.argmax(1) of one-hot labels" if array.size > count else numbers
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
             f"each of {count:,} images, such as {way}."
         )
-    if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
+    if not 0 <= int(array.min()) <= int(array.max()) < classes:
         raise UsageError(
             f"{what} has labels from {array.min()} to {array.max()}. Labels must be 0 "
-            f"to the number of classes - 1, and at most {MAX_CLASSES - 1:,}."
+            f"to the number of classes - 1, and at most {classes - 1:,}."
         )
     return array.reshape(-1).astype(np.int32)

@@ -105,8 +105,7 @@ def find_folder(
         if split not in labels:
             raise UsageError(
                 f"{directory} has a folder {' and '.join(labels)}, but no {split}: it "
-                f"can be scored, not trained on. Add {split}/ with a folder for each "
-                "class."
+                f"can be scored, not trained on. Add {split}/ with class folders."
             )
         return shards.read(split), labels[split]
 

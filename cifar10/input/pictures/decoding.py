@@ -139,10 +139,8 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     image.decodermaxblock = _READ_BYTES
     pixels = image.width * image.height
     if pixels > max_pixels:
-        raise PictureError(
-            f"has {image.width:,} x {image.height:,} pixels; at most {max_pixels:,} "
-            "are allowed. Make the picture smaller."
-        )
+        size = f"{image.width:,} x {image.height:,} pixels, over {max_pixels:,}"
+        raise PictureError(f"has {size}. Make the picture smaller.")
     return image
 
 

@@ -165,10 +165,8 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
             "class folders, or rename any that are classes themselves."
         )
     if len(found) < len(named):
-        raise UsageError(
-            f"{directory}: two of {listed} mean the same split. Move one away, or put "
-            "its pictures into the other."
-        )
+        why = f"two of {listed} mean the same split. Merge them, or move one away"
+        raise UsageError(f"{directory}: {why}.")
     others = [folder for folder in folders if folder not in named]
     if not are_several and any(_pictures(directory, one, []) for one in others):
         raise UsageError(
@@ -353,8 +351,6 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 about = entry.stat()
                 pictures.append((name, about.st_size, about.st_mtime_ns))
     except OSError as error:
-        raise UsageError(
-            f"{error.filename} cannot be read: {reason(error)}. Make it readable for "
-            "this user, or remove it."
-        ) from error
+        why = f"{error.filename} cannot be read: {reason(error)}"
+        raise UsageError(f"{why}. Make it readable, or remove it.") from error
     return pictures, others, folders

@@ -74,6 +74,8 @@ def test_the_fingerprint_depends_only_on_the_images_and_labels(tmp_path):
     ("others", "named"),
     [
         ({"y_test": None}, "y_test"),
+        ({"y_val": np.zeros(2, int)}, "y_val is in no pair"),
+        (dict.fromkeys(["x_valid", "y_valid"], np.zeros(2, int)), "x_valid is in no"),
         ({"x_train": np.zeros((6, 5, 4, 4), np.uint8)}, r"\[6, 5, 4, 4\]"),
         ({"x_test": np.zeros((3, 5, 4, 3), np.uint8)}, "3 images"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
@@ -88,6 +90,24 @@ def test_unusable_arrays_are_refused(tmp_path, others, named):
     path, _ = saved(tmp_path / "set.npz", **others)
     with pytest.raises(UsageError, match=named):
         find_npz(path)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.array(["cat", "dog", "cat", "dog", "cat", "bird"]),
+        np.array([0.0, 1.0, 2.0, 0.0, 1.0, 2.0]),
+        np.array([[0.0], [1.0], [2.0], [0.0], [1.0], [2.0]]),
+        np.eye(3)[[0, 1, 2, 0, 1, 2]],
+    ],
+)
+def test_the_advice_for_other_labels_works(y):
+    images = arrays()["x_train"]
+    with pytest.raises(UsageError, match="such as") as refused:
+        as_dataset((images, y))
+    way = re.search(r"such as (.*?)( of one-hot labels)?\.$", str(refused.value))[1]
+    _, labels = as_dataset((images, eval(way))).read("train")  # noqa: S307
+    assert len({*labels.tolist()}) == 3
 
 
 @pytest.mark.parametrize(
