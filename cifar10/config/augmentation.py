@@ -67,8 +67,7 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
                 why = f"{_WHERE}: {name} has no {key}"
                 raise UsageError(f"{why}. Give {' or '.join(known)}.")
             known[key].check(value, f"{_WHERE}: {name}.{key}")
-        defaults = {key: one.default for key, one in known.items()}
-        parts[name] = {**defaults, **given}
+        parts[name] = {**{key: one.default for key, one in known.items()}, **given}
     mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
     if mixed > 1.0:
         why = f"{_WHERE}: mixup and cutmix probabilities total {mixed:g}"

@@ -192,8 +192,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
     try:
-        content = files.read(path, _LONGEST_RECIPE, follow=True)
-        values = tomllib.loads(content.decode())
+        values = tomllib.loads(files.read(path, _LONGEST_RECIPE, follow=True).decode())
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         why = f"no such file. The recipes are {', '.join(known)}"
@@ -208,6 +207,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             why = f"a recipe cannot set {field}"
             raise UsageError(f"{source}{why}. Correct or remove that line.")
         possible[field].check(value, source)
+    _refuse_alternatives(values, source)
     return values
 
 
@@ -241,12 +241,19 @@ def flags_of(
     return {name: found[name] for name in found if name not in unused}
 
 
-def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Completes the given values from the run to resume, or else from the recipe."""
+def _refuse_alternatives(given: Mapping[str, Any], source: str = "") -> list[str]:
+    """Refuses two batch sizes or lengths; returns the length, if there is one."""
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
-            raise UsageError(f"{' and '.join(named)} cannot be combined. Give one.")
+            why = f"{source}{' and '.join(named)} cannot be combined"
+            raise UsageError(f"{why}. Give one.")
+    return named
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    """Completes the given values from the run to resume, or else from the recipe."""
+    named = _refuse_alternatives(given)
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}

@@ -59,9 +59,7 @@ _Schedule: TypeAlias = Annotated[
 _WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, such as 0:5")]
 _Own: TypeAlias = Annotated[
-    Callable | str | None,
-    Form("(?!)", IN_PROGRAM),
-    *(FLAG_ONLY, RECIPE_ONLY),
+    Callable | str | None, Form("(?!)", IN_PROGRAM), *(FLAG_ONLY, RECIPE_ONLY)
 ]
 PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"

@@ -132,8 +132,7 @@ def from_flags(
             if name in fixed or not one.in_flags:
                 continue
             is_main = name in fields.MAIN
-            where = main if is_main else group
-            _add_flag(where, one, hidden=not (is_main or show_all))
+            _add_flag(main if is_main else group, one, hidden=not (is_main or show_all))
     _add_flag(main, fields.RESUME)
     try:
         return Config(**{**parse(parser, arguments), **fixed})

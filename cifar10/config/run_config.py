@@ -81,8 +81,7 @@ class RecordedRun:
         cls, directory: Path, entries: Mapping[str, Any], *, is_own: bool = True
     ) -> Self:
         """Describes a run by the content of a valid `config.json`."""
-        known = options(Facts).keys() & entries.keys()
-        facts = {name: entries[name] for name in known}
+        facts = {name: entries[name] for name in options(Facts).keys() & entries.keys()}
         config = fields.Recorded.of(entries)
         return cls(directory, config, Facts(**facts), entries, is_own)
 

@@ -95,10 +95,11 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
         raise UsageError(f"--seeds {seeds}: give FIRST:END with FIRST below END.")
     if any(word.partition("=")[0] in ("--resume", "--seed") for word in command):
         raise UsageError("--seeds takes no --resume or --seed. Leave them out.")
-    command, found = flags.without(command, "seeds", "seed", "train_dir"), []
-    diverged = False
-    for seed in range(first, end):
-        run_dir = train_dir / f"seed-{seed}"
+    command, found = flags.without(command, "seeds", "seed", "train_dir"), {}
+    diverged, folders = False, {n: train_dir / f"seed-{n}" for n in range(first, end)}
+    # Existing ones first: if one is refused, the others have not been trained in vain.
+    for seed in sorted(folders, key=lambda seed: not os.path.lexists(folders[seed])):
+        run_dir = folders[seed]
         say(f"Seed {seed} of {seeds}:")
         given = ["--seed", str(seed), "--train_dir", str(run_dir)]
         (code,), stops = _run_workers([{}], [*command, *given])
@@ -108,12 +109,14 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
             why = f"Seed {seed} ended with exit code {code}."
             if code != errors.EXIT_USAGE:
                 why += " The same command, without --fresh, resumes there."
+            elif run_dir.exists():
+                why += f" To train it anew, move {run_dir}; --fresh moves all seeds."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
-        found.append((run_dir.name, run, *last_scores(run)))
-    for one in grouped(found):
+        found[seed] = run_dir.name, run, *last_scores(run)
+    for one in grouped(found[seed] for seed in folders):
         print(one)
-    if not any(line for *_, line in found):
+    if not any(line for *_, line in found.values()):
         say("No seed was scored. Score each with eval: --eval_steps is too late now.")
     if diverged:
         raise StoppedError("Some seeds have diverged.", errors.EXIT_DIVERGED)

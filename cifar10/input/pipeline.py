@@ -72,8 +72,7 @@ class BatchMaker:
                 return Plan(chosen, seed)
             # A random half of the images is flipped in even epochs, the other half in
             # odd epochs, so two epochs show every image both ways (airbench94).
-            of_images = tf.constant([self.seed, -1], tf.int64)
-            drawn = uniform([examples], of_images) < 0.5
+            drawn = uniform([examples], tf.constant([self.seed, -1], tf.int64)) < 0.5
             odd_epoch = positions // examples % 2 == 1
             return Plan(chosen, seed, tf.gather(drawn, chosen) ^ odd_epoch)
 

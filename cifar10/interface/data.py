@@ -90,9 +90,8 @@ def _checked(data: Dataset) -> Dataset:
         if not tuple(images.shape[1:]) == shape == (*shape[:2], 3):
             found = f"has images of {images.shape[1:]}, and image_shape {shape}"
             raise UsageError(f"{where} {found}. Give (height, width, 3) twice.")
-        count, where = len(images), f"the array of labels of {where}"
-        labels = arrays.checked_labels(np.asarray(labels), count, where, data.classes)
-        return images, labels
+        array, where = np.asarray(labels), f"the array of labels of {where}"
+        return images, arrays.checked_labels(array, len(images), where, data.classes)
 
     shape = tuple(data.image_shape)
 

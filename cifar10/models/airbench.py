@@ -104,8 +104,7 @@ def build(
     net = layers.GlobalMaxPooling2D(name="pool4")(net)
     net = layers.Rescaling(1 / (4 * width), name="scale")(net)
     options = {"use_bias": False, "kernel_initializer": _head_values, "name": "head"}
-    logits = logits_layer(classes, **options)(net)
-    model = keras.Model(images, logits, name="airbench")
+    model = keras.Model(images, logits_layer(classes, **options)(net), name="airbench")
     whitening.kernel.trainable = False
     return model
 

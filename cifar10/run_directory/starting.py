@@ -65,8 +65,7 @@ def record_start(run: RecordedRun, step: int) -> None:
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """Returns the run's history; empty if an earlier version wrote the run."""
-    starts = logs.intact(logs.read_lines(path / layout.STARTS), START)
-    return run_config.inert(starts)
+    return run_config.inert(logs.intact(logs.read_lines(path / layout.STARTS), START))
 
 
 def start_run(

@@ -191,6 +191,5 @@ def examples(
     prepared = prepare(tf.constant(pixels), description["distortions"]).numpy()
     logits = model(prepared, training=False)
     if description["with_preprocessing"]:
-        probabilities = tf.nn.softmax(logits / description["temperature"])
-        return pixels, probabilities.numpy()
+        return pixels, tf.nn.softmax(logits / description["temperature"]).numpy()
     return prepared, logits.numpy()

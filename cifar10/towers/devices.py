@@ -229,8 +229,7 @@ def _split_cpu(count: int) -> None:
     except RuntimeError as error:
         # TensorFlow has already started. An earlier run of this process may have split
         # the CPU into enough devices.
-        found = len(tf.config.list_logical_devices("CPU"))
-        if found < count:
+        if len(tf.config.list_logical_devices("CPU")) < count:
             raise _too_late(f"--num_gpus {count}") from error
 
 

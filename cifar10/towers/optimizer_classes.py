@@ -100,8 +100,7 @@ class Muon(keras.optimizers.Optimizer):
             update = orthogonalized(tf.reshape(direction, [-1, outputs]))
             update = tf.reshape(update, variable.shape)
             scale = outputs**0.5 / tf.norm(values)  # Infinite for zero filters.
-            scaled = tf.math.multiply_no_nan(scale, values)
-            variable.assign(scaled - rate * update)
+            variable.assign(tf.math.multiply_no_nan(scale, values) - rate * update)
             return
         remaining = rate / (self.highest_rate or 1.0)
         if part := self._parts[index]:

@@ -115,16 +115,15 @@ def with_own(
 
 def check_schedule(rate_of: Callable, steps: int) -> None:
     """Refuses a schedule with state, or without a rate for one of the steps."""
-    what = "learning_rate of Config"
-    with custom.explained(what, "the schedule failed"):
+    with custom.explained("learning_rate of Config", "the schedule failed"):
         graph = tf.function(rate_of, autograph=False)
         traced = graph.get_concrete_function(tf.TensorSpec([], tf.int64))
         if any(outer.dtype == tf.resource for outer, _ in traced.graph.captures):
-            raise UsageError(f"{what}: no checkpoint holds a schedule's variables.")
+            raise UsageError("learning_rate: no checkpoint holds a schedule's state.")
         for step in np.linspace(0, steps - 1, _STEPS).astype(np.int64):
             if not 0.0 <= (rate := float(traced(tf.constant(step)))) < np.inf:
                 why = f"it is {rate:g} at step {step}. Give 0.0 or more"
-                raise UsageError(f"{what}: {why}.")
+                raise UsageError(f"learning_rate: {why}.")
 
 
 def _mean(name: str, of: Callable, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -141,9 +141,11 @@ def _explained(
     lines.append(f"Give {other}, or another name, for a separate run.")
     if checkpoints.steps(path / layout.CHECKPOINTS) and "model" not in differences:
         flags: dict[str, Any] = {"initial_weights": path, "train_dir": unused}
-        how = invocation.as_flags(**flags)
-        with contextlib.suppress(UsageError):  # The recipe's file is gone.
+        try:
             flags = flags_of(wanted, run) | flags
-            how = invocation.to_train(wanted.config.machine.workers, **flags) or how
-        lines.append(f"Begin a new run from its weights with:\n    {how}")
+            command = invocation.to_train(wanted.config.machine.workers, **flags)
+            how = f"with:\n    {command or invocation.as_flags(**flags)}"
+        except UsageError as error:  # The recipe's file is gone.
+            how = f"once its recipe is there again.\n{error}"
+        lines.append(f"Begin a new run from its weights {how}")
     return "\n".join(lines)

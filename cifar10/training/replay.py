@@ -350,8 +350,7 @@ class Replay:
             "counters": [state.global_step],
         }.items():
             for value in map(np.asarray, variables):
-                is_whole = value.dtype.kind in "iub"
-                found["counters" if is_whole else group].append(value)
+                found["counters" if value.dtype.kind in "iub" else group].append(value)
         if not self.bound:
             return found
         for group in found.keys() - {"counters"}:

@@ -48,7 +48,10 @@ class WhatIf(Replay):
 
     def check_recorded(self, first: int, last: int) -> None:
         """Refuses steps of which no record tells whether `control` repeats them."""
-        recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
+        known = {*self.logged, *self.saved}
+        if last > (most := max(known, default=0)):
+            raise UsageError(f"Step {last} was not reached. Give steps up to {most}.")
+        recorded = {*self.logged} if self.bound else known
         if not recorded & {*range(first, last + 1)}:
             raise UsageError(f"No step from {first} to {last} is logged. Give more.")
 

@@ -70,6 +70,9 @@ def test_flags_override_the_recipe(parse):
         "learning_rate = 1e400",
         f"batch_size = 0x{'F' * 6000}",
         f"[optimizer_arguments]\nnesterov = 1{'0' * 400}",
+        "batch_size = 16\nglobal_batch_size = 64",
+        "max_steps = 3\nmax_epochs = 1.0",
+        "max_steps = 3\nmax_hours = 1.0",
     ],
     ids=lambda text: text[:20],
 )

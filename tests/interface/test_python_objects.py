@@ -383,7 +383,7 @@ BAD = {
         "optimizer": keras.optimizers.ScheduleFreeAdamW(0.1)
     },
     "Undescribed lacks scale": lambda: {"optimizer": Undescribed(0.1, scale=0.0)},
-    "no checkpoint holds a schedule's variables": lambda: {"learning_rate": Halving()},
+    "no checkpoint holds a schedule's state": lambda: {"learning_rate": Halving()},
     "it is -0.375 at step 2": lambda: {
         "learning_rate": keras.optimizers.schedules.PolynomialDecay(
             0.5, 2, end_learning_rate=-0.375

@@ -86,6 +86,18 @@ def net(image_shape, classes):
 """
 
 
+def test_a_refused_seed_ends_all_before_others_are_trained(tmp_path, stand_in_dir):
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1/notes.txt").write_text("mine")
+    flags = ["--seeds", "0:2", "--train_dir", tmp_path, "--max_steps", "1"]
+    flags += ["--data", "synthetic", "--data_dir", stand_in_dir]
+    refused = runs.run(runs.ROOT / "train.py", *flags)
+    assert refused.returncode == 2
+    assert "seed-1 holds files" in refused.stderr
+    assert f"move {tmp_path / 'seed-1'}; --fresh moves all" in refused.stderr
+    assert not (tmp_path / "seed-0").exists()
+
+
 @pytest.mark.slow
 def test_a_diverged_seed_has_its_own_exit_code_and_enters_the_mean(
     tmp_path, stand_in_dir

@@ -18,7 +18,7 @@ from cifar10.run_directory import checkpoints
 from cifar10.tools import audit, replay, runs as list_runs, whatif
 from cifar10.training import train as training
 from cifar10.training.assembly import assemble
-from forging import edit
+from forging import edit, edit_config
 
 RANDOM = np.random.default_rng(0)
 CLASSES = 3
@@ -241,6 +241,19 @@ def test_steps_without_a_record_are_refused_before_they_are_computed(tmp_path, c
     words = ["--steps", "5:6", "--num_gpus", "2", "--windows", "3"]
     with pytest.raises(UsageError, match="No step from 7 to 8 is logged"):
         called(capsys, run, *words, "--each", file_of(tmp_path, p3=""))
+    assert not capsys.readouterr().out
+
+
+def test_steps_that_a_stopped_run_did_not_reach_are_refused(tmp_path, capsys):
+    run = trained(tmp_path, max_steps=6)
+    edit_config(run, max_steps=STEPS)  # As if a kill had ended it at step 6.
+    each = ["--each", file_of(tmp_path, p3=""), "--windows", "3"]
+    capsys.readouterr()
+    for words in (["--clip_norm", "1", "--until", "9"], each):
+        with pytest.raises(UsageError, match=r"not reached. Give steps up to 6"):
+            called(capsys, run, "--steps", "3:4", *words)
+    with pytest.raises(UsageError, match="not reached"):
+        called(capsys, run, "--steps", "7:8", "--clip_norm", "1")
     assert not capsys.readouterr().out
 
 

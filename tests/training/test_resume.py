@@ -261,6 +261,19 @@ def test_the_proposed_command_keeps_the_given_flags(tmp_path, stand_in_dir):
     assert json.loads(Path(f"{run}.1/config.json").read_text())["keep_best"] == 0
 
 
+def test_no_command_is_proposed_without_the_runs_recipe(tmp_path, stand_in_dir):
+    """What flags cannot tell would be lost."""
+    (recipe := tmp_path / "mine.toml").write_text("batch_size = 8\nmax_steps = 1\n")
+    words = runs.training_flags(tmp_path / "run", stand_in_dir, recipe=recipe)
+    assert runs.call("train.py", *words).returncode == 0
+    recipe.unlink()
+    again = runs.flags(resume=tmp_path / "run", learning_rate=0.05)
+    refused = runs.call("train.py", *again)
+    assert refused.returncode == 2
+    assert f"--recipe {recipe}: no such file" in refused.stderr.splitlines()[-1]
+    assert "--initial_weights" not in refused.stderr
+
+
 def test_the_proposed_command_keeps_the_batches_of_towers(tmp_path, stand_in_dir):
     """Which batch norm sees."""
     normed = {"max_steps": 1, "model": "small_model:normalized", "accumulate": 2}

@@ -70,8 +70,7 @@ def read(path: Path) -> bytes:
     try:
         with files.opened(path, follow=True) as file:
             # `read` allocates all the requested bytes in advance.
-            length = os.fstat(file.fileno()).st_size
-            return file.read(min(length, MAX_BYTES) + 1)
+            return file.read(min(os.fstat(file.fileno()).st_size, MAX_BYTES) + 1)
     except Exception as error:  # From the system or an invalid path.
         raise PictureError(f"{path} cannot be read: {reason(error)}.") from error
 
