@@ -87,9 +87,9 @@ def _checked(data: Dataset) -> Dataset:
         where = f"data.read({split!r})"
         images, labels = data.read(split)
         arrays.check_pixels(images.dtype, where)
-        if not tuple(images.shape[1:]) == shape == (*shape[:2], 3):
-            found = f"has images of {images.shape[1:]}, and image_shape {shape}"
-            raise UsageError(f"{where} {found}. Give (height, width, 3) twice.")
+        if not (len(images) and tuple(images.shape[1:]) == shape == (*shape[:2], 3)):
+            found = f"has images {images.shape}, and image_shape is {shape}"
+            raise UsageError(f"{where} {found}. Give at least one, (height, width, 3).")
         array, where = np.asarray(labels), f"the array of labels of {where}"
         return images, arrays.checked_labels(array, len(images), where, data.classes)
 

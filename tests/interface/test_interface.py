@@ -219,7 +219,8 @@ def broken(**given):
         ({"labels": np.linspace(0.1, 0.9, 6)}, "Give a whole number"),
         ({"labels": np.eye(6)}, "argmax"),
         ({"labels": np.zeros(5, int)}, "each of 6 images"),
-        ({"images": np.zeros((6, 8, 8, 3), np.uint8)}, "images of .*8, 8, 3"),
+        ({"images": np.zeros((6, 8, 8, 3), np.uint8)}, "images .*6, 8, 8, 3"),
+        ({"images": np.zeros((0, 12, 12, 3), np.uint8)}, "Give at least one"),
         ({"images": np.zeros((6, 12, 12, 3), np.float32)}, "float32"),
     ],
 )
