@@ -161,9 +161,9 @@ class Replay:
             stage = training.config.stage(self.step)
             if training.towers.tower.frozen != stage.frozen:
                 training.towers.freeze(stage.frozen)
-            end = min(last, stage.end, *(at for at in self.saved if at > self.step))
+            end, left_out = min(last, stage.end), self._batch - self.step
             with training.open_batches(self._batch, self.step) as queues:
-                while self.step < end:
+                while self.step < end and left_out == self._batch - self.step:
                     batches = queues.get()
                     if self.step + 1 < first:
                         self.advance(batches)
