@@ -114,7 +114,8 @@ def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
     except OSError as error:
         raise unwritable(path, flag, error) from error
     if not is_ours:
-        raise UsageError(f"{flag} {path} exists and is no {kind}. Name another path.")
+        why = f"{flag} {path} already exists and is not a {kind}"
+        raise UsageError(f"{why}. Name another path.")
 
 
 def check_new(path: Path, flag: str) -> None:

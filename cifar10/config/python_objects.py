@@ -106,14 +106,15 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         usual = type(optimizer)(learning_rate=0.0).get_config()
     except TypeError as error:
         raise UsageError(
-            f"optimizer: {name} cannot be created with only a learning rate. Give its "
-            f"other arguments defaults.\n{error}"
+            f"optimizer: {name} cannot be created as {name}(learning_rate=0.0). Give "
+            f"its other arguments defaults.\n{error}"
         ) from error
     config = _described(optimizer)
-    takes = inspect.getfullargspec(type(optimizer))
-    if lacks := sorted({*takes.args[1:], *takes.kwonlyargs} - {*config}):
-        why = f"get_config() of {name} lacks {lacks[0]}, which towers take from there"
-        raise UsageError(f"optimizer: {why}. Let it return all arguments.")
+    for argument, one in inspect.signature(type(optimizer)).parameters.items():
+        is_kept = argument in config or one.default is one.empty  # As **kwargs.
+        if not is_kept and getattr(optimizer, argument, one.empty) != one.default:
+            why = f"get_config() of {name} lacks {argument}, which towers take from it"
+            raise UsageError(f"optimizer: {why}. Let it return all arguments.")
     config.pop("name")  # Keras numbers its objects in their names.
     rate = config.pop("learning_rate")
     if not isinstance(rate, float):  # Keras could recreate only what is registered.

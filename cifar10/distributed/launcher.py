@@ -109,8 +109,6 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
             why = f"Seed {seed} ended with exit code {code}."
             if code != errors.EXIT_USAGE:
                 why += " The same command, without --fresh, resumes there."
-            elif run_dir.exists():
-                why += f" To train it anew, move {run_dir}; --fresh moves all seeds."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
         found[seed] = run_dir.name, run, *last_scores(run)

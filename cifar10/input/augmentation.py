@@ -99,8 +99,7 @@ def erase(
     """
     chance, *place, shift = drawn[:4]
     size, nothing = images.shape[1:3], (0, 0)  # If no size fits, nothing is erased.
-    chances = drawn[4:], AREA_RANGE, RATIO_RANGE
-    sizes = distortions.random_sizes(size, *chances, nothing)
+    sizes = distortions.random_sizes(size, drawn[4:], AREA_RANGE, RATIO_RANGE, nothing)
     erased = _expanded(chance < probability) & _rectangle(images, place, sizes)
     moved = tf.math.floormod(noise + _expanded(shift), 1.0)
     return tf.where(erased, (moved - 0.5) * 12**0.5, images)

@@ -118,8 +118,7 @@ def initialize(
     the same filters negated. `Architecture.initialize` documents the arguments.
     """
     _, height, width, _ = images.shape
-    most = max(1, _INITIALIZING_PIXELS // (height * width))
-    count = min(most, len(images))
+    count = min(max(1, _INITIALIZING_PIXELS // (height * width)), len(images))
     # Spread over the set, because the first images of a folder are of a single class.
     chosen = np.arange(count) * len(images) // count
     side = _WHITENING_SIDE

@@ -117,7 +117,7 @@ class Planner:
             if not similar:
                 raise UsageError(
                     f"--sections: no section can begin with layer {name}.\nThe model's "
-                    "summary() lists all layers; none can begin where a mask passes."
+                    "summary() lists layers. One with a mask cannot begin a section."
                 )
             index = known[name.strip() if name.strip() in known else similar[-1]]
             at[index] = self._boundaries[index]
@@ -393,8 +393,8 @@ def build_sectioned(
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":
-        why = "only --sections auto uses this flag. Add that, or omit this"
-        raise UsageError(f"--memory_limit {gigabytes}: {why}.")
+        why = f"--memory_limit {gigabytes}: only --sections auto uses this flag"
+        raise UsageError(f"{why}. Add --sections auto, or remove --memory_limit.")
     if sections == "1" or (sections is None and not planner.marks):
         return planner.tower, None
     limit = math.inf

@@ -46,8 +46,7 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
         mean, deviation = (np.array(how[of], "float32") for of in ("mean", "deviation"))
         return (values - mean) / deviation
     rows = slice(crop["top"], crop["top"] + crop["height"])
-    columns = slice(crop["left"], crop["left"] + crop["width"])
-    values = values[:, rows, columns]
+    values = values[:, rows, slice(crop["left"], crop["left"] + crop["width"])]
     centred = values - ops.mean(values, axis=(1, 2, 3), keepdims=True)
     deviation = ops.sqrt(ops.mean(centred * centred, axis=(1, 2, 3), keepdims=True))
     return centred / ops.maximum(deviation, how["least_deviation"])

@@ -225,7 +225,8 @@ def resolve_config(
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
             f"--global_batch_size {images} does not divide into {batches} batches "
-            f"(towers times --accumulate). Give {divisible}, or resume on other towers."
+            f"(towers times --accumulate). Give {divisible}, or, to resume, "
+            "another number of towers."
         )
     augmentation.check_batch(config.images.augmentation, images // batches)
     how = config.network.precision, placement.devices
@@ -410,7 +411,8 @@ def build_towers(
         given = config.loss, classes, config.network.precision, mixed
         tower.loss = own_functions.with_own(tower.loss, *given)
     if callable(rate_of := config.update.keras_schedule):
-        own_functions.check_schedule(rate_of, config.run.max_steps)
+        steps = 1 if config.run.max_hours else config.run.max_steps
+        own_functions.check_schedule(rate_of, steps)
     update = build_update(config, len(images))
     planner = planning.Planner(
         states[0],

@@ -90,8 +90,8 @@ def locate_source(name: str) -> tuple[Path, int | None]:
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
-            f"--initial_weights {name} is no .keras or .weights.h5 file, as Keras "
-            "saves them, no folder of a run or checkpoint, and not imagenet."
+            f"--initial_weights {name} is neither a run nor a file of Keras 3. Give "
+            "imagenet, a .keras or .weights.h5 file, or a run's or checkpoint's folder."
         )
     return path, step
 

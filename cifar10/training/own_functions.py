@@ -1,5 +1,6 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from cifar10.model import inference
 from cifar10.models import custom, layer_tree
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
-_STEPS = 100  # Of a schedule, which are tried.
 _FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
 
 
@@ -118,9 +118,11 @@ def check_schedule(rate_of: Callable, steps: int) -> None:
     with custom.explained("learning_rate of Config", "the schedule failed"):
         graph = tf.function(rate_of, autograph=False)
         traced = graph.get_concrete_function(tf.TensorSpec([], tf.int64))
-        if any(outer.dtype == tf.resource for outer, _ in traced.graph.captures):
+        if any(
+            re.match(custom.WRITING, op.type) for op in traced.graph.get_operations()
+        ):
             raise UsageError("learning_rate: no checkpoint holds a schedule's state.")
-        for step in np.linspace(0, steps - 1, _STEPS).astype(np.int64):
+        for step in np.linspace(0, steps - 1, 100).astype(np.int64):
             if not 0.0 <= (rate := float(traced(tf.constant(step)))) < np.inf:
                 why = f"it is {rate:g} at step {step}. Give 0.0 or more"
                 raise UsageError(f"learning_rate: {why}.")

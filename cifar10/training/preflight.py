@@ -146,6 +146,6 @@ def _explained(
             command = invocation.to_train(wanted.config.machine.workers, **flags)
             how = f"with:\n    {command or invocation.as_flags(**flags)}"
         except UsageError as error:  # The recipe's file is gone.
-            how = f"once its recipe is there again.\n{error}"
+            how = f"once its recipe can be used:\n{error}"
         lines.append(f"Begin a new run from its weights {how}")
     return "\n".join(lines)

@@ -48,10 +48,9 @@ class WhatIf(Replay):
 
     def check_recorded(self, first: int, last: int) -> None:
         """Refuses steps of which no record tells whether `control` repeats them."""
-        known = {*self.logged, *self.saved}
-        if last > (most := max(known, default=0)):
-            raise UsageError(f"Step {last} was not reached. Give steps up to {most}.")
-        recorded = {*self.logged} if self.bound else known
+        if last > (most := max([0, *self.logged, *self.saved])):
+            raise UsageError(f"No record goes beyond step {most}. Give steps up to it.")
+        recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
         if not recorded & {*range(first, last + 1)}:
             raise UsageError(f"No step from {first} to {last} is logged. Give more.")
 

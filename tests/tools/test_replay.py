@@ -513,6 +513,8 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     code, said = called(audit, capsys, run, "--segments", 9, "--json")
     assert code == 0
     assert_verified(json.loads(said), len(checkpoints.steps(run / "checkpoints")))
+    code, said = called(replay, capsys, run, "--steps", "1:14")
+    assert (code, "Steps 1 to 14 are equal" in said) == (0, True), said
 
 
 def test_an_honest_run_with_nonfinite_scores_is_verified(

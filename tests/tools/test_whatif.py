@@ -250,9 +250,9 @@ def test_steps_that_a_stopped_run_did_not_reach_are_refused(tmp_path, capsys):
     each = ["--each", file_of(tmp_path, p3=""), "--windows", "3"]
     capsys.readouterr()
     for words in (["--clip_norm", "1", "--until", "9"], each):
-        with pytest.raises(UsageError, match=r"not reached. Give steps up to 6"):
+        with pytest.raises(UsageError, match="No record goes beyond step 6"):
             called(capsys, run, "--steps", "3:4", *words)
-    with pytest.raises(UsageError, match="not reached"):
+    with pytest.raises(UsageError, match="beyond step 6"):
         called(capsys, run, "--steps", "7:8", "--clip_norm", "1")
     assert not capsys.readouterr().out
 

@@ -9,6 +9,7 @@ numbers, [count] or [count, 1].
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,9 +55,9 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         splits = [split for split in SPLITS if f"x_{split}" in names]
         for name in names:
-            of = name[2:] if name.startswith(("x_", "y_")) else ""
-            if split_of(of) and (of not in splits or f"y_{of}" not in names):
-                raise ValueError(f"{name} is in no pair x_test, y_test or x_val, y_val")
+            split = split_of(name[2:]) if re.fullmatch("[xy]_[A-Za-z]+", name) else None
+            if split and not {name} <= {f"x_{split}", f"y_{split}"} <= {*names}:
+                raise ValueError(f"{name} is in no pair x_{split}, y_{split}")
         if "test" not in splits:
             raise ValueError(f"x_test is not among its arrays, {', '.join(names)}")
         found = {}

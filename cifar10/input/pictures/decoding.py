@@ -162,8 +162,7 @@ def _without_metadata(content: bytes) -> tuple[bytes, int]:
         length, kind = struct.unpack(">I4s", head)
         body = file.read(length + 4)
         is_sound = zlib.crc32(body[:-4], zlib.crc32(kind)).to_bytes(4) == body[-4:]
-        is_orientation = kind == b"eXIf" and is_sound
-        if kind[:1].isupper() or kind in _OF_PIXELS or is_orientation:
+        if kind[:1].isupper() or kind in _OF_PIXELS or (kind == b"eXIf" and is_sound):
             kept += head, body
     return b"".join(kept), _READ_BYTES
 
