@@ -390,7 +390,7 @@ BAD = {
         )
     },
     "the schedule failed": lambda: {"learning_rate": DescribedRising([0.1, 0.2])},
-    "no attribute 'numpy'": lambda: {"metrics": {"m": lambda _, z: z.numpy().mean(1)}},
+    "attribute.'numpy'": lambda: {"metrics": {"m": lambda _, z: z.numpy().mean(1)}},
     r"m: it failed on labels \(64,\)": lambda: {
         "metrics": {"m": lambda _, logits: np.argmax(logits, 1)}
     },
