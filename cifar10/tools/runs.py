@@ -185,8 +185,7 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     numbers = {"step": step, "max_steps": last, "best": best}
     split, line = seeds.last_scores(run)
     found = {"settings": run.entries, "scored": split, "scores": line}
-    events = [None, *logs.intact(lines, EVENT)]
-    numbers |= {"event": events[-1], "starts": starts}
+    numbers |= {"event": [None, *logs.intact(lines, EVENT)][-1], "starts": starts}
     return {"state": state, **numbers, **found}
 
 

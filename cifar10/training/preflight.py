@@ -141,11 +141,12 @@ def _explained(
     lines.append(f"Give {other}, or another name, for a separate run.")
     if checkpoints.steps(path / layout.CHECKPOINTS) and "model" not in differences:
         flags: dict[str, Any] = {"initial_weights": path, "train_dir": unused}
+        how = invocation.as_flags(**flags)
         try:
             flags = flags_of(wanted, run) | flags
             command = invocation.to_train(wanted.config.machine.workers, **flags)
-            how = f"with:\n    {command or invocation.as_flags(**flags)}"
+            how = f"with:\n    {command or how}"
         except UsageError as error:  # The recipe's file is gone.
-            how = f"once its recipe can be used:\n{error}"
+            how = f"with {how}, once its recipe can be used:\n{error}"
         lines.append(f"Begin a new run from its weights {how}")
     return "\n".join(lines)

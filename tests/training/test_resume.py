@@ -271,7 +271,7 @@ def test_no_command_is_proposed_without_the_runs_recipe(tmp_path, stand_in_dir):
     refused = runs.call("train.py", *again)
     assert refused.returncode == 2
     assert f"--recipe {recipe}: no such file" in refused.stderr.splitlines()[-1]
-    assert "--initial_weights" not in refused.stderr
+    assert "once its recipe can be used" in refused.stderr
 
 
 def test_the_proposed_command_keeps_the_batches_of_towers(tmp_path, stand_in_dir):

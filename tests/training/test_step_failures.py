@@ -46,7 +46,7 @@ def test_the_advised_plan_has_the_settings_of_the_training(tmp_path):
     photos = tmp_path / "my photos"
     write(photos, *numbered(8, "cat", "dog"))
     recipe = tmp_path / "mine.toml"
-    recipe.write_text("batch_size = 6\nglobal_batch_size = 8\nmomentum = 0.9\n")
+    recipe.write_text("global_batch_size = 8\nmomentum = 0.9\n")
     given = {"model": runs.SMALL, "data": str(photos), "image_size": 16}
     given |= {"num_gpus": 2, "recipe": str(recipe), "clip_norm": 0.5, "seed": 3}
     words = advised(failing(**given))
