@@ -112,7 +112,8 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     config = _described(optimizer)
     for argument, one in inspect.signature(type(optimizer)).parameters.items():
         is_kept = argument in config or one.default is one.empty  # As **kwargs.
-        if not is_kept and getattr(optimizer, argument, one.empty) != one.default:
+        value = getattr(optimizer, argument, one.empty)
+        if not is_kept and repr(value) != repr(one.default):  # Arrays compare by item.
             why = f"get_config() of {name} lacks {argument}, which towers take from it"
             raise UsageError(f"optimizer: {why}. Let it return all arguments.")
     config.pop("name")  # Keras numbers its objects in their names.

@@ -27,7 +27,7 @@ _OF_FIT = (
     *("compute_loss", "compute_metrics"),
 )
 # Operations that write variables, and those with a random state of their own.
-WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
+_WRITING = r"Assign\w*Variable|Resource(Scatter|StridedSlice|Apply)|Rng"
 _RANDOM = r"Random|(Parameterized)?TruncatedNormal|Multinomial"
 _CUSTOM_GRADIENTS = inspect.getfile(tf.custom_gradient)
 _HIDDEN = (
@@ -195,7 +195,7 @@ def _problems_of_graph(
     inner = (function.node_def for function in whole.library.function)
     # The names of nodes begin with those of the layers.
     for node in itertools.chain(whole.node, *inner):
-        if re.match(WRITING, node.op):
+        if re.match(_WRITING, node.op):
             yield (
                 f"{node.name} changes a tf.Variable, as every tower would. Use the "
                 "layer's add_weight(trainable=False)."

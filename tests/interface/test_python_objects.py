@@ -334,6 +334,19 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
+class Within(Halving):
+    """The same in a function of its own, in which a graph shows no writing."""
+
+    @tf.function
+    def __call__(self, step):
+        return super().__call__(step)
+
+
+class Random(Halving):
+    def __call__(self, step):  # noqa: ARG002
+        return tf.random.uniform([])
+
+
 class Rising(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, step):
         super().__init__()
@@ -382,8 +395,11 @@ BAD = {
     "ScheduleFreeAdamW wraps": lambda: {
         "optimizer": keras.optimizers.ScheduleFreeAdamW(0.1)
     },
+    "of Undescribed lacks": lambda: {"optimizer": Undescribed(0.1, scale=np.ones(2))},
     "Undescribed lacks scale": lambda: {"optimizer": Undescribed(0.1, scale=0.0)},
     "no checkpoint holds a schedule's state": lambda: {"learning_rate": Halving()},
+    "holds a schedule's state": lambda: {"learning_rate": Within()},
+    "a schedule's state. Use the step": lambda: {"learning_rate": Random()},
     "it is -0.375 at step 2": lambda: {
         "learning_rate": keras.optimizers.schedules.PolynomialDecay(
             0.5, 2, end_learning_rate=-0.375
