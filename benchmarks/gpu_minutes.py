@@ -371,10 +371,13 @@ def measure(line: Line, out: Path, steps: int | None) -> None:
     folder.mkdir(parents=True)
     words = [sys.executable, "-m", "benchmarks.gpu_minutes", "--out", str(out)]
     words += ["--child", line.name, *(["--steps", str(steps)] if steps else [])]
+    environment = dict(line.environment)
+    if flags := environment.get("XLA_FLAGS"):  # Beside a folder of libdevice, say.
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     began = time.perf_counter()
     try:
         limit = None if steps else line.seconds
-        said, failed = _with_all_it_starts(words, line.environment, limit)
+        said, failed = _with_all_it_starts(words, environment, limit)
         last = said.strip().rpartition("\n")[2]
         found = {"failed": failed[-800:]} if failed is not None else json.loads(last)
     except subprocess.TimeoutExpired:
