@@ -76,8 +76,7 @@ class LocalResponseNormalization(keras.layers.Layer):
             y = x * power
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                through_window = tf.matmul(upstream * y / energy, slopes)
-                return upstream * power - x * through_window
+                return upstream * power - x * tf.matmul(upstream * y / energy, slopes)
 
             return y, gradient
 

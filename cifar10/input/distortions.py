@@ -81,8 +81,7 @@ def distort(
         return normalize(_resized_crops(images, sizes, top, left, flip))
     columns = _window(left, width)
     columns = tf.where(flip, columns[:, ::-1], columns)
-    crops = _take_pixels(images, _window(top, height), columns)
-    distorted = tf.cast(crops, tf.float32)
+    distorted = tf.cast(_take_pixels(images, _window(top, height), columns), tf.float32)
     if distortion == "tutorial":
         distorted = _change_brightness_and_contrast(distorted, *others)
     return tf.image.per_image_standardization(distorted)

@@ -58,8 +58,7 @@ def read_records(path: Path, label_keys: Sequence[str], count: int) -> np.ndarra
         UsageError: The file has other content.
     """
     try:
-        content = files.read(path, _MOST_BYTES, follow=True)
-        return _records(content, label_keys, count)
+        return _records(files.read(path, _MOST_BYTES, follow=True), label_keys, count)
     except ValueError as error:
         problem = error if isinstance(error, _RefusedError) else "its pickle is damaged"
         why = f"{path} is not a pickled batch of CIFAR: {problem}"

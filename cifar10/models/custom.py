@@ -96,6 +96,9 @@ class _Recorder(keras.StatelessScope):
         super().add_update(update)
 
 
+_Trace = tuple[tf.types.experimental.ConcreteFunction, _Recorder]
+
+
 def check(
     name: str,
     model: object,
@@ -103,10 +106,12 @@ def check(
     classes: int,
     *,
     is_code: bool = False,
+    deterministic: bool | None = None,
 ) -> None:
     """Checks a model by calling it, which also creates missing variables.
 
-    If the model `is_code` of a user, also traces it in training mode.
+    If the model `is_code` of a user, also traces it in training mode and, unless
+    `deterministic` is None, checks that towers can train it.
     """
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
@@ -117,11 +122,15 @@ def check(
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
-        _, call = _traced(name, model, image_shape, classes)
+        trace = _, call = _traced(name, model, image_shape, classes)
     if not model.trainable_variables:
         raise UsageError(f"--model {name}: the model has no trainable variables.")
     layer_tree.mark_head(model, call.read)
     _hold_generators(name, model, call.assigned)
+    if is_code and deterministic is not None:
+        check_training(
+            name, model, image_shape, classes, deterministic=deterministic, trace=trace
+        )
 
 
 def _hold_generators(
@@ -149,13 +158,14 @@ def check_training(
     classes: int,
     *,
     deterministic: bool = False,
+    trace: _Trace | None = None,
 ) -> None:
     """Checks that a training step computes what Keras would, from logits.
 
     Evaluation does not call this, because it also scores models that return
-    probabilities.
+    probabilities. `trace` is the model's in training mode, if there is one.
     """
-    traced, call = _traced(name, model, image_shape, classes)
+    traced, call = trace or _traced(name, model, image_shape, classes)
     images = tf.random.stateless_normal((2, *image_shape), (0, 0))
     with keras.StatelessScope():
         rows = tf.cast(model(images, training=False), tf.float32)
@@ -221,7 +231,7 @@ def _problems_of_outputs(op: tf.Operation, rows: tf.Tensor) -> Iterator[str]:
 
 def _traced(
     name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
-) -> tuple[tf.types.experimental.ConcreteFunction, _Recorder]:
+) -> _Trace:
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
     images = tf.TensorSpec((2, *image_shape))

@@ -122,6 +122,7 @@ def build_model(
     seed: int | None = 0,
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
+    deterministic: bool | None = None,
 ) -> "keras.Model":
     """Builds the model that a name selects.
 
@@ -136,6 +137,7 @@ def build_model(
         device: Device of the variables.
         options: Arguments for the function that builds the model, by their names in
             `OPTIONS`. Where a value is None or missing, the function's default holds.
+        deterministic: As `--deterministic`; None for a model that is not trained.
 
     Returns:
         A model that maps images, [batch, *image_shape], to logits, [batch, classes].
@@ -164,7 +166,8 @@ def build_model(
             )
             with custom.explained(f"--model {name}", problem):
                 model = builder(image_shape, classes, **given)
-            custom.check(name, model, image_shape, classes, is_code=is_code(name))
+            of = name, model, image_shape, classes
+            custom.check(*of, is_code=is_code(name), deterministic=deterministic)
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model

@@ -64,8 +64,7 @@ def build(
     for scale, count in enumerate(blocks):
         for block in range(count):
             stride = 2 if scale and not block else 1
-            name = f"scale{scale}_block{block}"
-            net = _block(net, width * 2**scale, stride, name)
+            net = _block(net, width * 2**scale, stride, f"scale{scale}_block{block}")
     net = layers.GlobalAveragePooling2D(name="pool")(net)
     logits = logits_layer(classes, name="softmax_linear")(net)
     return keras.Model(images, logits, name="resnet")

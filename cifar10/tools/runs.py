@@ -84,8 +84,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
         runs = {name: run for name, run in runs.items() if run["changed"] <= limit}
     if names is not None:
         runs = _to_prune(runs, [*map(os.path.normpath, names)], keep)
-    order = _ORDERS[given["sort"]]
-    runs = dict(sorted(runs.items(), key=lambda item: order(item[1])))
+    runs = dict(sorted(runs.items(), key=lambda item: _ORDERS[given["sort"]](item[1])))
     named = [{"name": name, **run} for name, run in runs.items()]
     if given["json"]:
         print(logs.as_json(named))

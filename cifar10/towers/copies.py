@@ -121,9 +121,6 @@ def mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
     """
     if all(value is None for value in values):
         return None
-    # On a CPU, sums of sums are otherwise joined where the inner one is no output.
-    if any("CPU" in one.device for one in values if one is not None):
-        values = [v if v is None else tf.ensure_shape(v, v.shape) for v in values]
     count = count or len(values)
     summed = values[0] if len(values) == 1 else tf.add_n(values)
     return summed if count == 1 else tf.divide(summed, count)

@@ -29,7 +29,6 @@ from cifar10.input import calls, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.model import inference, loss
-from cifar10.models import custom
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
@@ -363,10 +362,8 @@ def build_state(
         seed=config.run.seed,
         device=home,
         options={option: getattr(config.network, option) for option in OPTIONS},
+        deterministic=config.speed.deterministic,
     )
-    if is_code(name):
-        exactly = config.speed.deterministic
-        custom.check_training(name, model, image_shape, classes, deterministic=exactly)
     if config.update.stages or config.fine_tuning.freeze:
         prepare_model(model, name, config.all_stages, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.

@@ -91,8 +91,7 @@ class Replay:
         self.begun = min(self.saved, default=config.run.max_steps) if has_weights else 0
         batches = config.machine.towers * config.batch.accumulate
         towers = towers or max(1, config.machine.towers)
-        model = {"model": config.network.model}
-        values = run_config.config_to_resume(str(run), model)
+        values = run_config.config_to_resume(str(run), {"model": config.network.model})
         values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
         # The run's batches, if possible: batch norm and dropout depend on them.
         values["accumulate"] = max(1, batches // towers)

@@ -30,6 +30,37 @@ def module_path(monkeypatch):
 # ---- What the towers make of them
 
 
+class Counted(layers.Layer):
+    """Counts the calls in training mode."""
+
+    calls = 0
+
+    def call(self, inputs, training=False):
+        Counted.calls += bool(training)
+        return inputs
+
+
+def counted(image_shape, classes):
+    flat = [Counted(), layers.Flatten(), layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *flat])
+
+
+def test_a_training_calls_its_model_once_for_all_checks_and_once_for_its_steps(
+    tmp_path, stand_in_dir
+):
+    """Each call of a large model adds seconds to the start."""
+    Counted.calls = 0
+    runs.train(
+        tmp_path / "run",
+        stand_in_dir,
+        model=f"{__name__}:counted",
+        batch_size=8,
+        max_steps=3,
+        num_gpus=1,
+    )
+    assert Counted.calls == 2
+
+
 def frozen(image_shape, classes):
     """A network of which only the last layer is trained."""
     return keras.Sequential(

@@ -393,9 +393,10 @@ def test_the_step_before_a_loss_rises_for_good_is_found(run_dir, monkeypatch):
     assert replayed.find(10, 15)[0] == 10
 
 
-def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, capsys):
+def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, stand_in_dir, capsys):
+    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 8}
     with pytest.raises(UsageError):
-        trained(tmp_path / "run", learning_rate=1e30, max_steps=6)
+        trained(tmp_path / "run", learning_rate=1e30, max_steps=6, **values)
     words = [tmp_path / "run", "--steps", "1:6", "--find"]
     code, said = called(replay, capsys, *words)
     assert code == 0

@@ -288,7 +288,7 @@ def test_the_last_lines_show_the_score_of_the_best_on_test(
 def test_val_images_seen_by_the_initial_weights_are_reported(
     tmp_path, stand_in_dir, capsys
 ):
-    options = {"max_steps": 1, "fresh": True}
+    options = {"max_steps": 1, "fresh": True, "model": runs.SMALL, "num_gpus": 1}
     for of_origin, of_run, is_told in (
         (0.0, 0.2, True),
         (0.1, 0.2, True),
