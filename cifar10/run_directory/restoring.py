@@ -61,7 +61,7 @@ def why_none(
     if wanted == BEST:
         return f"--step {BEST}: no checkpoint has a score. Score one with eval first."
     kept = ", ".join(map(str, steps))
-    return f"--step {wanted}: no such checkpoint. Omit it, or give one of {kept}."
+    return f"--step {wanted}: no such checkpoint. Omit it, or give a kept step: {kept}."
 
 
 def restore_newest(

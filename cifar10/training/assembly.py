@@ -268,8 +268,8 @@ def check_epoch(
 ) -> ResolvedConfig:
     """Checks the batch size and the warm-up against the size of the training set.
 
-    If the user did not choose it, the warm-up of a schedule that ends `may_shorten` to
-    half of the steps. Returns the configuration with it.
+    Returns the configuration. If the warm-up `may_shorten`, since no user chose it, it
+    takes at most half of the steps of a schedule with an end.
     """
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps

@@ -94,7 +94,7 @@ def test_cifar_and_arrays_are_corrected_by_number(tmp_path, monkeypatch):
     assert moved.read("train")[1].tolist() == [0, 1, 1, 1, 0, 1]
 
 
-def test_pictures_keep_their_numbers_with_a_held_out_val_part(tmp_path):
+def test_pictures_keep_their_numbers_with_a_held_out_val_split(tmp_path):
     x = np.stack([pixels(n) for n in range(20)])
     dataset = with_val(as_dataset(((x, np.arange(20) % 2), (x[:2], np.arange(2)))), 0.2)
     names = {}

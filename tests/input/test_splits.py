@@ -1,4 +1,4 @@
-"""The part `val` of every kind of data: who has one, and what is in it."""
+"""The `val` split of every kind of data: which data have one, and what is in it."""
 
 import shutil
 
@@ -23,28 +23,28 @@ def cache(tmp_path):
 
 
 def content(dataset):
-    """The number of images of each part."""
+    """The number of images of each split."""
     return {split: len(dataset.read(split)[1]) for split in dataset.splits}
 
 
-def test_val_fraction_gives_cifar_a_val_part(stand_in_dir):
+def test_val_fraction_gives_cifar_a_val_split(stand_in_dir):
     whole = datasets.find("synthetic", str(stand_in_dir))
     assert (whole.splits, whole.validation_split) == (("train", "test"), "test")
     divided = with_val(whole, 0.1)
     assert divided.validation_split == "val"
-    parts = {split: divided.read(split) for split in ("train", "val")}
+    splits = {split: divided.read(split) for split in ("train", "val")}
     images, labels = whole.read("train")
-    assert len(parts["val"][1]) == pytest.approx(len(labels) / 10, abs=10)
-    counts = np.bincount(parts["val"][1])
+    assert len(splits["val"][1]) == pytest.approx(len(labels) / 10, abs=10)
+    counts = np.bincount(splits["val"][1])
     assert counts.min() == pytest.approx(counts.max(), abs=2), "class by class"
-    seen = np.concatenate([part.reshape(len(part), -1) for part, _ in parts.values()])
+    seen = np.concatenate([one.reshape(len(one), -1) for one, _ in splits.values()])
     assert sorted(map(bytes, seen)) == sorted(map(bytes, images)), "each image once"
     again = with_val(whole, 0.1)
-    np.testing.assert_array_equal(again.read("val")[0], parts["val"][0])
+    np.testing.assert_array_equal(again.read("val")[0], splits["val"][0])
     np.testing.assert_array_equal(divided.read("test")[1], whole.read("test")[1])
 
 
-def test_arrays_have_three_parts(tmp_path):
+def test_arrays_have_three_splits(tmp_path):
     train, val, test = PAIRS
     given = as_dataset((train, val, test))
     np.testing.assert_array_equal(given.read("val")[0], val[0])
@@ -60,16 +60,16 @@ def test_arrays_have_three_parts(tmp_path):
     held = with_val(as_dataset((train, test)), 0.2)
     assert content(held) == {"train": 16, "val": 4, "test": 20}
     assert content(with_val(as_dataset(train), 0.2)) == {"train": 16, "val": 4}
-    # A part that is there needs no fraction, and one to score is not divided.
+    # A split that is there needs no fraction, and one to score is not divided.
     assert with_val(given, 0.2) is given
     assert content(with_val(as_dataset(test, "test"), 0.2)) == {"test": 20}
 
 
-def test_a_folder_has_three_parts(tmp_path, cache):
+def test_a_folder_has_three_splits(tmp_path, cache):
     names = [
         name
-        for part, count in (("train", 9), ("val", 3), ("test", 5))
-        for name in numbered(count, f"{part}/cat", f"{part}/dog")
+        for split, count in (("train", 9), ("val", 3), ("test", 5))
+        for name in numbered(count, f"{split}/cat", f"{split}/dog")
     ]
     folder = write(tmp_path / "photos", *names)
     dataset = find(folder, cache)
@@ -85,12 +85,12 @@ def test_a_folder_has_three_parts(tmp_path, cache):
     assert two.fingerprint != dataset.fingerprint
 
 
-def test_a_folder_is_divided_into_three_parts(tmp_path, cache):
+def test_a_folder_is_divided_into_three_splits(tmp_path, cache):
     folder = write(tmp_path / "photos", *numbered(20, "cat", "dog"))
     two = find(folder, cache)
     three = find(folder, cache, val_fraction=0.2)
     assert content(three) == {"train": 20, "test": 12, "val": 8}
-    assert three.paths["test"] == two.paths["test"], "a part more moves no test picture"
+    assert three.paths["test"] == two.paths["test"], "val moves no test picture"
     write(folder, *(f"cat/new {number}.png" for number in range(20)))
     run = recorded(
         data_division=three.division,
@@ -101,7 +101,7 @@ def test_a_folder_is_divided_into_three_parts(tmp_path, cache):
     later = find(folder, cache, val_fraction=0.2, run=run)
     assert {*three.paths["val"]} < {*later.paths["val"]}
     assert not {*three.paths["train"]} & {*later.paths["val"], *later.paths["test"]}
-    # Where the test part is given, only the rest is divided.
+    # Where the test split is given, only the rest is divided.
     names = numbered(10, "train/cat", "train/dog", "test/cat", "test/dog")
     given = find(write(tmp_path / "given", *names), cache, val_fraction=0.2)
     assert content(given) == {"train": 16, "test": 20, "val": 4}
