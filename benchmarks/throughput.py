@@ -46,8 +46,8 @@ _HALF_BOUNDS = (1e-3, 0.3)
 
 _CONDITIONS = (
     "Constant input is one batch in memory, which reads and distorts nothing. Keras "
-    "(jit_compile=False) and PyTorch (channels last) keep no moving averages, the "
-    "others do. Everyone may use all cores; the two processes of "
+    "(jit_compile=False on CPUs) and PyTorch (channels last) keep no moving averages, "
+    "the others do. Everyone may use all cores; the two processes of "
     "DistributedDataParallel share them."
 )
 

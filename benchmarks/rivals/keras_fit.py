@@ -1,8 +1,8 @@
 """Keras `fit`, alone and under MirroredStrategy, as its documentation shows it.
 
 The layers are Keras's own, with `tf.nn.lrn` for the normalization that Keras lacks. No
-XLA (`jit_compile=False`), which halves the rate on a CPU; no moving averages, which the
-towers and the tutorial's graph keep; a batch that stays in memory.
+XLA (`jit_compile=False`) on a CPU, where it halves the rate; no moving averages, which
+the towers and the tutorial's graph keep; a batch that stays in memory.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class KerasFit:
 
     def __init__(self, replicas: int, batch_size: int) -> None:
         import keras
+        import tensorflow as tf
 
         with _scope(replicas):
             self._model = _network()
             self._model.compile(
                 keras.optimizers.SGD(common.LEARNING_RATE),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                jit_compile=False,
+                jit_compile="auto" if tf.config.list_physical_devices("GPU") else False,
             )
         self._batches = _repeated(*common.constant_batch(batch_size))
 

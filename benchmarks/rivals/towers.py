@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class Towers:
         dataset: What to train on, with the tutorial's distortions; None for the same
             batch of noise at every step.
         trains: Whether the batches are trained on, and not only taken.
+        call: Steps in a call to TensorFlow; None for as many as a training has, which
+            on GPUs is more than one.
     """
 
     def __init__(
@@ -39,11 +42,18 @@ class Towers:
         precision: str = "float32",
         dataset: Dataset | None = None,
         trains: bool = True,
+        call: int | None = None,
     ) -> None:
+        from cifar10.input import calls
         from cifar10.training import assembly
 
         self._global_batch_size = batch_size * towers
-        config = Config(num_gpus=towers, batch_size=batch_size, precision=precision)
+        config = Config(
+            num_gpus=towers,
+            batch_size=batch_size,
+            precision=precision,
+            steps_per_call=call,
+        )
         training = assembly.assemble(
             config, dataset or common.black_images((32, 32, 3), batch_size * towers)
         )
@@ -51,12 +61,14 @@ class Towers:
         self._builder = training.towers
         self._model = self._builder.state.model
         self._trains = trains
+        self._call = most = training.steps_per_call
         self._stack = contextlib.ExitStack()
         if dataset:
-            batches = self._stack.enter_context(training.open_batches(0, 0))
-            self._next_batches = batches.get
+            queues = training.open_batches(0, 0, in_calls=most > 1)
+            self._next_batches = self._stack.enter_context(queues).get
         else:
             constant = self._split(*common.constant_batch(self._global_batch_size))
+            constant = calls.stacked([constant], most) if most > 1 else constant
             self._next_batches = lambda: constant
 
     def initial_values(self) -> dict[str, np.ndarray]:
@@ -87,17 +99,25 @@ class Towers:
         return float(result.metrics["total_loss"]), gradients
 
     def run(self, untimed: int, timed: int) -> float:
-        """Trains, or takes batches; returns the seconds of the timed steps."""
-        return common.seconds_of(self._step, untimed, timed)
+        """Trains, or takes batches; returns the seconds of the timed steps.
+
+        Whole calls are made, and their time is divided among their steps.
+        """
+        before, after = (math.ceil(count / self._call) for count in (untimed, timed))
+        seconds = common.seconds_of(self._run_call, before, after)
+        return seconds * timed / (after * self._call)
 
     def close(self) -> None:
         """Stops the input."""
         self._stack.close()
 
-    def _step(self) -> Any:
+    def _run_call(self) -> Any:
         batches = self._next_batches()
         if not self._trains:
-            return batches[0][1][0]  # A label.
+            return batches[0][1][..., 0][-1] if self._call > 1 else batches[0][1][0]
+        if self._call > 1:
+            # Every period of this configuration is a multiple of a call's steps.
+            return self._builder.steps(batches, self._call).metrics["total_loss"][-1]
         return self._builder.step(batches).metrics["total_loss"]
 
     def _split(self, images: np.ndarray, labels: np.ndarray) -> list:

@@ -102,6 +102,24 @@ def two_towers(precision="float32"):
     return towers.Towers(towers=2, **half)
 
 
+@pytest.mark.parametrize("is_real", [False, True], ids=["constant", "real"])
+def test_whole_calls_are_timed_and_divided_among_their_steps(monkeypatch, is_real):
+    """As a GPU's training has them: four steps wanted, calls of three."""
+
+    def seconds_of(call, untimed, timed):
+        for _ in range(untimed + timed):
+            loss = call()
+        assert np.isfinite(float(loss))
+        return 6.0
+
+    monkeypatch.setattr(common, "seconds_of", seconds_of)
+    given = {"dataset": common.black_images((32, 32, 3), 64)} if is_real else {}
+    rival = towers.Towers(towers=1, batch_size=BATCH, call=3, **given)
+    assert rival.run(1, 4) == 6.0 * 4 / 6
+    assert rival._builder.state.global_step == 3 * (1 + 2)
+    rival.close()
+
+
 @pytest.mark.slow
 def test_changed_bias_is_noticed_and_checked_values_are_trained(reference):
     rival = two_towers()
