@@ -116,7 +116,7 @@ class Towers:
         if not self._trains:
             return batches[0][1][..., 0][-1] if self._call > 1 else batches[0][1][0]
         if self._call > 1:
-            # Every period of this configuration is a multiple of a call's steps.
+            # A call that a period shortens repeats its last batch, at the same cost.
             return self._builder.steps(batches, self._call).metrics["total_loss"][-1]
         return self._builder.step(batches).metrics["total_loss"]
 

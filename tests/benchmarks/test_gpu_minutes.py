@@ -66,6 +66,20 @@ def test_a_short_trial_does_not_count_as_a_measurement(tmp_path, monkeypatch):
     assert "ms a step 7" in gpu_minutes.table(tmp_path, None)
 
 
+def test_flags_of_xla_join_those_that_name_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_cuda_data_dir=cuda")
+    [line] = [one for one in gpu_minutes.LINES if one.name.endswith("out CUDA graphs")]
+    found = []
+    monkeypatch.setattr(
+        gpu_minutes,
+        "_with_all_it_starts",
+        lambda _, given, limit: found.append(given["XLA_FLAGS"]) or ("{}", limit),
+    )
+    gpu_minutes.measure(line, tmp_path, 3)
+    own = line.environment["XLA_FLAGS"]
+    assert found == [f"--xla_gpu_cuda_data_dir=cuda {own}"]
+
+
 def test_each_line_has_its_own_name_and_fifteen_minutes_are_enough():
     names = [line.name for line in gpu_minutes.LINES]
     assert len(names) == len({*names})

@@ -48,7 +48,7 @@ def counted(image_shape, classes):
 def test_a_training_calls_its_model_once_for_all_checks_and_once_for_its_steps(
     tmp_path, stand_in_dir
 ):
-    """Each call of a large model adds seconds to the start."""
+    """Each call of a large model delays the start."""
     Counted.calls = 0
     runs.train(
         tmp_path / "run",
