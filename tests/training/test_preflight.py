@@ -92,7 +92,7 @@ def test_commands_on_a_checkpoint_require_a_checkpoint(tmp_path):
         assert "There is no checkpoint" in refused(*words)
         (folder := run / "checkpoints/step-00000010").mkdir(parents=True)
         assert "--step 9: " in refused(*words, "--step", 9)
-        assert "one of 10" in refused(*words, "--step", 9)
+        assert "a kept step: 10" in refused(*words, "--step", 9)
         assert "--step best: " in refused(*words, "--step", "best")
         with pytest.raises(AssertionError, match="TensorFlow"):
             runs.call(*words)
