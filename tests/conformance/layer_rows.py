@@ -45,7 +45,7 @@ def _to_image(net):
 
 
 def _to_sequence(net):
-    return L.Reshape((16, 12))(net)
+    return L.Reshape((8, 24))(net)
 
 
 def _to_volume(net):
@@ -241,7 +241,7 @@ TABLES = {
         "Conv1DTranspose": lambda x: L.Conv1DTranspose(4, 3, strides=2)(x),
         "DepthwiseConv1D": lambda x: L.DepthwiseConv1D(3)(x),
         "SeparableConv1D": lambda x: L.SeparableConv1D(4, 3)(x),
-        "Masking": lambda x: L.LSTM(4)(L.Masking()(L.ReLU(threshold=1.5)(x))),
+        "Masking": lambda x: L.LSTM(4)(L.Masking()(L.ReLU(threshold=2.0)(x))),
         "AdaptiveAveragePooling1D": lambda x: L.AdaptiveAveragePooling1D(3)(x),
         "AdaptiveMaxPooling1D": lambda x: L.AdaptiveMaxPooling1D(3)(x),
         "AveragePooling1D": lambda x: L.AveragePooling1D(2)(x),
@@ -313,12 +313,13 @@ TABLES = {
 def _build(into, layer):
     def build(image_shape, classes):
         image = keras.Input(image_shape)
-        net = layer(into(L.Dense(3)(image)))
+        net = layer(into(L.Dense(3, use_bias=False)(image)))
         if into is _to_pixels:
             net = L.Rescaling(1 / 128)(net)
         if "int" in net.dtype:
             net = keras.ops.cast(net, keras.config.floatx())
-        return keras.Model(image, L.Dense(classes)(L.Flatten()(net)))
+        logits = L.Dense(classes, use_bias=False)(L.Flatten()(net))
+        return keras.Model(image, logits)
 
     return build
 

@@ -42,27 +42,21 @@ def batches(steps=3, images=8):
     ]
 
 
-def compiled(model, loss=cross_entropy):
-    """Returns the function of a batch that `fit` compiles, without the update.
+def gradients(model, loss, images, labels):
+    """Returns the loss of a batch and its gradients, as `fit` computes them eagerly.
 
-    It returns the loss and its gradients. Layers keep their new state.
+    Layers keep their new state. Tracing a graph takes longer than three steps.
     """
-
-    @tf.function(autograph=False)
-    def compute(images, labels):
-        with tf.GradientTape() as tape:
-            logits = tf.cast(model(images, training=True), model.variable_dtype)
-            total = loss(labels, logits)
-            for penalty in model.losses:
-                total += tf.reduce_sum(tf.cast(penalty, total.dtype))
-        found = tape.gradient(total, [v.value for v in model.trainable_variables])
-        dense = [one if one is None else tf.convert_to_tensor(one) for one in found]
-        return total, dense
-
-    return compute
+    with tf.GradientTape() as tape:
+        logits = tf.cast(model(images, training=True), model.variable_dtype)
+        total = loss(labels, logits)
+        for penalty in model.losses:
+            total += tf.reduce_sum(tf.cast(penalty, total.dtype))
+    found = tape.gradient(total, [v.value for v in model.trainable_variables])
+    return total, [one if one is None else tf.convert_to_tensor(one) for one in found]
 
 
-def step(model, optimizer, compute, parts):
+def step(model, optimizer, loss, parts):
     """Trains one step on the parts of a batch, one for each tower; returns the loss.
 
     Each part meets the same values of all variables. The update takes the mean of the
@@ -78,7 +72,8 @@ def step(model, optimizer, compute, parts):
             if variable.name == "seed_generator_state":
                 seed, counter = value.tolist()
                 variable.assign([(seed + number * STRIDE) % 2**32, counter])
-        one, of_part = compute(tf.constant(images), tf.constant(labels))
+        batch = tf.constant(images), tf.constant(labels)
+        one, of_part = gradients(model, loss, *batch)
         losses.append(float(one))
         found.append(of_part)
         after.append([variable.numpy() for variable in state])

@@ -20,6 +20,7 @@ have to be equal within 1e-9, in float64. The rules:
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,7 +34,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.models.architecture import Architecture
-from cifar10.models.registry import ARCHITECTURES
+from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.towers.devices import Placement
 from cifar10.trained_model import evaluation_logits
 from cifar10.training import assembly
@@ -121,13 +122,31 @@ def make_towers(row, devices):
     config = assembly.resolve_config(requested, placement)
     name = config.network.model
     ARCHITECTURES[name] = Architecture(row.build)
-    state = assembly.build_state(config, "/cpu:0", plain.SHAPE, plain.CLASSES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "build_model", functools.partial(once_built, row.build))
+        state = assembly.build_state(config, "/cpu:0", plain.SHAPE, plain.CLASSES)
     images = np.broadcast_to(np.uint8(0), (IMAGES, *plain.SHAPE))
     whole = config, placement, [state], None, Workers(), images
     towers, *_ = assembly.build_towers(
         *whole, classes=plain.CLASSES, class_weights=config.loss.class_weights
     )
     return towers
+
+
+@functools.lru_cache(maxsize=4)
+def checked(build, name, *shape, options, **given):
+    """Returns a model that the package builds and checks, and the values it begins with."""
+    del build  # What `name` stands for, which many rows share.
+    model = build_model(name, *shape, options=dict(options), **given)
+    return model, values(model)
+
+
+def once_built(build, *of, options, **given):
+    """Returns the same as `build_model`, but one model for all trainings of a function."""
+    model, begins = checked(build, *of, options=(*options.items(),), **given)
+    for variable, (_, value) in zip(variables(model), begins, strict=True):
+        variable.assign(value)
+    return model
 
 
 def trained(row, devices):
@@ -144,8 +163,8 @@ def trained(row, devices):
     ends = values(model)
     if row.unseeded:
         begins, ends = begins[:-1], ends[:-1]
-    variables = model.trainable_variables, model.non_trainable_variables
-    of_values = [[variable.value for variable in each] for each in variables]
+    groups = model.trainable_variables, model.non_trainable_variables
+    of_values = [[variable.value for variable in group] for group in groups]
     images = tf.constant(plain.batches(4)[-1][0])
     logits, _ = evaluation_logits(model, *of_values, images)
     return {
@@ -166,7 +185,7 @@ def expected(row, count):
     optimizer, losses, metrics = row.optimizer(), [], []
     optimizer.build(model.trainable_variables)
     averages = [variable.numpy() for variable in model.trainable_variables]
-    begins, compute = values(model), plain.compiled(model, row.loss)
+    begins = values(model)
     decay = row.given().get("moving_average_decay", plain.DECAY)
     for number, (images, labels) in enumerate(plain.batches()):
         metrics.append([])
@@ -175,7 +194,7 @@ def expected(row, count):
             found = [one(tf.constant(labels), logits) for one in row.metrics.values()]
             metrics[-1] = [float(np.mean(one)) for one in found]
         parts = halves(images, labels, count if row.by_tower else 1)
-        losses.append(plain.step(model, optimizer, compute, parts))
+        losses.append(plain.step(model, optimizer, row.loss, parts))
         averages = plain.averaged(averages, model, decay, number)
     ends = values(model)
     logits = model(tf.constant(plain.batches(4)[-1][0]), training=False)
@@ -187,10 +206,14 @@ def halves(images, labels, count):
     return [*zip(np.split(images, count), np.split(labels, count), strict=True)]
 
 
+def variables(model):
+    """Returns all variables, trainable ones first."""
+    return [*model.trainable_variables, *model.non_trainable_variables]
+
+
 def values(model):
-    """Returns copies of all variables, trainable ones first."""
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
-    return [(variable.path, np.array(variable.numpy())) for variable in variables]
+    """Returns copies of what they hold."""
+    return [(one.path, np.array(one.numpy())) for one in variables(model)]
 
 
 def assert_equal(found, wanted, tolerance):

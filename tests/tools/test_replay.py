@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+import shared_graphs
 from cifar10.config.config import Config
 from cifar10.config.fields import PRECISIONS
 from cifar10.errors import UsageError
@@ -36,12 +37,29 @@ def trained(train_dir, **values):
     return train_dir
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shared():
+    with shared_graphs.assembled_once():
+        yield
+
+
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, stand_in_dir):
+def data(tmp_path_factory, stand_in_dir):
+    """A file with the first images of the stand-in: scoring all takes most seconds."""
+    stand_in = datasets.find("synthetic", str(stand_in_dir))
+    arrays = {}
+    for part, count in (("train", 400), ("test", 100)):
+        images, labels = stand_in.read(part)
+        arrays |= {f"x_{part}": images[:count], f"y_{part}": labels[:count]}
+    np.savez(file := tmp_path_factory.mktemp("data") / "few.npz", **arrays)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, data):
     """Twenty steps of two towers, interrupted after twelve, with four checkpoints."""
     values = {"num_gpus": 2, "batch_size": 4, "checkpoint_steps": 5}
-    values |= {"log_frequency": 2, "eval_steps": 10, "data": "synthetic"}
-    values["data_dir"] = str(stand_in_dir)
+    values |= {"log_frequency": 2, "eval_steps": 10, "data": data}
     folder = tmp_path_factory.mktemp("replayed") / "run"
     trained(folder, max_steps=12, **values)
     return trained(folder, max_steps=20, **values)
@@ -87,14 +105,24 @@ SCORES += ("cross_entropy", "penalties", "expected calibration error")
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
-def test_replayed_steps_equal_the_runs_on_any_number_of_towers(run_dir, capsys, towers):
+def test_replayed_steps_equal_the_runs_on_any_number_of_towers(
+    run_dir, capsys, monkeypatch, towers
+):
+    found, compare = {}, Replay.compare
+
+    def noted(self, batches):
+        for difference in compare(self, batches):
+            *one, step, place = difference
+            found[step, place] = Found(*one)
+            yield difference
+
+    monkeypatch.setattr(Replay, "compare", noted)
     before = contents(run_dir)
     words = [run_dir, "--steps", "7:20", "--num_gpus", towers]
     code, said = called(replay, capsys, *words)
     assert code == 0
     assert f"Steps 7 to 20 are equal{'.' if towers == 2 else ''}" in said
     assert ("Not compared bit for bit" in said) is (towers != 2)
-    found = compared(Replay(run_dir, towers), 7, 20)
     # Only a replay that is exact compares the gradient's norm and each variable.
     metrics = (*METRICS, "gradient_norm") if towers == 2 else METRICS
     # The model has no batch statistics.
@@ -214,11 +242,11 @@ def test_bounds_are_documented():
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
 def test_other_towers_differ_within_the_bound_of_the_precision(
-    tmp_path, stand_in_dir, precision
+    tmp_path, data, precision
 ):
-    values = {"accumulate": 4, "batch_size": 4, "data": "synthetic", "max_steps": 10}
-    values |= {"data_dir": str(stand_in_dir), "log_frequency": 1, "eval_steps": 10}
-    values |= {"precision": precision, "deterministic": False, "num_gpus": 1}
+    values = {"accumulate": 4, "batch_size": 4, "data": data, "max_steps": 10}
+    values |= {"log_frequency": 1, "eval_steps": 10, "deterministic": False}
+    values |= {"precision": precision, "num_gpus": 1}
     run = trained(tmp_path / "run", **values)
     bound, of_scores = precision_bounds()[precision]
     found = compared(Replay(run, 4), 1, 10)
@@ -238,8 +266,8 @@ def test_other_towers_differ_within_the_bound_of_the_precision(
 
 
 @pytest.mark.parametrize("kind", ["of val", "of few images"])
-def test_scores_are_compared_on_the_scored_images(tmp_path, stand_in_dir, capsys, kind):
-    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
+def test_scores_are_compared_on_the_scored_images(tmp_path, data, capsys, kind):
+    values = {"batch_size": 4, "data": data}
     values |= {"max_steps": 4, "eval_steps": 4} if kind == "of val" else {}
     values |= {"val_fraction": 0.2} if kind == "of val" else {"max_steps": 4}
     run = trained(tmp_path / "run", num_gpus=1, **values)
@@ -393,8 +421,8 @@ def test_the_step_before_a_loss_rises_for_good_is_found(run_dir, monkeypatch):
     assert replayed.find(10, 15)[0] == 10
 
 
-def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, stand_in_dir, capsys):
-    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 8}
+def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, data, capsys):
+    values = {"data": data, "batch_size": 8}
     with pytest.raises(UsageError):
         trained(tmp_path / "run", learning_rate=1e30, max_steps=6, **values)
     words = [tmp_path / "run", "--steps", "1:6", "--find"]
@@ -467,9 +495,17 @@ def test_an_honest_run_is_verified(run_dir, capsys):
     assert "missed:      0.6\n" in f"{said}\n"  # Three of five segments miss the one.
 
 
-def test_the_seed_decides_the_recomputed_segments(run_dir, capsys):
+def test_the_seed_decides_the_recomputed_segments(run_dir, capsys, monkeypatch):
+    recomputed = []
+
+    def noted(_, first, last):
+        recomputed.append([first - 1, last])
+        return (False, 0.0, 0.0, last, "a place"), None, last
+
+    monkeypatch.setattr(audit, "compare", noted)
     drawn = [audited(run_dir, capsys, 2, seed)["recomputed"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+    assert recomputed == [segment for of in drawn for segment in of]
 
 
 @pytest.mark.parametrize("link", [{}, {"chain": {"seed": 0, "chain.jsonl": "0" * 64}}])
@@ -486,8 +522,9 @@ def test_a_run_resumed_from_an_earlier_step_keeps_its_chain(copied, capsys):
     shutil.rmtree(folder_of(copied, 20))
     values = json.loads((copied / "config.json").read_text())
     names = ("num_gpus", "batch_size", "checkpoint_steps", "log_frequency")
-    names += ("eval_steps", "data", "data_dir", "max_steps")
-    trained(copied, **{name: values[name] for name in names})
+    names += ("eval_steps", "max_steps")
+    given = {name: values[name] for name in names}
+    trained(copied, data=values["data_dir"], **given)
     capsys.readouterr()
     assert_verified(audited(copied, capsys), 5)
 
@@ -518,10 +555,8 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     assert (code, "Steps 1 to 14 are equal" in said) == (0, True), said
 
 
-def test_an_honest_run_with_nonfinite_scores_is_verified(
-    tmp_path, stand_in_dir, capsys
-):
-    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
+def test_an_honest_run_with_nonfinite_scores_is_verified(tmp_path, data, capsys):
+    values = {"data": data, "batch_size": 4}
     values |= {"learning_rate": 1e20, "max_steps": 1, "eval_steps": 1}
     run = trained(tmp_path / "run", **values)
     assert '"cross_entropy": null' in (run / "eval/metrics.jsonl").read_text()
@@ -719,9 +754,8 @@ def test_an_edited_configuration_is_found_by_the_chain(copied, capsys):
     assert "checkpoint of step 5: seed was 0, but is 1 in config.json" in breaks
 
 
-def test_exchanged_weights_of_a_resumed_run_are_found(stand_in_dir, tmp_path, capsys):
-    values = {"batch_size": 4, "checkpoint_steps": 5, "data": "synthetic"}
-    values["data_dir"] = str(stand_in_dir)
+def test_exchanged_weights_of_a_resumed_run_are_found(data, tmp_path, capsys):
+    values = {"batch_size": 4, "checkpoint_steps": 5, "data": data}
     stolen = trained(tmp_path / "stolen", max_steps=10, seed=1, **values)
     run = trained(tmp_path / "run", max_steps=10, **values)
     for path in folder_of(stolen, 10).glob("state*"):

@@ -69,6 +69,24 @@ def test_a_compiled_run_resumes_bit_for_bit_after_any_step(tmp_path, stand_in_di
     assert losses(tmp_path / "resumed") == losses(tmp_path / "straight")
 
 
+def of_any_size(image_shape, classes):
+    model = keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(4, 2, activation="gelu", name="still"),
+            keras.layers.Conv2D(6, 3, strides=2, use_bias=False, name="first"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Conv2D(8, 3, activation="gelu"),
+            keras.layers.GlobalMaxPooling2D(),
+            # As in airbench94: Muon's rates are made for it.
+            keras.layers.Rescaling(1 / 256),
+            keras.layers.Dense(classes, use_bias=False),
+        ]
+    )
+    model.get_layer("still").kernel.trainable = False
+    return model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -76,14 +94,25 @@ def test_a_compiled_run_resumes_bit_for_bit_after_any_step(tmp_path, stand_in_di
         {"recipe": "tutorial", "batch_size": 16},
         {"recipe": "tutorial", "batch_size": 8, "num_gpus": 2, "accumulate": 2},
         # With Muon, stages of three image sizes, and variables that stand still.
-        {"recipe": "fast", "batch_size": 32, "max_steps": 7},
+        {
+            "recipe": "fast",
+            "model": f"{__name__}:of_any_size",
+            "stages": [
+                {"until": 0.3, "image_size": 24},
+                {"until": 0.7, "image_size": 28, "frozen": ["still/bias"]},
+                {"frozen": ["still/bias", "first"]},
+            ],
+            "batch_size": 32,
+            "max_steps": 7,
+            "checkpoint_steps": 6,
+        },
     ],
 )
 def test_a_separately_compiled_update_trains_and_resumes_alike(
     tmp_path, stand_in_dir, options
 ):
-    options = {"precision": "float64", "max_steps": 8, **options}
-    options["model"] = Config(recipe=options["recipe"]).network.model
+    model = Config(recipe=options["recipe"]).network.model
+    options = {"precision": "float64", "max_steps": 8, "model": model, **options}
     plain = train(tmp_path / "plain", stand_in_dir, **options)
     options["xla_update"] = True
     straight = train(tmp_path / "straight", stand_in_dir, **options)

@@ -115,20 +115,18 @@ def train(tmp_path, stand_in_dir):
 def reference(tmp_path_factory, stand_in_dir):
     """Trains without any white image, as a policy should have ended.
 
-    Returns a function of the last step and how the training differs: by an update that
-    is left out, or by shifts of the input, each up to a step.
+    Returns a function of the step and how the training differs: by the update of the
+    bad step, which is left out, or by shifts of the input, each up to a step.
     """
 
     @functools.cache
-    def end(
-        step, without_update_of=None, shifts=(), model="gradient_trap", call="single"
-    ):
+    def trained(shifts, model, options):
         opened, step_of = assembly.Training.open_batches, towers.TowerBuilder.step
         folder = tmp_path_factory.mktemp("reference") / "run"
 
         def stepped(builder, batches):
             state = builder.state
-            if int(state.global_step) + 1 != without_update_of:
+            if shifts or int(state.global_step) + 1 != BAD_STEP:
                 builder.last = step_of(builder, batches)
             else:
                 state.global_step.assign_add(1)
@@ -136,16 +134,21 @@ def reference(tmp_path_factory, stand_in_dir):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(towers.TowerBuilder, "step", stepped)
-            for last, shift in (*shifts, *([] if shifts else [(step, 0)])):
+            for last, shift in shifts or [(12, 0)]:
 
                 def shifted(made, start, step, shift=shift, **options):
                     return opened(made, start + shift, step, **options)
 
                 patch.setattr(assembly.Training, "open_batches", shifted)
-                options = {"whites": [], "model": model, "max_steps": last}
-                if call == "compiled":  # It rounds otherwise; calls do not.
-                    options |= CALLS[call]
-                train_in(folder, stand_in_dir, **options)
+                given = {"whites": [], "model": model, "max_steps": last}
+                given |= {"checkpoint_steps": 1, "keep_checkpoints": 12}
+                train_in(folder, stand_in_dir, **given, **dict(options))
+        return folder
+
+    def end(step, shifts=(), model="gradient_trap", call="single"):
+        # One that is compiled rounds otherwise; calls do not.
+        options = CALLS[call] if call == "compiled" else {}
+        folder = trained(shifts, model, tuple(options.items()))
         return runs.variables(runs.checkpoint(folder, step))
 
     return end
@@ -202,7 +205,7 @@ def test_the_same_command_continues_with_skip_after_a_stop(tmp_path, train, refe
     with pytest.raises(UsageError, match=f"at step {BAD_STEP} .* could not be saved"):
         train()
     assert train(on_nan="skip") == 10
-    assert_ended(runs.checkpoint(tmp_path / "run", 10), reference(10, BAD_STEP))
+    assert_ended(runs.checkpoint(tmp_path / "run", 10), reference(10))
 
 
 # ---- skip
@@ -226,7 +229,7 @@ def test_skip_omits_the_bad_update_and_counts_it_across_a_resume(
     said = capsys.readouterr().err
     assert said.count("SKIPPED") == 1
     assert f"step {BAD_STEP}: " in said
-    expected = reference(12, BAD_STEP, model=options["model"], call=call)
+    expected = reference(12, model=options["model"], call=call)
     assert_ended(runs.checkpoint(tmp_path / "run", 12), expected)
     lines = runs.logged(tmp_path / "run")
     assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
