@@ -204,8 +204,7 @@ def _environments(workers: int) -> list[dict[str, str]]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    visible = os.environ.get(_GPUS)
-    if visible is None:
+    if (visible := os.environ.get(_GPUS)) is None:
         visible = ",".join(map(str, range(hardware.count_gpus())))
     gpus = [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
     share, rest = divmod(len(gpus), workers)

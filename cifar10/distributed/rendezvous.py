@@ -63,8 +63,7 @@ def _wait_for_others(
     while missing := [
         n for n in cluster.others if n not in arrived or arrived[n].poll(0)
     ]:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if (left := deadline - time.monotonic()) <= 0:
             return missing
         listener.settimeout(min(left, _SECONDS_BETWEEN_NOTICES))
         try:

@@ -229,7 +229,6 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         self._snapshot = Snapshot(model, self._logits, checkpoint.step, *weights)
 
     def _require_snapshot(self) -> Snapshot:
-        snapshot = self._snapshot
-        if snapshot is None:
+        if (snapshot := self._snapshot) is None:
             raise UsageError(self.why_no_weights)
         return snapshot

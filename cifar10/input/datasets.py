@@ -136,8 +136,7 @@ def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
         return True
     if trained_on := run.facts.data_fingerprint:
         return dataset.fingerprint == trained_on
-    is_gone = not os.path.exists(place)  # noqa: PTH110
-    return dataset.name == run.config.dataset.data and is_gone
+    return dataset.name == run.config.dataset.data and not os.path.exists(place)  # noqa: PTH110
 
 
 def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:

@@ -142,8 +142,7 @@ def check_files(
     length = file_format.record_bytes
     with explained(directory):
         files = {k: v for split in splits for k, v in file_format.files(split).items()}
-        missing = [name for name in files if not (directory / name).is_file()]
-        if missing:
+        if missing := [name for name in files if not (directory / name).is_file()]:
             raise _damaged(directory, f"{directory} lacks {', '.join(missing)}.")
         for name, expected in files.items():
             size = (directory / name).stat().st_size

@@ -102,8 +102,7 @@ def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
 
 def require_packages(extra: str, *names: str) -> None:
     """Raises a `UsageError` if any of the packages `names` cannot be imported."""
-    missing = [name for name in names if not importlib.util.find_spec(name)]
-    if missing:
+    if missing := [name for name in names if not importlib.util.find_spec(name)]:
         raise UsageError(
             f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
             f"Install them with: pip install '{DISTRIBUTION}[{extra}]'"

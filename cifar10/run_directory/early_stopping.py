@@ -91,8 +91,7 @@ def ranked_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
 def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     """Describes the best step, its score and its export; empty without scores."""
     run = layout.absolute_path(config.run.train_dir)
-    found = ranked_scores(run, record)
-    if not found:
+    if not (found := ranked_scores(run, record)):
         return ""
     lines = []
     patience = config.checkpoints.stop_after_no_gain

@@ -38,8 +38,7 @@ def draw(
         The URL contains the picture; it is empty if there is nothing to draw.
     """
     drawn = [[line for line in log if metric in line] for log in logs]
-    values = {line[metric] for lines in drawn for line in lines}
-    if not values:
+    if not (values := {line[metric] for lines in drawn for line in lines}):
         return ""
     with rc_context(_STYLE):
         figure = Figure(figsize=(6.0, 3.1), layout="constrained")

@@ -143,8 +143,7 @@ class Hooks:
                 stack.callback(self._call, hook, "on_end", step, why)
 
     def _call(self, hook: object, event: str, *arguments: Any) -> None:
-        method = getattr(hook, event, None)
-        if method is None:
+        if (method := getattr(hook, event, None)) is None:
             return
         try:
             method(*arguments)

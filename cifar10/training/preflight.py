@@ -57,8 +57,7 @@ def check_run(
     Refuses a run whose settings differ from those in `determining`. With `fresh`, does
     not compare them, because a new run will replace the old one. Writes nothing.
     """
-    run = starting.find_run(wanted.directory)
-    if run is not None and not fresh:
+    if (run := starting.find_run(wanted.directory)) is not None and not fresh:
         was, now = run.values, wanted.values
         is_longer = any((now[name] or 0) > (was[name] or 0) for name in fields.LENGTHS)
         is_longer |= now["stop_after_no_gain"] != was["stop_after_no_gain"]

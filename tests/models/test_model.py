@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 from cifar10.errors import UsageError
 from cifar10.model import inference, loss
@@ -194,6 +195,18 @@ def test_losses_of_labels_and_of_label_parts_equal_kerass(label_smoothing):
         accuracy = tf.reduce_mean(keras.metrics.categorical_accuracy(parts, logits))
         assert 0 < float(accuracy) < 1
         assert float(found["precision @ 1"]) == pytest.approx(float(accuracy))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_loss_of_a_class_is_finite_where_another_is_impossible(deterministic):
+    if not deterministic:
+        disable_op_determinism()
+    try:
+        logits = tf.constant([[1.0, -np.inf, 1.0], [2.0, -np.inf, 2.0]])
+        found = loss(logits, tf.constant([0, 2]), [])
+    finally:
+        tf.config.experimental.enable_op_determinism()
+    assert float(found["cross_entropy"]) == pytest.approx(math.log(2))
 
 
 def test_penalties_of_different_types_add_up():

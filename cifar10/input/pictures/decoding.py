@@ -136,8 +136,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     # Not `Image.open`, whose limit on pixels holds for the whole process.
     image = kind(_TimedFile(content))
     image.decodermaxblock = _READ_BYTES
-    pixels = image.width * image.height
-    if pixels > max_pixels:
+    if image.width * image.height > max_pixels:
         size = f"{image.width:,} x {image.height:,} pixels, over {max_pixels:,}"
         raise PictureError(f"has {size}. Make the picture smaller.")
     return image
