@@ -43,9 +43,9 @@ def batches(steps=3, images=8):
 
 
 def gradients(model, loss, images, labels):
-    """Returns the loss of a batch and its gradients, as `fit` computes them eagerly.
+    """Returns the loss of a batch and its gradients. Layers keep their new state.
 
-    Layers keep their new state. Tracing a graph takes longer than three steps.
+    `fit` compiles this, which takes longer than three steps without.
     """
     with tf.GradientTape() as tape:
         logits = tf.cast(model(images, training=True), model.variable_dtype)
@@ -56,12 +56,13 @@ def gradients(model, loss, images, labels):
     return total, [one if one is None else tf.convert_to_tensor(one) for one in found]
 
 
-def step(model, optimizer, loss, parts):
+def step(model, optimizer, compute, parts):
     """Trains one step on the parts of a batch, one for each tower; returns the loss.
 
     Each part meets the same values of all variables. The update takes the mean of the
     gradients. Batch statistics become the mean of what the parts make of them, counters
-    and states of random generators what the first part makes of them.
+    and states of random generators what the first part makes of them. `compute` maps
+    images and labels to their loss and `gradients`.
     """
     state = model.non_trainable_variables
     before = [variable.numpy() for variable in state]
@@ -72,8 +73,7 @@ def step(model, optimizer, loss, parts):
             if variable.name == "seed_generator_state":
                 seed, counter = value.tolist()
                 variable.assign([(seed + number * STRIDE) % 2**32, counter])
-        batch = tf.constant(images), tf.constant(labels)
-        one, of_part = gradients(model, loss, *batch)
+        one, of_part = compute(tf.constant(images), tf.constant(labels))
         losses.append(float(one))
         found.append(of_part)
         after.append([variable.numpy() for variable in state])

@@ -64,6 +64,7 @@ class Row:
     precision: str = "float64"
     tolerance: float = 1e-9
     quick: bool = False  # Whether it is part of the fast tests.
+    compiled: bool = False  # Whether the plain loop is: compiling rounds otherwise.
     differs: str | None = None  # The reason of an xfail.
     given: Callable[[], Mapping[str, Any]] = dict  # Further arguments of `Config`.
     # The same for the plain loop.
@@ -135,14 +136,17 @@ def make_towers(row, devices):
 
 @functools.lru_cache(maxsize=4)
 def checked(build, name, *shape, options, **given):
-    """Returns a model that the package builds and checks, and the values it begins with."""
-    del build  # What `name` stands for, which many rows share.
+    """Returns a model, built and checked by the package, and the values it begins with.
+
+    `build` is the function that `name` stands for; many functions have that name.
+    """
+    del build
     model = build_model(name, *shape, options=dict(options), **given)
     return model, values(model)
 
 
 def once_built(build, *of, options, **given):
-    """Returns the same as `build_model`, but one model for all trainings of a function."""
+    """Returns what `build_model` would: one model for all trainings of a function."""
     model, begins = checked(build, *of, options=(*options.items(),), **given)
     for variable, (_, value) in zip(variables(model), begins, strict=True):
         variable.assign(value)
@@ -185,7 +189,9 @@ def expected(row, count):
     optimizer, losses, metrics = row.optimizer(), [], []
     optimizer.build(model.trainable_variables)
     averages = [variable.numpy() for variable in model.trainable_variables]
-    begins = values(model)
+    begins, compute = values(model), functools.partial(plain.gradients, model, row.loss)
+    if row.compiled:
+        compute = tf.function(compute, autograph=False)
     decay = row.given().get("moving_average_decay", plain.DECAY)
     for number, (images, labels) in enumerate(plain.batches()):
         metrics.append([])
@@ -194,7 +200,7 @@ def expected(row, count):
             found = [one(tf.constant(labels), logits) for one in row.metrics.values()]
             metrics[-1] = [float(np.mean(one)) for one in found]
         parts = halves(images, labels, count if row.by_tower else 1)
-        losses.append(plain.step(model, optimizer, row.loss, parts))
+        losses.append(plain.step(model, optimizer, compute, parts))
         averages = plain.averaged(averages, model, decay, number)
     ends = values(model)
     logits = model(tf.constant(plain.batches(4)[-1][0]), training=False)

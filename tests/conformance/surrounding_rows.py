@@ -426,8 +426,8 @@ NO_REGULARIZERS = {"Regularizer": "the base class"}
 def _with(argument, make):
     def build(image_shape, classes):
         image = keras.Input(image_shape)
-        net = L.Conv2D(3, 3, activation="tanh")(L.AveragePooling2D(2)(image))
-        net = L.Dense(6, **{argument: make()})(L.Flatten()(net))
+        net = L.Flatten()(L.AveragePooling2D(4)(image))
+        net = L.Dense(6, activation="tanh", **{argument: make()})(net)
         return keras.Model(image, L.Dense(classes, **{argument: make()})(net))
 
     return build
