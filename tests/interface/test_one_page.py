@@ -14,9 +14,9 @@ from cifar10.models.registry import build_model
 from cifar10.training import train as training
 
 PAGE = runs.ROOT / "examples" / "one_page.py"
-TOWERS, BATCH_SIZE, STEPS = 4, 4, 50
-# The rate falls after 400 of the 800 images.
-EPOCHS_PER_DECAY = 0.04
+TOWERS, BATCH_SIZE, STEPS = 4, 2, 50
+# The rate falls after 200 of the 400 images.
+EPOCHS_PER_DECAY = 0.02
 
 
 @pytest.fixture
