@@ -7,6 +7,7 @@ import json
 import pytest
 
 import runs
+from cifar10.distributed import launcher
 from cifar10.run_directory.seeds import grouped
 from recorded_runs import recorded
 
@@ -97,7 +98,22 @@ def test_a_refused_seed_ends_all_before_others_are_trained(tmp_path, stand_in_di
     assert not (tmp_path / "seed-0").exists()
 
 
+@pytest.fixture
+def in_copies(tmp_path, monkeypatch):
+    """Trains seeds in copies of a process that has imported TensorFlow."""
+
+    def trained(environments, command):
+        assert environments == [{}]
+        script, *words = command
+        done = runs.run(runs.ROOT / script, *words, cwd=tmp_path)
+        return [done.returncode], []
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "_run_workers", trained)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_copies")
 def test_a_diverged_seed_has_its_own_exit_code_and_enters_the_mean(
     tmp_path, stand_in_dir
 ):
@@ -106,8 +122,9 @@ def test_a_diverged_seed_has_its_own_exit_code_and_enters_the_mean(
     flags += ["--data", "synthetic", "--data_dir", stand_in_dir, "--batch_size", "8"]
     flags += ["--max_steps", "60", "--eval_steps", "60", "--learning_rate", "1e3"]
     env = {"PYTHONPATH": str(runs.ROOT)}
-    for _ in range(2):  # The second time there is nothing to do.
-        done = runs.run(runs.ROOT / "train.py", *flags, cwd=tmp_path, env=env)
+    for again in (False, True):  # The second time there is nothing to do.
+        words = [runs.ROOT / "train.py", *flags]
+        done = runs.call(*words) if again else runs.run(*words, cwd=tmp_path, env=env)
         assert done.returncode == 3, done.stderr
         assert "mean of 2 seeds" in done.stdout.splitlines()[-1]
         assert "diverged" in done.stderr.splitlines()[-1]
@@ -120,11 +137,12 @@ def test_a_diverged_seed_has_its_own_exit_code_and_enters_the_mean(
     assert [one["event"]["event"] for one in found] == ["divergence"] * 2
     run = tmp_path / "trial/seed-0"
     words = ["--trust_model", "tiny:net", "--data_dir", stand_in_dir]
-    done = runs.run_anew("-m", "cifar10", "audit", run, *words, cwd=tmp_path, env=env)
+    done = runs.run("-m", "cifar10", "audit", run, *words, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_copies")
 def test_seeds_are_trained_in_turn_and_continue_after_a_stop(tmp_path, stand_in_dir):
     (tmp_path / "tiny.py").write_text(
         "import keras\n"
@@ -136,13 +154,12 @@ def test_seeds_are_trained_in_turn_and_continue_after_a_stop(tmp_path, stand_in_
     flags += ["--data", "synthetic", "--data_dir", stand_in_dir, "--batch_size", "8"]
     flags += ["--max_steps", "4", "--eval_steps", "4", "--learning_rate", "1e-3"]
     flags += ["--log_frequency", "2"]
-    env = {"PYTHONPATH": str(runs.ROOT)}
     only_two = [*flags[:1], "2:4", *flags[2:]]
-    done = runs.run(runs.ROOT / "train.py", *only_two, cwd=tmp_path, env=env)
+    done = runs.call("train.py", *only_two)
     assert done.returncode == 0, done.stderr
     assert "mean of 2 seeds" in done.stdout
     before = (tmp_path / "trial/seed-2/metrics.jsonl").read_bytes()
-    done = runs.run(runs.ROOT / "train.py", *flags, cwd=tmp_path, env=env)
+    done = runs.call("train.py", *flags)
     assert done.returncode == 0, done.stderr
     assert "mean of 3 seeds" in done.stdout.splitlines()[-1]
     assert (tmp_path / "trial/seed-2/metrics.jsonl").read_bytes() == before
@@ -162,12 +179,7 @@ def test_seeds_are_trained_in_turn_and_continue_after_a_stop(tmp_path, stand_in_
     mean = f"{SCORE} = {sum(values) / 3:.4f}"
     assert mean in runs.call(*command).stdout
 
-    done = runs.run(
-        runs.ROOT / "train.py", *flags, "--max_steps", "x", cwd=tmp_path, env=env
-    )
-    assert done.returncode == 2
-    broken = runs.run(
-        runs.ROOT / "train.py", *flags, "--batch_size", "9", cwd=tmp_path, env=env
-    )
+    assert runs.call("train.py", *flags, "--max_steps", "x").returncode == 2
+    broken = runs.call("train.py", *flags, "--batch_size", "9")
     assert broken.returncode == 2, "a seed that is refused ends the rest"
     assert "Seed 2 ended with exit code 2" in broken.stderr

@@ -1,5 +1,6 @@
 """Exports to Keras and LiteRT: what the run's model computes, without this package."""
 
+import types
 import zipfile
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import forked
 import runs
 from cifar10 import layers
 from cifar10.errors import UsageError
@@ -155,6 +157,13 @@ def test_an_operation_missing_from_litert_is_named(tmp_path):
 # Whole exports.
 
 
+@pytest.fixture
+def preloaded(monkeypatch):
+    """Computes exports in copies of a process that has imported TensorFlow."""
+    copies = types.SimpleNamespace(get_context=lambda _: forked._CONTEXT)
+    monkeypatch.setattr(exported, "multiprocessing", copies)
+
+
 @pytest.fixture(scope="module")
 def tutorial_run(tmp_path_factory, stand_in_dir):
     """A run that has learnt to tell some figures apart."""
@@ -166,6 +175,7 @@ def tutorial_run(tmp_path_factory, stand_in_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloaded")
 def test_airbench_is_exported_in_both_formats(tmp_path, stand_in_dir):
     steps = {"max_steps": 1, "batch_size": 4}
     runs.train(tmp_path / "run", stand_in_dir, model="airbench", **steps)
@@ -178,6 +188,7 @@ def test_airbench_is_exported_in_both_formats(tmp_path, stand_in_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloaded")
 def test_all_formats_prepare_images(tutorial_run, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import few_images
 import runs
 import shared_graphs
 from cifar10.config.config import Config
@@ -44,22 +45,17 @@ def shared():
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, stand_in_dir):
-    """A file with the first images of the stand-in: scoring all takes most seconds."""
-    stand_in = datasets.find("synthetic", str(stand_in_dir))
-    arrays = {}
-    for part, count in (("train", 400), ("test", 100)):
-        images, labels = stand_in.read(part)
-        arrays |= {f"x_{part}": images[:count], f"y_{part}": labels[:count]}
-    np.savez(file := tmp_path_factory.mktemp("data") / "few.npz", **arrays)
-    return str(file)
+def stand_in_dir(tmp_path_factory):
+    with few_images.stand_in(tmp_path_factory.mktemp("data")) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, data):
+def run_dir(tmp_path_factory, stand_in_dir):
     """Twenty steps of two towers, interrupted after twelve, with four checkpoints."""
     values = {"num_gpus": 2, "batch_size": 4, "checkpoint_steps": 5}
-    values |= {"log_frequency": 2, "eval_steps": 10, "data": data}
+    values |= {"log_frequency": 2, "eval_steps": 10, "data": "synthetic"}
+    values["data_dir"] = str(stand_in_dir)
     folder = tmp_path_factory.mktemp("replayed") / "run"
     trained(folder, max_steps=12, **values)
     return trained(folder, max_steps=20, **values)
@@ -242,11 +238,11 @@ def test_bounds_are_documented():
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
 def test_other_towers_differ_within_the_bound_of_the_precision(
-    tmp_path, data, precision
+    tmp_path, stand_in_dir, precision
 ):
-    values = {"accumulate": 4, "batch_size": 4, "data": data, "max_steps": 10}
-    values |= {"log_frequency": 1, "eval_steps": 10, "deterministic": False}
-    values |= {"precision": precision, "num_gpus": 1}
+    values = {"accumulate": 4, "batch_size": 4, "data": "synthetic", "max_steps": 10}
+    values |= {"data_dir": str(stand_in_dir), "log_frequency": 1, "eval_steps": 10}
+    values |= {"precision": precision, "deterministic": False, "num_gpus": 1}
     run = trained(tmp_path / "run", **values)
     bound, of_scores = precision_bounds()[precision]
     found = compared(Replay(run, 4), 1, 10)
@@ -266,8 +262,8 @@ def test_other_towers_differ_within_the_bound_of_the_precision(
 
 
 @pytest.mark.parametrize("kind", ["of val", "of few images"])
-def test_scores_are_compared_on_the_scored_images(tmp_path, data, capsys, kind):
-    values = {"batch_size": 4, "data": data}
+def test_scores_are_compared_on_the_scored_images(tmp_path, stand_in_dir, capsys, kind):
+    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
     values |= {"max_steps": 4, "eval_steps": 4} if kind == "of val" else {}
     values |= {"val_fraction": 0.2} if kind == "of val" else {"max_steps": 4}
     run = trained(tmp_path / "run", num_gpus=1, **values)
@@ -421,8 +417,8 @@ def test_the_step_before_a_loss_rises_for_good_is_found(run_dir, monkeypatch):
     assert replayed.find(10, 15)[0] == 10
 
 
-def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, data, capsys):
-    values = {"data": data, "batch_size": 8}
+def test_a_nonfinite_gradient_counts_as_the_largest(tmp_path, stand_in_dir, capsys):
+    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 8}
     with pytest.raises(UsageError):
         trained(tmp_path / "run", learning_rate=1e30, max_steps=6, **values)
     words = [tmp_path / "run", "--steps", "1:6", "--find"]
@@ -522,9 +518,8 @@ def test_a_run_resumed_from_an_earlier_step_keeps_its_chain(copied, capsys):
     shutil.rmtree(folder_of(copied, 20))
     values = json.loads((copied / "config.json").read_text())
     names = ("num_gpus", "batch_size", "checkpoint_steps", "log_frequency")
-    names += ("eval_steps", "max_steps")
-    given = {name: values[name] for name in names}
-    trained(copied, data=values["data_dir"], **given)
+    names += ("eval_steps", "data", "data_dir", "max_steps")
+    trained(copied, **{name: values[name] for name in names})
     capsys.readouterr()
     assert_verified(audited(copied, capsys), 5)
 
@@ -555,8 +550,10 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     assert (code, "Steps 1 to 14 are equal" in said) == (0, True), said
 
 
-def test_an_honest_run_with_nonfinite_scores_is_verified(tmp_path, data, capsys):
-    values = {"data": data, "batch_size": 4}
+def test_an_honest_run_with_nonfinite_scores_is_verified(
+    tmp_path, stand_in_dir, capsys
+):
+    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "batch_size": 4}
     values |= {"learning_rate": 1e20, "max_steps": 1, "eval_steps": 1}
     run = trained(tmp_path / "run", **values)
     assert '"cross_entropy": null' in (run / "eval/metrics.jsonl").read_text()
@@ -754,8 +751,9 @@ def test_an_edited_configuration_is_found_by_the_chain(copied, capsys):
     assert "checkpoint of step 5: seed was 0, but is 1 in config.json" in breaks
 
 
-def test_exchanged_weights_of_a_resumed_run_are_found(data, tmp_path, capsys):
-    values = {"batch_size": 4, "checkpoint_steps": 5, "data": data}
+def test_exchanged_weights_of_a_resumed_run_are_found(stand_in_dir, tmp_path, capsys):
+    values = {"batch_size": 4, "checkpoint_steps": 5, "data": "synthetic"}
+    values["data_dir"] = str(stand_in_dir)
     stolen = trained(tmp_path / "stolen", max_steps=10, seed=1, **values)
     run = trained(tmp_path / "run", max_steps=10, **values)
     for path in folder_of(stolen, 10).glob("state*"):
