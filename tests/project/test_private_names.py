@@ -12,6 +12,7 @@ import keras
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 
 PACKAGE = Path(__file__).parents[2] / "cifar10"
 TREES = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
@@ -23,6 +24,8 @@ MODULES = {
     # one another.
     "tensorflow.compiler.xla.tsl.protobuf",
     "tensorflow.python.eager",
+    # Whether operations are deterministic: only its setter is public.
+    "tensorflow.python.framework.config",
     # The lists of nodes that SLURM writes in short.
     "tensorflow.python.distribute.cluster_resolver",
 }
@@ -56,6 +59,7 @@ def test_the_private_modules_exist_with_the_used_names():
     private = ("keras.src", "tensorflow.")
     assert {name for name in imported if name.startswith(private)} == MODULES
     assert coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
+    assert config.is_op_determinism_enabled()
     assert callable(context.Context.configure_coordination_service)
     assert callable(context.Context.set_config_key_value)
     assert callable(context.Context.get_config_key_value)
