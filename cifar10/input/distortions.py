@@ -152,13 +152,14 @@ def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor
             uniform([count, batch_slice.global_batch_size], of_step)
             for of_step in tf.unstack(tf.reshape(seed, [-1, 2]))
         ]
-        drawn = tf.concat([one[:, batch_slice.first : end] for one in of_steps], axis=1)
-    return tf.unstack(drawn)
+        drawn = tf.stack(of_steps, axis=1)[:, :, batch_slice.first : end]
+    return tf.unstack(tf.reshape(drawn, [count, -1]))
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """Draws float32 numbers in [0, 1), the same on every device."""
-    return tf.random.stateless_uniform(shape, seed, alg="philox")
+    """Draws float32 numbers in [0, 1) by Philox, the same on every device."""
+    # Not `tf.random.stateless_uniform`: for the same bits it adds 50 operations.
+    return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=tf.float32)
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:

@@ -99,6 +99,14 @@ def offsets_and_flips(distorted):
     return found
 
 
+@pytest.mark.parametrize("seed", [(0, 0), (-1, 5), (2**62, -(2**40))])
+def test_random_numbers_are_those_of_the_public_function(seed):
+    """So another TensorFlow draws the same, and runs resume with it."""
+    found = distortions.uniform([3, 17], tf.constant(seed, tf.int64))
+    expected = tf.random.stateless_uniform([3, 17], seed, alg="philox")
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.usefixtures("unscaled")
 def test_every_crop_is_a_window_and_all_are_about_equally_frequent():
     crops = offsets_and_flips(distort(coded_images(4000), "crop_flip"))

@@ -206,8 +206,7 @@ def _fitted(
     orientation = _orientation(image)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    transparent = _transparent(image, content)
-    if transparent is not None:
+    if (transparent := _transparent(image, content)) is not None:
         upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.
         upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))
     mode = "RGBA" if upright.has_transparency_data else "RGB"
