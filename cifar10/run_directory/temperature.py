@@ -18,10 +18,10 @@ _LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model knows all images or none.
 ROUNDING = 0.013  # Relative: two of the steps below, by which rounding may move a fit.
 
 
+@np.errstate(invalid="ignore")  # No temperature fits values that are not finite.
 def fit(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the temperature with the least cross entropy, refusing the extremes."""
-    logits = logits.astype(np.float64)
-    ahead = logits - logits[np.arange(len(labels)), labels, None]
+    ahead = logits.astype(np.float64) - logits[np.arange(len(labels)), labels, None]
     candidates = np.geomspace(_LOWEST, _HIGHEST, 1000)  # In steps of 0.6 %.
 
     def entropy(at: int) -> float:

@@ -63,6 +63,21 @@ def test_guesses_determine_no_temperature():
         temperatures.fit(logits, labels)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite_determine_no_temperature(value):
+    with pytest.raises(UsageError, match="temperature"):
+        temperatures.fit(np.full((5, 3), value, np.float32), np.arange(5) % 3)
+
+
+def test_an_impossible_class_changes_no_temperature():
+    random = np.random.default_rng(0)
+    logits = random.normal(scale=4.0, size=(500, 3))
+    labels = (logits / 2.5 + random.gumbel(size=logits.shape)).argmax(axis=1)
+    with_another = np.hstack([logits, np.full((500, 1), -np.inf)])
+    assert temperatures.fit(with_another, labels) == temperatures.fit(logits, labels)
+
+
 def test_a_bin_holds_its_upper_bound():
     confidence, predictions = np.array([1.0, 2 / 15, 0.1]), np.array([0, 1, 0])
     outcomes = outcomes_of(np.zeros(3, int), predictions, confidence, None)

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 import runs
-import shared_graphs
 from cifar10.config import run_config
 
 WRITTEN = Path(__file__).parent / "version_1_0_0"
@@ -32,12 +31,6 @@ def run(tmp_path):
     path.write_text(json.dumps({**entries, **places}))
     run_config.mark_as_own(path.read_bytes())
     return run
-
-
-@pytest.fixture(autouse=True)
-def shared():
-    with shared_graphs.assembled_once():
-        yield
 
 
 def values(run, step):

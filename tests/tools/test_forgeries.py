@@ -133,8 +133,9 @@ def test_an_honest_run_does_not_differ(made, capsys, name):
 
 @pytest.mark.slow
 def test_every_change_is_noticed(run, capsys):
-    # One draw of each file and kind among the first forty.
-    once = 0, 1, 2, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 18, 22, 25, 31, 32, 39
+    # Of the first forty draws, those that change an entry for the first time.
+    repeated = 3, 9, 16, 17, 19, 20, 24, 29, 33, 34, 35, 36, 37
+    once = [seed for seed in range(40) if seed not in repeated]
     taken_out = 1216, 1330  # Of entries that are gone.
     assert_noticed(run, capsys, [*once, *taken_out])
 
@@ -152,8 +153,8 @@ def test_several_changes_to_any_type_are_noticed_in_200_draws(name, request, cap
 
 
 @pytest.mark.soak
-def test_every_change_is_noticed_in_500_draws(run, capsys):
-    assert_noticed(run, capsys, [*range(40), *range(1000, 1460)])
+def test_every_change_is_noticed_in_540_draws(run, capsys):
+    assert_noticed(run, capsys, [*range(40), *range(1000, 1500)])
 
 
 def scaled(factor, *groups):
