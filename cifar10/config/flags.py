@@ -55,8 +55,7 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         help_text += f" (default: {declared.default})"
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     # `int` for both `int` and `int | None`.
-    kind = getattr(declared.type, "__args__", (declared.type,))[0]
-    if kind is not bool:
+    if (kind := getattr(declared.type, "__args__", (declared.type,))[0]) is not bool:
         # `Config` checks the choices, as it does for recipes and programs.
         choices = ",".join(declared.choices)
         metavar = f"{{{choices}}}" if choices else _UNITS[kind]

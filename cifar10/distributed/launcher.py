@@ -6,17 +6,18 @@ signals, and restarts all workers after one of them was lost.
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cifar10 import errors, hardware
-from cifar10.config import flags
+from cifar10.config import fields, flags
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import (
@@ -30,6 +31,7 @@ from cifar10.errors import (
 )
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
+from cifar10.run_directory import starting
 from cifar10.run_directory.seeds import grouped, last_scores
 
 # Exit codes after which a restart is useless; 128 and more are those of signals.
@@ -97,6 +99,8 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
         raise UsageError("--seeds takes no --resume or --seed. Leave them out.")
     command, found = flags.without(command, "seeds", "seed", "train_dir"), {}
     diverged, folders = False, {n: train_dir / f"seed-{n}" for n in range(first, end)}
+    if "--fresh" not in command:
+        _check_alike(filter(None, map(starting.find_run, folders.values())))
     # Existing ones first: if one is refused, the others have not been trained in vain.
     for seed in sorted(folders, key=lambda seed: not os.path.lexists(folders[seed])):
         run_dir = folders[seed]
@@ -118,6 +122,16 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
         say("No seed was scored. Score each with eval: --eval_steps is too late now.")
     if diverged:
         raise StoppedError("Some seeds have diverged.", errors.EXIT_DIVERGED)
+
+
+def _check_alike(runs: Iterable[RecordedRun]) -> None:
+    """Refuses seeds of which a command cannot continue all."""
+    for run, other in itertools.pairwise(runs):
+        names = {*fields.result_determining(other.config)} - {"seed"}
+        now = {name: other.values[name] for name in sorted(names)}
+        for name in starting.find_differences(run, now):
+            why = f"{run.directory} and {other.directory} differ in {name}"
+            raise UsageError(f"--seeds: {why}. Move one, or give another --train_dir.")
 
 
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:

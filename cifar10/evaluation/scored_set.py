@@ -202,13 +202,11 @@ class ScoredSet:
             raise UsageError(f"{why}. Train with --val_fraction.")
         self.split = scoring.split
         images, labels = dataset.read(scoring.split)
-        count = scoring.num_examples or len(images)
-        if count > len(images):
+        if (count := scoring.num_examples or len(images)) > len(images):
             raise UsageError(
                 f"--num_examples {count}: there are only {len(images):,} images."
             )
-        size = min(scoring.batch_size, count)
-        distortion = config.images.distortions
+        size, distortion = min(scoring.batch_size, count), config.images.distortions
         self._batches = evaluation_batches(images, labels, size, distortion, count)
         is_averaged = scoring.use_averages and config.update.moving_average_decay != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"

@@ -92,9 +92,7 @@ class Dataset:
 
 def selected(images: Images, indices: np.ndarray) -> Images:
     """Selects images of a split by their indices; images on disk are not read yet."""
-    if isinstance(images, np.ndarray):
-        return images[indices]
-    return _Some(images, indices)
+    return images[indices] if isinstance(images, np.ndarray) else _Some(images, indices)
 
 
 class _Some:

@@ -16,7 +16,7 @@ from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset
 from cifar10.input.records import IMAGE_SHAPE
-from cifar10.input.regrouping import corrected, with_val
+from cifar10.input.regrouping import check_fractions, corrected, with_val
 from cifar10.models.registry import IN_PYTHON
 
 # Side of the images made from pictures without `--image_size`.
@@ -81,6 +81,8 @@ def find_for(
         val_fraction=wanted.val_fraction,
         run=run,
     )
+    given_splits = () if run or dataset.name == FOLDER else dataset.splits
+    check_fractions(given_splits, {"val": wanted.val_fraction}, dataset.description)
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note.removesuffix('.')}.")
     dataset = with_val(dataset, wanted.val_fraction)
@@ -118,8 +120,7 @@ def find_again(
     # Without the corrections file the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
         dataset = corrected(dataset, file)
-    trained_on = run.facts.data_fingerprint
-    if trained_on and trained_on != dataset.fingerprint:
+    if (trained_on := run.facts.data_fingerprint) and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
         say(f"Note: the pictures{or_file} have changed since this run began.")
     return dataset

@@ -262,8 +262,7 @@ class _Download:
         archive, url = source[0].archive, source[1]
         files.opened(part, "ab").close()  # Creates it.
         with files.opened(part, "r+b") as file:
-            kept = file.seek(0, os.SEEK_END)
-            if kept < archive.size:
+            if (kept := file.seek(0, os.SEEK_END)) < archive.size:
                 moving_line.LINE.show(f"Connecting to {url} ...")
                 with _answering():
                     response, start = _ask(url, max(0, kept - OVERLAP), archive)

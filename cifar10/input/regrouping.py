@@ -16,11 +16,12 @@ import dataclasses
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cifar10 import files
-from cifar10.config import layout
+from cifar10.config import fields, layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, first_few, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
@@ -79,6 +80,13 @@ def divided(
     for split, of_split in [*zip(shares, limits, strict=True)][::-1]:
         splits[hashes < of_split[labels]] = split
     return splits, limits.astype(">u8").tobytes().hex()
+
+
+def check_fractions(given: Iterable[str], wanted: Mapping[Any, float], of: Any) -> None:
+    """Refuses a fraction for a split that the data has already."""
+    for split in {*given} & wanted.keys():
+        if wanted[split] != getattr(fields.Dataset, name := _FRACTIONS[split]):
+            raise UsageError(f"--{name}: {of} has a {split} split. Omit --{name}.")
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:

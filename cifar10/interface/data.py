@@ -8,7 +8,7 @@ import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures import arrays
@@ -93,8 +93,10 @@ def _checked(data: Dataset) -> Dataset:
         array, where = np.asarray(labels), f"the array of labels of {where}"
         return images, arrays.checked_labels(array, len(images), where, data.classes)
 
-    shape = tuple(data.image_shape)
-
+    shape, names = tuple(data.image_shape), [*data.class_names]
+    if {*map(type, names)} != {str} or len({*map(nfc, names)}) < len(names):
+        found = f"data.class_names: {data.class_names!r} are not different strings"
+        raise UsageError(f"{found}. Name each class once.")
     return dataclasses.replace(data, name=name_of(data), read=read)
 
 

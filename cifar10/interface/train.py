@@ -110,8 +110,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(
             "Config: give local_workers, max_restarts and seeds to `cifar10 train`."
         )
-    began = time.perf_counter()
-    deterministic = config.speed.deterministic
+    began, deterministic = time.perf_counter(), config.speed.deterministic
     uses_onednn = hardware.uses_onednn(by_default=True)
     if deterministic and "tensorflow" in sys.modules and uses_onednn:
         raise UsageError(

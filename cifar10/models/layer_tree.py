@@ -57,8 +57,7 @@ def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
 
     found = layers(model)
     trainable = {id(variable) for variable in model.trainable_variables}
-    last = next((v for v in reversed(read) if id(v) in trainable), None)
-    if last is None:
+    if (last := next((v for v in reversed(read) if id(v) in trainable), None)) is None:
         return
     holding = [
         index

@@ -98,8 +98,7 @@ def name_of_function(builder: Callable[..., Any]) -> str:
 
 def find_architecture(name: str) -> Architecture:
     """Returns the architecture that a name selects, with its functions imported."""
-    known = ARCHITECTURES.get(name)
-    if known and known.module:
+    if (known := ARCHITECTURES.get(name)) and known.module:
         module: Any = importlib.import_module(f"cifar10.models.{known.module}")
         initialize = getattr(module, "initialize", known.initialize)
         return dataclasses.replace(known, build=module.build, initialize=initialize)

@@ -93,8 +93,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     run = layout.absolute_path(config.run.train_dir)
     if not (found := ranked_scores(run, record)):
         return ""
-    lines = []
-    patience = config.checkpoints.stop_after_no_gain
+    lines, patience = [], config.checkpoints.stop_after_no_gain
     if step < config.run.max_steps and record.should_stop(patience):
         lines.append(f"Ended at step {step} by --stop_after_no_gain {patience}.")
     best = next(iter(found))

@@ -47,8 +47,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--json", action="store_true", help="print JSON")
     replay, given = open_run(parser, words)
-    segments = [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]
-    if not segments:
+    if not (segments := [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]):
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
     rolls_back = replay.recorded.config.checkpoints.on_nan == "rollback"

@@ -47,8 +47,7 @@ class Decoder:
         """
         seconds = self._seconds + len(content) / _BYTES_PER_SECOND
         arguments = (content, name, seconds, shape, self._max_pixels)
-        thread = threading.get_ident()
-        if thread not in self._processes:
+        if (thread := threading.get_ident()) not in self._processes:
             # Not forked, because this process has TensorFlow's threads.
             spawn = multiprocessing.get_context("spawn")
             self._processes[thread] = ProcessPoolExecutor(1, spawn, _prepare_process)

@@ -193,12 +193,10 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
         facts = json.loads(lines[0])
         parts += facts["devices"]
         yield Finding("TensorFlow", f"{facts['version']}, Keras {facts['keras']}")
-        found = len(facts["devices"]) - 1
-        if found < count:
+        if (found := len(facts["devices"]) - 1) < count:
             text = f"finds {found} of {count} NVIDIA GPUs"
             yield _explain(text, facts["has_cuda"], child.stderr)
-    for device in lines[1:]:
-        yield Finding(device, "computes correctly")
+    yield from (Finding(device, "computes correctly") for device in lines[1:])
     if len(lines) < len(parts):
         status = child.returncode
         end = signal.Signals(-status).name if status < 0 else f"exit code {status}"

@@ -36,8 +36,7 @@ def heat_maps(
         values = trained.trainable, trained.non_trainable
         prepared = prepare(images, distortion)
         logits, _ = evaluation_logits(trained.model, *values, prepared)
-        products = _products(tf.gather(logits, classes, batch_dims=1))
-        if products is None:
+        if (products := _products(tf.gather(logits, classes, batch_dims=1))) is None:
             return None
         heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))
         heat = tf.image.resize(heat, prepared.shape[1:3])

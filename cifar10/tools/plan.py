@@ -103,8 +103,7 @@ def _print_largest_batch(training: "Training", limit: float, sections: int) -> N
     config, found = training.config, {0: ""}
     most = len(training.images) // (config.machine.towers * config.batch.accumulate)
     for count, cut in ((1, ""), (sections, f" --sections {sections}")):
-        size = training.planner.largest_batch(count, limit, most)
-        if size > max(found):
+        if (size := training.planner.largest_batch(count, limit, most)) > max(found):
             found[size] = f"--batch_size {size}{cut}"
     _, *lines = found.values()
     title = "The largest batch that fits beside the program itself, by this estimate:"

@@ -153,8 +153,7 @@ def _predict(
     if maps and follower.model:
         from cifar10.tools.heat_maps import draw, heat_maps
 
-        heats = heat_maps(follower.model, images, logits.argmax(axis=1))
-        if heats is None:
+        if (heats := heat_maps(follower.model, images, logits.argmax(axis=1))) is None:
             why = "No convolution's output is larger than 1 x 1."
             raise UsageError(f"{why} Leave out --explain.")
         for path, image, heat in zip(read, images, heats, strict=True):

@@ -59,8 +59,7 @@ class ReportedRun:
 
     def _notes(self) -> list[str]:
         """Returns what is missing or unusual."""
-        notes = []
-        facts = self.recorded.facts
+        notes, facts = [], self.recorded.facts
         if facts.simulated:
             notes.append("SIMULATED towers on one device: no measure of several GPUs.")
         if not facts.data_is_real:
@@ -103,8 +102,7 @@ class ReportedRun:
         scored = ScoredSet(trained.model, self.recorded.config, dataset, Scoring())
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
-        hardest = _hardest(dataset, outcomes, trained)
-        names = dataset.class_names
+        hardest, names = _hardest(dataset, outcomes, trained), dataset.class_names
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": step, "num_examples": sums.count, **scalars}
         if self.split == "test" and datasets.is_of_run(dataset, self.recorded):

@@ -138,8 +138,7 @@ class Service:
     async def _answer(self, request: Request) -> dict[str, Any] | str:
         if why := self._refusal(request.headers):
             raise HTTPException(400, why, {"Connection": "close"})
-        asked = f"{request.method} {request.scope['path']}"
-        if asked == "GET /metrics":
+        if (asked := f"{request.method} {request.scope['path']}") == "GET /metrics":
             return self._metrics()
         if asked not in ("POST /predict", "GET /health", "HEAD /health"):
             raise HTTPException(404, "Not Found: use POST /predict or GET /health.")

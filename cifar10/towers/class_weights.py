@@ -71,8 +71,7 @@ def resolve_class_weights(
         if len(weights) != len(class_names):
             why = f"{_WHERE}: {len(weights)} numbers for {len(class_names)} classes"
             raise UsageError(f"{why}. Give one per class.")
-    sum_over_images = np.sum(weights * counts)
-    if not sum_over_images:
+    if not (sum_over_images := np.sum(weights * counts)):
         why = f"{_WHERE}: all training images have weight 0"
         raise UsageError(f"{why}. Raise some class weight.")
     return weights * (len(labels) / sum_over_images)

@@ -79,8 +79,7 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     of towers; None means all GPUs, or one tower on the CPU if there is no GPU.
     `split_gpu` is the number of towers on each GPU.
     """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus and split_gpu == 1:
+    if not (gpus := tf.config.list_physical_devices("GPU")) and split_gpu == 1:
         return _place_on_cpu(num_gpus)
     count = num_gpus or max(len(gpus), 1) * split_gpu
     used, rest = divmod(count, split_gpu)

@@ -301,8 +301,7 @@ class TowerBuilder(Agreement):
         if len({inputs.shape for inputs, _ in batches}) != 1:
             # The mean of the losses would not be the loss of the global batch.
             raise ValueError("The batches of all towers must have the same shape.")
-        results = []
-        flat = None
+        results, flat = [], None
         if self._is_flat(state, devices):
             with tf.device(state.device), tf.name_scope("flat"):
                 flat = Flat(read_variables(state.model), state.device)

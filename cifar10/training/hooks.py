@@ -160,7 +160,6 @@ def check_hooks(hooks: Sequence[object]) -> None:
     for hook in hooks:
         name = type(hook).__name__
         found = [event for event in dir(hook) if event.startswith("on_")]
-        unknown = [event for event in found if event not in EVENTS]
-        if unknown or not found:
+        if (unknown := [event for event in found if event not in EVENTS]) or not found:
             why = f"hooks: {'.'.join([name, *unknown[:1]])} would never be called"
             raise UsageError(f"{why}. The events are {', '.join(EVENTS)}.")

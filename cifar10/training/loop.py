@@ -188,9 +188,7 @@ class Loop:
             exact = config.speed.deterministic and are_alike
             bound = 0.0 if exact else ROUNDING[config.network.precision]
             return verified_step(towers, self._of_step(batches, 0), bound)
-        if self._in_calls:
-            return towers.steps(batches, count)
-        return towers.step(batches)
+        return towers.steps(batches, count) if self._in_calls else towers.step(batches)
 
     def _end_early(self, signal: Signals) -> None:
         """Saves a checkpoint of the step reached, and raises `StoppedError`."""

@@ -5,7 +5,9 @@ import io
 import numpy as np
 from PIL import Image
 
+from cifar10.config.fields import Dataset
 from cifar10.input.pictures.dataset import find_folder
+from cifar10.input.pictures.listing import list_folder
 
 SIZE = 8
 
@@ -38,14 +40,11 @@ def numbered(count, *classes):
 
 
 def find(directory, cache, **values):
-    """Finds a folder's pictures, which are prepared at 8 x 8."""
-    values = {
-        "image_size": SIZE,
-        "validation_fraction": 0.3,
-        "max_bad_images": 0.0,
-        **values,
-    }
-    return find_folder(directory, cache, **values)
+    """Finds a folder's pictures at 8 x 8; 0.3 of them to test on, if it has no test."""
+    has_test = "run" not in values and "test" in list_folder(directory).splits
+    share = Dataset.validation_fraction if has_test else 0.3
+    values = {"validation_fraction": share, "max_bad_images": 0.0, **values}
+    return find_folder(directory, cache, **{"image_size": SIZE, **values})
 
 
 def everything(dataset):

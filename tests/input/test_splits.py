@@ -5,8 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.input.pictures.arrays import find_npz
+from cifar10.input.records import SPLITS
 from cifar10.input.regrouping import with_val
 from cifar10.interface.data import as_dataset
 from recorded_runs import recorded
@@ -105,3 +108,25 @@ def test_a_folder_is_divided_into_three_splits(tmp_path, cache):
     names = numbered(10, "train/cat", "train/dog", "test/cat", "test/dog")
     given = find(write(tmp_path / "given", *names), cache, val_fraction=0.2)
     assert content(given) == {"train": 16, "test": 20, "val": 4}
+
+
+@pytest.mark.parametrize("given", [{"val_fraction": 0.2}, {"validation_fraction": 0.3}])
+def test_a_fraction_for_a_given_split_is_refused_before_preparation(
+    tmp_path, cache, given
+):
+    names = [f"{split}/{name}" for split in SPLITS for name in ("cat", "dog")]
+    folder = write(tmp_path / "photos", *numbered(2, *names))
+    with pytest.raises(UsageError, match=f"Omit --{next(iter(given))}"):
+        find(folder, cache, **given)
+    assert not cache.exists()
+    of_run = recorded(class_names=["cat", "dog"], **given)
+    kept = find(folder, cache, **given, run=of_run)
+    assert content(kept) == {"train": 4, "test": 4, "val": 4}, "an earlier run goes on"
+
+
+def test_a_val_fraction_of_arrays_with_val_is_refused():
+    wanted, arrays = Config(val_fraction=0.2).dataset, as_dataset(PAIRS)
+    with pytest.raises(UsageError, match="Omit --val_fraction"):
+        datasets.find_for(wanted, arrays)
+    of_run = recorded(val_fraction=0.2)
+    assert datasets.find_for(wanted, arrays, run=of_run) is arrays

@@ -230,6 +230,13 @@ def test_a_programs_data_set_is_checked_like_arrays(tmp_path, given, why):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("names", [("a", "b", "a"), ("ä", "b", "a\u0308"), (0, 1, 2)])
+def test_classes_of_a_programs_data_set_have_different_names(tmp_path, names):
+    data = dataclasses.replace(squares(), class_names=names)
+    with pytest.raises(UsageError, match="Name each class once"):
+        train(config(tmp_path / "run", data=data, max_steps=1))
+
+
 def test_program_may_bring_a_data_set(tmp_path):
     record = train(config(tmp_path / "run", data=squares(), max_steps=1))
     settings = RecordedRun.read(record.train_dir).entries

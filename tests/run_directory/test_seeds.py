@@ -8,6 +8,7 @@ import pytest
 
 import runs
 from cifar10.distributed import launcher
+from cifar10.errors import StoppedError, UsageError
 from cifar10.run_directory.seeds import grouped
 from recorded_runs import recorded
 
@@ -54,14 +55,15 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
     assert found[("s2",)].interval is None, "one seed has no interval"
 
 
+@pytest.mark.parametrize("other", ["r", "t"])
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_seed_trained_twice_counts_once_beside_its_siblings(order):
-    rows = [scored("t0", 0.9), scored("s0", 0.5), scored("s1", 0.6)]
+def test_a_seed_trained_twice_counts_once_beside_its_siblings(order, other):
+    rows = [scored(f"{other}0", 0.9), scored("s0", 0.5), scored("s1", 0.6)]
     named = [(f"{name[0]}/{name}", *rest) for name, *rest in rows]
     named += [(f"{name}.1", *rest) for name, *rest in named[1:]]  # By --fresh.
     (found,) = grouped(named[::order])
     assert {*found.names} == {"s/s0", "s/s1"}
-    assert {*found.left_out} == {"t/t0", "s/s0.1", "s/s1.1"}
+    assert {*found.left_out} == {f"{other}/{other}0", "s/s0.1", "s/s1.1"}
     assert (found.seeds, found.mean) == (2, pytest.approx(0.55))
 
 
@@ -96,6 +98,30 @@ def test_a_refused_seed_ends_all_before_others_are_trained(tmp_path, stand_in_di
     assert refused.returncode == 2
     assert "seed-1 holds files" in refused.stderr
     assert not (tmp_path / "seed-0").exists()
+
+
+def test_seeds_of_two_configurations_are_refused_before_one_is_trained(
+    tmp_path, monkeypatch
+):
+    for seed, rate in enumerate([0.1, 0.1, 0.5]):
+        (run := tmp_path / f"seed-{seed}").mkdir()
+        given = {"seed": seed, "learning_rate": rate, "global_batch_size": 128}
+        values = {**recorded().values, **given}
+        recorded(run, **values).write()
+    started = []
+
+    def trained(_, command):
+        started.append(command)
+        return [2], []
+
+    monkeypatch.setattr(launcher, "_run_workers", trained)
+    with pytest.raises(UsageError, match=r"seed-1 and .*seed-2 differ in learn"):
+        launcher.train_seeds("0:3", ["train.py"], tmp_path)
+    assert not started
+    for seeds, flags in (("0:2", []), ("0:3", ["--fresh"])):
+        with pytest.raises(StoppedError):
+            launcher.train_seeds(seeds, ["train.py", *flags], tmp_path)
+    assert len(started) == 2, "equal ones go on, and --fresh moves all aside"
 
 
 @pytest.fixture

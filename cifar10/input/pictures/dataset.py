@@ -17,7 +17,7 @@ from cifar10.input.pictures import cache
 from cifar10.input.pictures.listing import list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import Split
-from cifar10.input.regrouping import divided
+from cifar10.input.regrouping import check_fractions, divided
 from cifar10.process import invocation
 
 _SHOWN = 5  # Pictures in a message.
@@ -60,6 +60,7 @@ def find_folder(
     split_of, found_division = np.array(listing.splits), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
     given = {*split_of.tolist()}
+    check_fractions(() if run else given, wanted, directory)
     label_of = {nfc(name): label for label, name in enumerate(of_run)}
     if "train" not in given and {*classes} <= {*label_of}:
         # Pictures to score may lack classes of the run.
