@@ -5,6 +5,7 @@ import re
 import pytest
 
 import runs
+from cifar10 import __main__ as program
 from cifar10.config import fields
 from cifar10.config.config import Config
 from cifar10.towers.schedule import PARAMETERS
@@ -100,6 +101,18 @@ def test_flags_match_the_agreed_list():
             "environment variable does, and say why in "
             "docs/decisions/0010-one-configuration.md. Then change this list."
         )
+
+
+def test_every_flag_of_every_command_has_its_help():
+    for name in program._COMMANDS:
+        said = runs.call("cifar10/__main__.py", name, "--help").stdout
+        if "--help_all" in said:
+            said += runs.call("cifar10/__main__.py", name, "--help_all").stdout
+        flags = re.split(r"\n  (?=-)", said)[1:]
+        assert flags
+        # After a flag and its values come two spaces, or a line of its own.
+        without = [one for one in flags if not re.search(r"^-.*\s{2,}\w", one)]
+        assert not without, name
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def test_the_first_line_of_a_file_decides_what_separates_its_columns(tmp_path):
         (["train/cat/0.png,dog,dog"], "train/cat/0.png"),
         ([f"train/cat/{n}.png,dog" for n in range(6)], "cat"),
         (['"train/cat/0.png,dog'], "corrections.csv"),
+        (['"train/cat/0".png,dog,'], "cannot be read"),
         (["train/cat/0.png,dog", "train/cat/0.png,"], "line 3.* line 2"),
         (["train/cat/0.png,dog", "train/cat/0.png"], "line 3"),
         (["train/cat/0.png,,cat,dog"], "line 2"),

@@ -72,6 +72,16 @@ def test_response_normalization_equals_tensorflows_function(constants, channels)
     assert_close(found, expected, 1e-5)
 
 
+def test_response_normalization_in_float64_rounds_as_float64():
+    inputs = np.random.default_rng(0).normal(scale=10.0, size=(2, 3, 3, 8))
+    energy = np.full_like(inputs, 2.0)
+    for channel in range(8):
+        near = inputs[..., max(0, channel - 2) : channel + 3]
+        energy[..., channel] += 0.3 * np.square(near).sum(axis=-1)
+    layer = LocalResponseNormalization(2, 2.0, 0.3, 0.5, dtype="float64")
+    np.testing.assert_allclose(layer(inputs), inputs / np.sqrt(energy), 1e-13)
+
+
 # ---- QuickGelu and FusedBatchNormalization
 
 

@@ -271,6 +271,16 @@ def test_variables_and_logits_keep_their_precision(name, precision):
 # ---- airbench
 
 
+def test_the_widest_convolutions_of_airbench_are_those_made_for_processors():
+    """There they take 0.4 to 0.95 of the time, and fewer outputs take longer."""
+    model = build_model("airbench", (32, 32, 3), 10)
+    convolutions = [one for one in model.layers if isinstance(one, keras.layers.Conv2D)]
+    of_kinds = {type(one).__name__: set() for one in convolutions}
+    for one in convolutions:
+        of_kinds[type(one).__name__].add(one.filters)
+    assert of_kinds == {"Conv2D": {24, 64}, "WideConv2D": {256}}
+
+
 def test_airbench_whitens_patches():
     images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
     images[:, :, 1:] = images[:, :, :-1] // 2 + images[:, :, 1:] // 2

@@ -160,6 +160,17 @@ def test_unfinished_output_is_not_drawn_over():
     assert rows[-2] == "unfinishedDone."
 
 
+def test_a_task_of_unknown_duration_is_described_on_the_terminal(monkeypatch):
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal, open(ours, "rb") as screen:  # noqa: PTH123
+        monkeypatch.setattr(moving_line.LINE, "stream", terminal)
+        with moving_line.progress() as tick:
+            tick(lambda: "first described")
+            tick(lambda: "too soon for another drawing")
+        written = os.read(screen.fileno(), 1000)
+    assert written == b"\r\x1b[Jfirst described\r\x1b[J"
+
+
 def test_a_terminal_that_is_gone_is_not_written_to_again():
     ours, theirs = pty.openpty()
     written = []

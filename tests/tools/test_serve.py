@@ -356,6 +356,13 @@ def test_stalled_clients_block_nobody_and_get_an_answer(follower, client):
         assert still_answers(client)
 
 
+def test_an_unfinished_request_is_answered_with_the_reason(client):
+    with connected(client, UNFINISHED_BODY) as (raw,):
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 1 seconds" in answer
+
+
 def test_an_unfinished_head_ends_its_connection(client):
     whole = UNFINISHED_HEAD + b"alhost\r\n\r\n"
     heads = (b"", UNFINISHED_HEAD, whole + UNFINISHED_HEAD)

@@ -94,6 +94,16 @@ def test_float16_scales_the_loss_without_changing_the_rate_of_lion():
     assert others == pytest.approx([RATE] * 3, rel=1e-6)
 
 
+def test_a_matrix_named_as_a_bias_or_scale_does_not_decay():
+    names = ["kernel", "upscale", "bias", "layer_scale", "gamma", "beta"]
+    variables = [keras.Variable(tf.ones([2, 2]), name=name) for name in names]
+    optimizer = build_optimizer(
+        "adamw", RATE, 0.0, {"weight_decay": 0.5}, variables=variables
+    )
+    optimizer.apply([tf.zeros([2, 2])] * len(variables), variables)
+    assert [one.name for one in variables if one.numpy().max() < 1.0] == names[:2]
+
+
 def test_weight_decay_shrinks_only_filters_and_matrices():
     """The same as Adam, but for the rate times 0.5 of the values before the update."""
     changes, starts = [], []

@@ -100,7 +100,8 @@ def test_invalid_stages_are_refused(tmp_path, declared, named):
     [
         ({"frozen": ["fir"]}, "'fir'"),
         ({"frozen": ["first", "last"]}, "first, last"),
-        ({"image_size": 33}, "32"),
+        ({"image_size": 33}, "stage 2 .*image_size = 33: give 1 to 32"),
+        ({"image_size": 0}, "image_size = 0: give 1"),
         ({"image_size": 4}, r"\(4, 4, 3\)"),
     ],
 )

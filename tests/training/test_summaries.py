@@ -119,6 +119,15 @@ def test_histograms_count_every_finite_value(tmp_path):
     assert (left[0], right[-1], counts.sum()) == (-1.0, 1.0, 3)
 
 
+def test_the_share_of_zeros_is_written_for_each_layer(tmp_path):
+    active = {"conv1": np.array([0.0, 0.0, 0.0, 1.0]), "local3": np.array([2.0, 0.0])}
+    with logging(tmp_path) as board:
+        board.on_summary(100, summary()._replace(activations=active))
+    events = read(tmp_path / "train")
+    found = {name: curve(events, f"sparsity/{name}") for name in active}
+    assert found == {"conv1": [(100, 0.75)], "local3": [(100, 0.5)]}
+
+
 # Resuming.
 
 

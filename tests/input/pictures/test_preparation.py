@@ -347,3 +347,12 @@ def test_a_full_disk_is_reported_and_the_prepared_pictures_are_kept(
     decoded.clear()
     assert len(everything(prepared(pictures, cache))[0]) == COUNT
     assert len(decoded) == COUNT - 2 * SHARD
+
+
+def test_damaged_metadata_is_neither_reported_nor_a_reason_to_leave_out(
+    cache, pictures
+):
+    """Pillow would warn without the name of the file; here a warning is an error."""
+    damaged = packed(pixels(0), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x02\0\x12\x01")
+    (pictures / "cat/0.png").write_bytes(damaged)
+    assert not find(pictures, cache).left_out
