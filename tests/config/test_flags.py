@@ -108,6 +108,7 @@ def test_every_flag_of_every_command_has_its_help():
         said = runs.call("cifar10/__main__.py", name, "--help").stdout
         if "--help_all" in said:
             said += runs.call("cifar10/__main__.py", name, "--help_all").stdout
+            assert "\nData set:\n  --" in said, "by subject"
         flags = re.split(r"\n  (?=-)", said)[1:]
         assert flags
         # After a flag and its values come two spaces, or a line of its own.

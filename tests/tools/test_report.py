@@ -244,6 +244,7 @@ def test_the_report_names_missing_parts_of_a_run(copy, tmp_path, capsys):
     assert "no checkpoint" in notes[1]
     assert shown.texts("td[@class='bad']") == ["damaged"]
     assert not shown.all("script")
+    assert [one.step for one in read_runs([poor, empty])] == [30, 0]
 
 
 def test_an_unscorable_run_is_still_reported(copy, tmp_path):

@@ -107,7 +107,7 @@ def test_each_used_gpu_has_a_tower(pretend_gpus, asked, used):
 
 @pytest.mark.parametrize(
     ("found", "towers", "split", "used"),
-    [(1, 4, 4, 1), (2, None, 3, 2), (4, 6, 3, 2)],
+    [(1, 4, 4, 1), (2, None, 3, 2), (4, 6, 3, 2), (1, None, 2, 1)],
 )
 def test_a_split_gpu_has_several_towers(pretend_gpus, found, towers, split, used):
     pretend_gpus(found)
@@ -116,6 +116,7 @@ def test_a_split_gpu_has_several_towers(pretend_gpus, found, towers, split, used
     assert placement.devices == tuple(f"/gpu:{n}" for n in range(count))
     assert placement.simulated
     assert "SIMULATED" in placement.description
+    assert f", {split} on each GPU" in placement.description
     assert visible() == [f"GPU:{n}" for n in range(used)]
     # TensorFlow refuses growth beside a limit.
     assert growing() == []
