@@ -15,7 +15,7 @@ import csv
 import dataclasses
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,9 +82,9 @@ def divided(
     return splits, limits.astype(">u8").tobytes().hex()
 
 
-def check_fractions(given: Iterable[str], wanted: Mapping[Any, float], of: Any) -> None:
+def check_fractions(given: Collection, wanted: Mapping[Any, float], of: Any) -> None:
     """Refuses a fraction for a split that the data has already."""
-    for split in {*given} & wanted.keys():
+    for split in [split for split in wanted if split in given]:
         if wanted[split] != getattr(fields.Dataset, name := _FRACTIONS[split]):
             raise UsageError(f"--{name}: {of} has a {split} split. Omit --{name}.")
 
