@@ -102,8 +102,7 @@ def _from_tf_config(values: Any) -> Cluster | None:
         raise ValueError(f"{wrong[0]!r} is not of the form host:port")
     if len(addresses) < 2:
         return None
-    place = task.get("type", "worker"), int(task["index"])
-    if place not in workers:
+    if (place := (task.get("type", "worker"), int(task["index"]))) not in workers:
         raise ValueError(f"no {place[0]} has index {place[1]}; the first has 0")
     return Cluster(addresses, [*workers].index(place))
 

@@ -82,7 +82,7 @@ def find_for(
         run=run,
     )
     given_splits = () if run or dataset.name == FOLDER else dataset.splits
-    check_fractions(given_splits, {"val": wanted.val_fraction}, dataset.description)
+    check_fractions(given_splits, {"val": wanted.val_fraction}, "the data")
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note.removesuffix('.')}.")
     dataset = with_val(dataset, wanted.val_fraction)

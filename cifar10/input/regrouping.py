@@ -84,9 +84,10 @@ def divided(
 
 def check_fractions(given: Collection, wanted: Mapping[Any, float], of: Any) -> None:
     """Refuses a fraction for a split that the data has already."""
-    for split in [split for split in wanted if split in given]:
-        if wanted[split] != getattr(fields.Dataset, name := _FRACTIONS[split]):
-            raise UsageError(f"--{name}: {of} has a {split} split. Omit --{name}.")
+    for split, share in wanted.items():
+        name = _FRACTIONS[split]
+        if split in given and share != getattr(fields.Dataset, name):
+            raise UsageError(f"--{name} {share:g}: {of} has a {split} split. Omit it.")
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
