@@ -94,7 +94,7 @@ def _checked(data: Dataset) -> Dataset:
         return images, arrays.checked_labels(array, len(images), where, data.classes)
 
     shape, names = tuple(data.image_shape), [*data.class_names]
-    if {*map(type, names)} != {str} or len({*map(nfc, names)}) < len(names):
+    if len({nfc(name) for name in names if isinstance(name, str)}) < len(names):
         found = f"data.class_names: {data.class_names!r} are not different strings"
         raise UsageError(f"{found}. Name each class once.")
     return dataclasses.replace(data, name=name_of(data), read=read)

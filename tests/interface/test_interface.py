@@ -24,6 +24,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.dataset_base import Dataset
+from cifar10.interface.data import as_dataset
 from cifar10.models.registry import ARCHITECTURES, name_of_function
 
 RANDOM = np.random.default_rng(0)
@@ -235,6 +236,8 @@ def test_classes_of_a_programs_data_set_have_different_names(tmp_path, names):
     data = dataclasses.replace(squares(), class_names=names)
     with pytest.raises(UsageError, match="Name each class once"):
         train(config(tmp_path / "run", data=data, max_steps=1))
+    named = dataclasses.replace(squares(), class_names=tuple(np.array(["a", "b", "c"])))
+    assert as_dataset(named).classes == 3, "NumPy's strings are strings"
 
 
 def test_program_may_bring_a_data_set(tmp_path):
