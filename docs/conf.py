@@ -5,6 +5,7 @@ the README, are included by pages here, and links between the files are mended s
 they lead to pages both in a checkout and on the site.
 """
 
+import inspect
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # To describe the use of a GPU takes none.
 
 from cifar10 import __main__ as program
-from cifar10.config import fields
+from cifar10.config import augmentation, fields
 from cifar10.config.config import read_recipe
 from cifar10.config.options import RESULT, Option, Range, options
 from cifar10.process import entry_point
@@ -82,6 +83,7 @@ PAGES = {
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FLAG = re.compile(r"(?<![`\w-])--[a-z]\w*(?=[^`]*(?:`[^`]*`[^`]*)*$)")
+_SOURCE = re.compile(r"https://[^\s,]+[^\s,.]")
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 
 
@@ -110,9 +112,9 @@ def mended(text, folder, page):
 
 def mend_page(_, page, content):
     """Mends the links of a page that Sphinx reads, and writes what is generated."""
-    if page == "reference/python":
+    if page in ("reference/flags", "reference/python"):
         entry_point.import_tensorflow()  # Without its messages.
-    for mark, write in (("flags", flag_reference), ("commands", command_reference)):
+    for mark, write in REFERENCES.items():
         if f"<!-- {mark} -->" in content[0]:
             content[0] = content[0].replace(f"<!-- {mark} -->", write())
     content[0] = mended(content[0], (DOCS / page).parent, page)
@@ -214,6 +216,28 @@ def shown(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def augmentation_reference():
+    """Returns the entries of a recipe's augmentation table, as Markdown.
+
+    A function's docstring begins with the effect, and links the source.
+    """
+    from cifar10.input.augmentation import SINGLE, erase, mix
+
+    functions = {"random_erasing": erase, **dict.fromkeys(augmentation.MIXING, mix)}
+    functions |= {name: function for name, (_, function) in SINGLE.items()}
+    rows = ["| entry | effect | values |", "| --- | --- | --- |"]
+    for name, known in augmentation.PARTS.items():
+        text = inspect.getdoc(functions[name])
+        effect = text.partition("\n\n")[0].replace("\n", " ")
+        source = " ".join(f"<{link}>" for link in _SOURCE.findall(text))
+        facts = [
+            f"`{key}`: {'; '.join([*values(one, {}), *validity(one)])}"
+            for key, one in known.items()
+        ]
+        rows.append(f"| `{name}` | {effect} {source} | {'<br>'.join(facts)} |")
+    return "\n".join(rows)
+
+
 def command_reference():
     """Returns what each command says of itself, as Markdown."""
     parts = []
@@ -228,6 +252,13 @@ def command_reference():
         )
         parts.append(f"## {name}\n\n```text\n{done.stdout.strip()}\n```\n")
     return "\n".join(parts)
+
+
+REFERENCES = {
+    "flags": flag_reference,
+    "augmentations": augmentation_reference,
+    "commands": command_reference,
+}
 
 
 def setup(app):

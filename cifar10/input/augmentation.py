@@ -82,7 +82,7 @@ def _stream(seed: tf.Tensor, name: str) -> tf.Tensor:
 def erase(
     images: tf.Tensor, drawn: Sequence[tf.Tensor], noise: tf.Tensor, probability: float
 ) -> tf.Tensor:
-    """Fills a rectangle in randomly chosen images with noise (random erasing).
+    """Fills a rectangle, 2 to 40 % of an image, with noise (random erasing).
 
     Zhong et al., https://arxiv.org/abs/1708.04896.
 
@@ -133,7 +133,7 @@ def mix(
     mixup: Mapping[str, float] | None = None,
     cutmix: Mapping[str, float] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mixes pairs of images, and their labels, by mixup or cutmix.
+    """Mixes pairs of images and labels: by means (mixup) or pasted boxes (cutmix).
 
     Zhang et al., https://arxiv.org/abs/1710.09412, and Yun et al.,
     https://arxiv.org/abs/1905.04899.

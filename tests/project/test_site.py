@@ -18,6 +18,7 @@ import cifar10
 import runs
 from cifar10 import Config
 from cifar10.config import fields
+from cifar10.config.augmentation import PARTS
 from cifar10.config.options import options
 from runs import ROOT
 
@@ -240,8 +241,9 @@ def test_links_on_the_site_lead_to_files_and_anchors(site):
 
 
 @pytest.mark.slow
-def test_site_names_every_flag_and_every_public_name(site):
+def test_site_names_every_flag_augmentation_and_public_name(site):
     flags = (site / "reference/flags.html").read_text()
+    assert all(f">{name}<" in flags for name in PARTS)
     for name in options(fields.ALL):
         assert f'"cmdoption-{name}"' in flags or f'"cmdoption-arg-{name}"' in flags
     python = Page(site / "reference/python.html")
