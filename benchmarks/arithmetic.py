@@ -118,7 +118,7 @@ def _of(op: tf.Operation) -> int:
 
 
 def table(config: ResolvedConfig, works: list[Work]) -> str:
-    """Returns a line for each stage, and one for the whole training."""
+    """Returns a line for each stage, and one for the whole run."""
     lines = ["steps  size  MFLOP an image  MFLOP an update  frozen"]
     total = 0.0
     for work in works:

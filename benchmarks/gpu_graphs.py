@@ -75,7 +75,7 @@ PROGRAMS = ("tutorial", "fast", "resnet")
 
 
 def resolved(gpus: int, **given: Any) -> tuple[ResolvedConfig, Placement]:
-    """Returns the configuration of a training on some GPUs, with their placement."""
+    """Returns the configuration of a run on some GPUs, with their placement."""
     placement = Placement(tuple(f"/gpu:{number}" for number in range(gpus)), False, "")
     config = Config(**{"batch_size": BATCH_SIZE, **given})
     return assembly.resolve_config(config, placement, workers=1), placement
@@ -84,7 +84,7 @@ def resolved(gpus: int, **given: Any) -> tuple[ResolvedConfig, Placement]:
 def build_towers(
     gpus: int, images: np.ndarray, **given: Any
 ) -> tuple[TowerBuilder, list[Batch]]:
-    """Builds the towers of a training on GPUs, with what its batches are.
+    """Builds the towers of a run on GPUs, with what its batches are.
 
     The code sees GPUs; the variables themselves are on the CPU.
     """

@@ -394,7 +394,7 @@ def _with_all_it_starts(
 ) -> tuple[str, str | None]:
     """Runs a program; returns what it said and, if it failed, its errors.
 
-    However it ends, the processes that it has started end too: a training that goes on
+    However it ends, the processes that it has started end too: a run that goes on
     would slow down the next line.
     """
     with subprocess.Popen(  # noqa: S603 - this program.

@@ -3,7 +3,7 @@
     python -m benchmarks.record --recipe fast --seeds 10 --data_dir ~/.cache/cifar10
 
 Trains a recipe on CIFAR-10 with the seeds 0, 1 and so on, by the clock of
-`benchmarks.time_to_94`, and scores the test images after each training. The row is
+`benchmarks.time_to_94`, and scores the test images after each run. The row is
 printed, and entered if the mean is above the record's level.
 """
 

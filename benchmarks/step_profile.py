@@ -109,7 +109,7 @@ def kind_of(name: str) -> str:
 
 
 def markdown(training: Training, steps: int) -> str:
-    """Profiles every stage of a training; returns a table with a column for each."""
+    """Profiles every stage of a run; returns a table with a column for each."""
     config, begin = training.config, 0
     titles, columns = [], []
     for stage in config.all_stages:

@@ -9,7 +9,7 @@ alike. The clock is airbench94's: whitening, training and scoring the six views,
 tracing, compiling, saving, and the score without views. Quote the ratios, not the
 absolute figures.
 
-A training takes minutes on a CPU; --only chooses rows. For a quick look, whose
+A run takes minutes on a CPU; --only chooses rows. For a quick look, whose
 accuracy says nothing: --seeds 1 --steps 10 --images 200
 """
 
@@ -29,7 +29,7 @@ from cifar10.config.config import read_recipe
 from cifar10.input import datasets
 from cifar10.process import entry_point
 
-PATIENCE_SECONDS = 2 * 3600.0  # Of a training on a CPU that others use too.
+PATIENCE_SECONDS = 2 * 3600.0  # Of a run on a CPU that others use too.
 # Airbench's published rules as a recipe of ours, which shows that they are the same.
 PUBLISHED = Path(__file__).with_name("airbench94.toml")
 AIRBENCH, OURS = "benchmarks.rivals.airbench", "benchmarks.rivals.recipe"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _CONTROLS = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 EXIT_USAGE = 2
-EXIT_DIVERGED = 3  # The training has done all steps, and a restart does none.
+EXIT_DIVERGED = 3  # The run has done all steps, and a restart does none.
 # EX_TEMPFAIL in sysexits.h: the same command may succeed later.
 EXIT_TRY_AGAIN = 75
 # 128 + SIGINT and 128 + SIGPIPE, as shells report them.

@@ -71,7 +71,7 @@ def loss(
     label_smoothing: float = 0.0,
     class_weights: np.ndarray | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Computes the loss of one batch and the terms of the loss, in float32 or float64.
+    """Computes the loss of one batch and its terms, in float32 or float64.
 
     Args:
         logits: floating [batch, classes].

@@ -145,7 +145,7 @@ def mark_code(_, __, ___, ____, _____, lines):
 
 
 def flag_reference():
-    """Returns the flags of a training, section by section, as Markdown."""
+    """Returns the flags of a run, section by section, as Markdown."""
     recipes = sorted((ROOT / "cifar10/config/recipes").glob("*.toml"))
     settings = {path.stem: read_recipe(path.stem) for path in recipes}
     parts = []

@@ -1,4 +1,4 @@
-"""Records a training in MLflow; a resumed run continues its record.
+"""Records a run in MLflow; a resumed run continues its record.
 
 mlflow server --port 5000
 MLFLOW_TRACKING_URI=http://127.0.0.1:5000 python examples/03_mlflow.py [STEPS]
@@ -13,7 +13,7 @@ from cifar10 import Config, train
 
 
 class MLflow:
-    """A hook that sends settings, curves and scores to a tracking server."""
+    """Sends settings, curves and scores to a tracking server."""
 
     def on_start(self, run):
         if mlflow.active_run():  # Continues after a rollback.

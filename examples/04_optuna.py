@@ -17,7 +17,7 @@ SEARCH = Path("runs/search")
 
 
 class Pruning:
-    """A hook that reports each score to Optuna, and ends a trial that falls behind."""
+    """Reports each score to Optuna, and ends a trial that falls behind."""
 
     def __init__(self, trial):
         self.trial = trial

@@ -16,7 +16,7 @@ TRAIN_DIR = "runs/followed"
 
 
 class Live:
-    """A hook that loads each checkpoint when it is complete."""
+    """Loads each checkpoint when it is complete."""
 
     def __init__(self, follower):
         self.follower = follower

@@ -19,7 +19,7 @@ from cifar10.input import datasets
 
 
 class Steps:
-    """A hook that notes memory before the first step, and times after each."""
+    """Notes memory before the first step, and times after each."""
 
     def on_start(self, run):
         Path("/proc/self/clear_refs").write_text("5")  # Linux forgets earlier peaks.

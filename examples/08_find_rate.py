@@ -21,7 +21,7 @@ class ExplodedError(Exception):
 
 
 class RangeTest:
-    """A hook that records the average loss at each rate, until a loss explodes."""
+    """Records the average loss at each rate, until a loss explodes."""
 
     def __init__(self):
         self.losses = {}

@@ -1,4 +1,4 @@
-"""Records a training in wandb (Weights & Biases) or Trackio, across resumes.
+"""Records a run in wandb (Weights & Biases) or Trackio, across resumes.
 
 python examples/09_trackers.py [STEPS] [wandb | trackio]
 
@@ -17,7 +17,7 @@ from cifar10 import Config, train
 
 
 class Tracker:
-    """A hook that sends settings, curves and scores to wandb or trackio, a module."""
+    """Sends settings, curves and scores to wandb or trackio, a module."""
 
     def __init__(self, module, project):
         self._module = module

@@ -31,7 +31,7 @@ from cifar10.errors import StoppedError
 
 
 class CopyElsewhere:
-    """A hook that runs a command after each checkpoint, beside the training.
+    """Runs a command after each checkpoint, beside the training.
 
     Args:
         command: The command's words; {run} stands for the run's directory.

@@ -308,7 +308,7 @@ class Contract:
         return Cell(KEPT, f"{said}, goes on from update {after.began}")
 
     def _trained_on_full_disk(self, folder: Path, said: str) -> Cell:
-        """Judges a training that came to its end, by what it left there."""
+        """Judges a run that came to its end, by what it left there."""
         self._train("straight")
         left = self._evaluate(folder)
         expected = self._evaluate(self._shared["straight"][1])

@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def began(self) -> int:
-        """The update after which a training began."""
+        """The update after which a run began."""
         last = self.facts.get("step") or 0
         return min(map(int, self.facts["rates"]), default=last + 1) - 1
 

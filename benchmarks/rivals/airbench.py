@@ -173,7 +173,7 @@ def orthogonalized(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Airbench:
-    """A training that can be repeated with other seeds.
+    """A run that can be repeated with other seeds.
 
     Args:
         precision: "float32"; "bfloat16" for autocast; "float16" for variables of this

@@ -36,7 +36,7 @@ def constant_batch(
 
 
 def black_images(image_shape: tuple[int, int, int], count: int) -> Dataset:
-    """Stands for the data set of a training whose batches do not come from one."""
+    """Stands for the data set of a run whose batches do not come from one."""
     part = np.zeros((count, *image_shape), np.uint8), np.zeros(count, np.int32)
     return Dataset(
         name="black",

@@ -40,7 +40,7 @@ def start(**options: Any) -> Recipe:
 
 
 class Recipe:
-    """A training that can be repeated with other seeds.
+    """A run that can be repeated with other seeds.
 
     Args:
         recipe: As `--recipe`.
@@ -123,7 +123,7 @@ class Recipe:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Returns the operations of a training, and of how many images they are.
+        """Returns the operations of a run, and of how many images they are.
 
         Operations are those of the convolutions and matrix products of all losses and
         gradients; a multiplication and an addition are two.

@@ -26,7 +26,7 @@ def start(**options: Any) -> Sectioned:
 
 
 class Sectioned:
-    """A training of one tower, ready to step.
+    """A run of one tower, ready to step.
 
     Args:
         model: As `--model`.

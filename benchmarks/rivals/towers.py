@@ -1,4 +1,4 @@
-"""Our towers, as a training of `train.py` has them, or their input alone."""
+"""Our towers, as a run of `train.py` has them, or their input alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Towers:
         dataset: What to train on, with the tutorial's distortions; None for the same
             batch of noise at every step.
         trains: Whether the batches are trained on, and not only taken.
-        call: Steps in a call to TensorFlow; None for as many as a training has, which
+        call: Steps in a call to TensorFlow; None for as many as a run has, which
             on GPUs is more than one.
     """
 

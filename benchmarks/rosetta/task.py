@@ -102,7 +102,7 @@ def initial_values(network: str, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def in_parts(inputs: np.ndarray) -> list[np.ndarray]:
-    """Returns inputs in parts of equal size that fit into memory."""
+    """Returns inputs in parts of equal size that fit in memory."""
     return np.array_split(inputs, -(-len(inputs) // PREDICTED_AT_ONCE))
 
 

@@ -304,7 +304,7 @@ class FineTuning(Checked, scope=RESULT):
             applications:NAME (default: random values)
         freeze: layers not to train, such as conv1,scale0_*, or all-but-head for all
             layers except the last (default: none)
-        pretrained_rate: factor, above 0, of the learning rate for layers with initial
+        pretrained_rate: multiplier, above 0, of the rate for layers with initial
             weights
     """
 

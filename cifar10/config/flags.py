@@ -82,7 +82,7 @@ def parse(
 
 
 def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
-    """Returns an error message, which suggests the closest flags to unknown ones."""
+    """Returns an error message that suggests the closest known flags."""
     names = [word.partition("=")[0].lstrip("-") for word in unknown if word[:1] == "-"]
     if not names:
         return f"unrecognized arguments: {' '.join(unknown)}"

@@ -92,8 +92,8 @@ FLAG_ONLY, RECIPE_ONLY = "by a flag", "by a recipe"
 class Option:
     """An option, as declared by a field of a class."""
 
-    name: str = ""  # Of the field, the flag and the entry in `config.json`.
-    type: Any = None  # Of the values, without limits.
+    name: str = ""  # The field's, the flag's and `config.json`'s.
+    type: Any = None  # The values' type, without limits.
     choices: tuple[str, ...] = ()  # The valid words; empty if there are others.
     limits: tuple[Range | Form, ...] = ()
     default: Any = None  # `dataclasses.MISSING` if the flag is required.

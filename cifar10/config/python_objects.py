@@ -60,10 +60,10 @@ def _check_takes_logits(what: str, function: Callable) -> None:
         from_logits = function.get_config().get("from_logits")
     else:
         parameters: dict[str, Any] = {}
-        with contextlib.suppress(TypeError, ValueError):  # Of some built-in callables.
+        with contextlib.suppress(TypeError, ValueError):  # For built-in callables.
             parameters = {**inspect.signature(function).parameters}
         from_logits = getattr(parameters.get("from_logits"), "default", None)
-    function = getattr(function, "func", function)  # Of a `functools.partial`.
+    function = getattr(function, "func", function)  # Unwraps a `functools.partial`.
     name = getattr(function, "__name__", type(function).__name__)
     if name.replace("_", "").lower() in _OF_PROBABILITIES:
         raise UsageError(f"{what}, {name}, takes probabilities, but it gets logits.")
@@ -127,7 +127,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
             "in the model to train. Give var_names."
         )
     if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
-        arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # Of a set.
+        arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # From a set.
     return {"learning_rate": rate, "momentum": 0.0, "optimizer_arguments": arguments}
 
 

@@ -46,13 +46,13 @@ class Facts:
     image_shape: list[int] = dataclasses.field(default_factory=list)
     classes: Annotated[int, Range(1, 10**6)] = 2
     class_names: list[str] = dataclasses.field(default_factory=list)
-    parameters: Annotated[int, Range(0, 10**15)]  # Of the model.
-    devices: Annotated[str, WORKER] = ""  # Of the towers, in words.
+    parameters: Annotated[int, Range(0, 10**15)]  # The model's size.
+    devices: Annotated[str, WORKER] = ""  # The towers', in words.
     on_gpus: bool = False
     variables_on: str = ""  # Devices of the variables.
     simulated: bool  # Several towers share a device.
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Of a run that `whatif` made: what was changed, in which run.
+    # For a run that `whatif` made: what was changed, in which run.
     what_if: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -34,7 +34,7 @@ class Cluster:
     """The workers of a training run, and the index of this process among them."""
 
     addresses: tuple[str, ...]  # host:port of each. The first is the chief.
-    index: int  # Of this process in `addresses`.
+    index: int  # This process's place in `addresses`.
 
     @property
     def others(self) -> list[int]:

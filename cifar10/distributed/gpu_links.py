@@ -26,7 +26,7 @@ _CHILD = (
 # Environment variables that change what the GPUs do, by their beginnings.
 _DECIDING = ("CUDA", "NCCL")
 _OF_CHILD = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
-ADVICE = "Give --variable_update towers, or put NCCL_P2P_DISABLE=1 before the command."
+ADVICE = "Give --variable_update towers, or set NCCL_P2P_DISABLE=1."
 
 
 def refuse_faulty(devices: Sequence[str], version: str) -> None:

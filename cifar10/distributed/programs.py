@@ -23,7 +23,7 @@ from cifar10.towers.copies import widened
 from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
 
-# A group of devices keeps its key for the life of the process, so each training takes
+# A group of devices keeps its key for the life of the process, so each run takes
 # another one. Those of TensorFlow's strategies are small numbers.
 _GROUP_KEYS = itertools.count(1_000_000_007)
 

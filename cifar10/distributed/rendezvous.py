@@ -81,7 +81,7 @@ def _wait_for_others(
 
 
 def _wait_for_chief(cluster: Cluster, timeout: float) -> list[int]:
-    """Waits for the chief's answer; returns the chief if it is missing."""
+    """Waits for the chief to answer; returns [0] if it does not."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(*_NO_WORKER):  # The chief does not listen yet.

@@ -33,7 +33,7 @@ _LOST = (
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
-# More than one training traces; as in TensorFlow's strategy_combinations.py.
+# More than one run traces; as in TensorFlow's strategy_combinations.py.
 _KEYS_OF_A_STRATEGY = 100_000
 
 
@@ -173,7 +173,7 @@ def mirrored_strategy(
 ) -> tf.distribute.MirroredStrategy:
     """Returns a strategy whose collectives share no keys with an earlier one's.
 
-    Otherwise the second training of a process would fail with "Shape mismatch in the
+    Otherwise the second run of a process would fail with "Shape mismatch in the
     collective instance". TensorFlow's own tests count the keys up like this.
     """
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001

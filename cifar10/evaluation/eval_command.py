@@ -18,7 +18,7 @@ tables. Appends the scores to eval/metrics.jsonl and writes event files, whose
 curves TensorBoard draws over the training curves.
 
 Without --run_once or --step, the command follows a run until training ends: it
-scores each new checkpoint, even if the training has scored it
+scores each new checkpoint, even if the run has scored it
 (--eval_steps), and prints one line for it. If the training keeps its best
 checkpoints (--keep_best), these scores decide too. The run's directory names
 the model and the data set; your own model is imported from the current folder.

@@ -47,7 +47,7 @@ class FollowedRun:
         self._wanted = wanted
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
-        self._manifest: dict[str, Any] = {}  # Of the checkpoint that was loaded last.
+        self._manifest: dict[str, Any] = {}  # The last loaded checkpoint's.
 
     @property
     def has_finished(self) -> bool:

@@ -4,7 +4,7 @@
         step, logits, class_names = follower.predict(images)
 
 `Follower` works in any process, and loads each new checkpoint of a run. It refuses
-damaged checkpoints and those of another run or model, and keeps predicting with the
+damaged checkpoints and those from another run or model, and keeps predicting with the
 last good one.
 
 The weights are tensors that never change, not variables, and the traced function takes

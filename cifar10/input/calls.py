@@ -21,7 +21,7 @@ def stacked(batches: Sequence[Sequence[TowerBatch]], most: int) -> list[TowerBat
 def in_calls(
     batches: Iterable[Sequence[TowerBatch]], counts: Iterable[int], most: int
 ) -> Iterator[list[TowerBatch]]:
-    """Yields the batches of each call, `stacked`; `counts` are their steps."""
+    """Yields the `stacked` batches of each call of `counts` steps."""
     steps = iter(batches)
     for count in counts:
         with tf.device("/cpu:0"):  # Not around `yield`: scopes end in their order.

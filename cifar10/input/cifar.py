@@ -88,7 +88,7 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             wanted = f"Put {first.archive.name} or its folder {first.folder} there"
             problem = f"No {first.title} in {directory}: {error}\n{wanted}"
             problem += ", set CIFAR10_DATA_DIR to its folder"
-            # Whoever has waited for a part of it does not want the stand-in.
+            # After a partial download, the stand-in is not wanted.
             if data == "auto" and isinstance(error, download.NothingReceivedError):
                 say(f"{problem}, or give --data_dir.\nUsing the SYNTHETIC stand-in.")
                 return _stand_in(f"none in {directory} and no download")
@@ -112,7 +112,7 @@ def _unpacked(
         # Pictures may be in folders named `train` and `test`, as CIFAR-100's files are.
         if any(file.exists() and not file.is_dir() for file in files):
             yield version, directory
-        # Keras unpacks in a folder of its own.
+        # Keras unpacks into its own folder.
         for folder in (directory, directory / f"{version.folder}-target"):
             if (folder / version.folder).exists():
                 yield version, folder / version.folder

@@ -20,7 +20,7 @@ CONTRAST_RANGE = (0.2, 1.8)
 
 # The crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
 # torchvision: the fraction of the image's area, the ratio of width to height, and the
-# number of attempts to draw a crop that fits into the image.
+# number of attempts to draw a crop that fits in the image.
 AREA_RANGE = (0.08, 1.0)
 RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10

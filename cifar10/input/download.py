@@ -219,7 +219,7 @@ class _Download:
         rates = dict.fromkeys(sources, math.inf)  # Infinite until measured.
         failures: dict[_Source, _SourceError] = {}
         while rates:
-            source = max(rates, key=lambda each: rates[each])  # The first of equals.
+            source = max(rates, key=lambda each: rates[each])  # On a tie, the first.
             others = max((rates[each] for each in rates if each != source), default=0.0)
             enough = min(FAST, others) if rates[source] == math.inf else 0.0
             part = _part(self._directory, source[0].archive)

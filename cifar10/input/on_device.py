@@ -71,7 +71,7 @@ def device_batches(
 
     A call is a step, without end. Or `counts` are the calls' steps, each at most
     `most`; then images are [most, batch, ...] and labels [most, batch]. All are made at
-    once, because a GPU starts as many kernels for a batch as for those of a call.
+    once, because a GPU starts as many kernels for a batch as for all of a call.
     """
     index, processes = worker
     local = batch_size * len(devices)

@@ -48,8 +48,8 @@ class BatchMaker:
     """Makes batches of a training set, as a function of the step."""
 
     distortion: str  # One of `config.fields.DISTORTIONS`.
-    seed: int  # Of the run.
-    image_size: int | None = None  # To which distorted images are resized, if given.
+    seed: int  # The run's seed.
+    image_size: int | None = None  # Distorted images are resized to it, if given.
     augmentation: Augmentation | None = None  # The recipe's, if any.
 
     def plan(

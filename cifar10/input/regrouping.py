@@ -123,7 +123,7 @@ def regrouped(
 ) -> Dataset:
     """Makes the splits in `indices` from training images; keeps the other splits.
 
-    `indices` holds those of each split's images; `labels` are those of all images.
+    `indices` holds each split's indices of images; `labels` has all images' labels.
     """
     names = names_of(dataset, "train", len(labels))
     paths = {split: [names[n] for n in of.tolist()] for split, of in indices.items()}

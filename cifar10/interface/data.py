@@ -81,7 +81,7 @@ def _in_memory(data: Any) -> Any:
 
 
 def _checked(data: Dataset) -> Dataset:
-    """Returns a program's own `Dataset`, which checks its images on reading."""
+    """Returns a program's own `Dataset`; checks its images on reading."""
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         where = f"data.read({split!r})"
@@ -95,7 +95,7 @@ def _checked(data: Dataset) -> Dataset:
 
     shape, names = tuple(data.image_shape), [*data.class_names]
     if len({nfc(name) for name in names if isinstance(name, str)}) < len(names):
-        found = f"data.class_names: {data.class_names!r} are not different strings"
+        found = f"data.class_names: {data.class_names!r} are not distinct strings"
         raise UsageError(f"{found}. Name each class once.")
     return dataclasses.replace(data, name=name_of(data), read=read)
 

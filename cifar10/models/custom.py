@@ -35,7 +35,7 @@ _HIDDEN = (
     "which would miss a tower's value. Remove that wrapper: --xla compiles, --sections "
     "saves memory."
 )
-_ROUNDING = 0.01  # Of a sum of probabilities, in bfloat16.
+_ROUNDING = 0.01  # In a sum of probabilities, in bfloat16.
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def _hold_generators(
     for variable in (one for one in assigned if id(one) not in held):
         if variable.name != layer_tree.GENERATOR_STATE:
             raise UsageError(
-                f"--model {name}: it assigns {variable.path}, which is in no layer and "
+                f"--model {name} assigns {variable.path}, which is in no layer and "
                 "thus in no checkpoint. Make it an attribute of a layer."
             )
         if layer_tree.unseeded(model) is None:

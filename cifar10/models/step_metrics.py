@@ -22,7 +22,7 @@ class Metric(NamedTuple):
 
     compute: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
     label: str = ""  # In the console's line of a step; empty if it is not there.
-    title: str = ""  # Of the chart that `report` draws of the average, if any.
+    title: str = ""  # Title of `report`'s chart of the average, if any.
     is_share: bool = False  # May be 0: `replay` compares differences, not ratios.
 
 

@@ -1,6 +1,6 @@
-"""Moving averages of a training's metrics, and whether they show a divergence.
+"""Moving averages of a run's metrics, and whether they show a divergence.
 
-A training has diverged if its loss was once a hundred times that of the first step, or
+A run has diverged if its loss was once a hundred times that of the first step, or
 of guessing, and in most of the latest steps the model knows nothing. So no bad batch
 counts, no loss that is large from the start, and no warm-up or random labels.
 """
@@ -50,7 +50,7 @@ def divergence(config: Groups, averages: Mapping[str, float]) -> str:
         return ""
     first, highest = (rounded(averages.get(n, 0.0), 2) for n in (_FIRST, _HIGHEST))
     rose = f"its loss rose from {first} to {highest}"
-    return f"The training has DIVERGED: {rose}. {how_to_prevent(config)}"
+    return f"The run has DIVERGED: {rose}. {how_to_prevent(config)}"
 
 
 def how_to_prevent(config: Groups) -> str:

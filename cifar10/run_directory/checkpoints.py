@@ -251,7 +251,7 @@ def restore(
     """Restores all `trackables` from a verified checkpoint, or raises an error.
 
     If `partly`, `trackables` may omit entries of the checkpoint, but only whole ones.
-    A checkpoint of another model raises a `UsageError`, one that was changed after
+    A checkpoint from another model raises a `UsageError`, one that was changed after
     verification the errors of `verify`.
     """
     import tensorflow as tf
@@ -275,7 +275,7 @@ def restore(
         if isinstance(error, LookupError) or not isinstance(error, of_others):
             what = f"{checkpoint.path}: its data or its object graph is damaged"
             raise DamagedError(f"{what} ({reason(error)})") from error
-        what = f"{checkpoint.path} is a checkpoint of another model"
+        what = f"{checkpoint.path} is a checkpoint from another model"
         raise UsageError(f"{what} ({reason(error)})") from error
 
 

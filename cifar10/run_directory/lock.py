@@ -118,7 +118,7 @@ def explaining_errors(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Returns whether a training run holds a directory's lock; True if unknown.
 
-    Refuses what is no file: no training run of this package has made it.
+    Refuses what is not a file: no training run of this package has made it.
     The check itself locks the file for a moment, for which a training run waits.
     """
     try:

@@ -25,7 +25,7 @@ _GO_ON = "Free space or make it writable, then repeat the command without --fres
 
 
 def as_json(value: Any) -> str:
-    """Returns JSON, which has null for numbers that are not finite."""
+    """Returns JSON with null for numbers that are not finite."""
     return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 

@@ -1,7 +1,7 @@
 """Restores a run's newest usable, best or given checkpoint.
 
 Training, evaluation, followers and exports all use this module, so all of them refuse
-the same checkpoints: damaged ones, and those of another run, step or model.
+the same checkpoints: damaged ones, and those from another run, step or model.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -81,7 +81,7 @@ def restore_newest(
 
     Raises:
         DamagedError: A checkpoint is damaged, and `tolerate` omits this error.
-        UsageError: A checkpoint is of another run or model, or cannot be read.
+        UsageError: A checkpoint is from another run or model, or cannot be read.
     """
     refused: dict[int, Exception] = {}
     seen = set(skip)

@@ -12,20 +12,20 @@ from cifar10.config.fields import PRECISION, result_determining
 from cifar10.config.run_config import RecordedRun
 from cifar10.run_directory import logs, scores
 
-_STEPS = 100_000  # Of the integral of Student's density.
+_STEPS = 100_000  # For the integral of Student's density.
 
 
 class Seeds(NamedTuple):
     """The scores of one configuration, over the seeds that were trained."""
 
-    names: list[str]  # Of the runs.
-    left_out: list[str]  # Of those whose seed another of the runs has.
+    names: list[str]  # The runs' names.
+    left_out: list[str]  # Names of runs whose seed is taken by another.
     split: str  # The split that was scored.
     step: int
     seeds: int
-    mean: float  # Of `PRECISION`, as are the next two; None of a single seed.
+    mean: float  # `PRECISION`'s, as the next two; None for a single seed.
     deviation: float | None
-    interval: tuple[float, float] | None  # Of the mean, with 95 % confidence.
+    interval: tuple[float, float] | None  # The mean's, with 95 % confidence.
 
     def __str__(self) -> str:
         if self.interval is None or self.deviation is None:

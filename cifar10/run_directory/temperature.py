@@ -13,7 +13,7 @@ import numpy as np
 from cifar10 import files
 from cifar10.errors import UsageError, reason
 
-FILES = ("temperature.txt", "temperature_raw.txt")  # Of averages; of last values.
+FILES = ("temperature.txt", "temperature_raw.txt")  # For averages; for last values.
 _LOWEST, _HIGHEST = 0.05, 20.0  # Beyond, a model knows all images or none.
 ROUNDING = 0.013  # Relative: two of the steps below, by which rounding may move a fit.
 

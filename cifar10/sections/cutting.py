@@ -27,7 +27,7 @@ Call: TypeAlias = Any
 
 
 class Section(keras.layers.Layer):
-    """A layer that runs consecutive calls of a model, with the model's variables.
+    """Runs consecutive layer calls of a model, with the model's variables.
 
     The inputs and the outputs are lists of tensors.
 
@@ -41,7 +41,7 @@ class Section(keras.layers.Layer):
         output_tensors: Tensors for later sections, or the model's output.
         from_sections: For each input tensor, whether it is from an earlier section.
         recomputed: Whether the forward pass runs again to compute gradients.
-        ends: The number of operations in the graph after the tracing of each call.
+        ends: The number of operations in the graph after each call is traced.
     """
 
     def __init__(

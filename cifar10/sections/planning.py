@@ -26,8 +26,8 @@ from cifar10.towers.towers import Tower
 from cifar10.towers.update import TrainState
 
 # Measured on CPUs (dev/LOG.md).
-_CONVOLUTION_BYTES = 1_500_000  # Of each compiled convolution.
-_XLA_BYTES = 60_000_000  # Of XLA, if it compiles a part of the step.
+_CONVOLUTION_BYTES = 1_500_000  # For each compiled convolution.
+_XLA_BYTES = 60_000_000  # For XLA, if it compiles a part of the step.
 _PADDING = 1.2  # oneDNN's padding of its workspace.
 _COPIES = 7  # Copies of the trainable variables held during an update.
 # The tensors that one layer's gradient needs at once: input, output and its gradient.

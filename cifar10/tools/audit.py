@@ -87,7 +87,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def _contradictions(replay: "Replay") -> Iterator[str]:
     """Yields a message on each contradiction of the checkpoints, config and starts."""
     run, recorded = replay.run, replay.recorded
-    history = starting.read_starts(run)  # First, as it refuses what is no file.
+    history = starting.read_starts(run)  # First, as it refuses what is not a file.
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
     prefixes = (b"".join(lines[: n + 1]) for n in range(len(lines)))
     starts = [hashlib.sha256(prefix).hexdigest() for prefix in prefixes]

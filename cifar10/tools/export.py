@@ -53,7 +53,7 @@ class Options(run_options.RunOptions):
 
     @property
     def file_format(self) -> str:
-        """The format that the ending of `output` selects."""
+        """The format, by the extension of `output`."""
         ending = Path(self.output).suffix
         if not ending or ending.lstrip(".v").isdigit():  # A folder's version.
             return "savedmodel"
@@ -61,7 +61,7 @@ class Options(run_options.RunOptions):
             return _SUFFIXES[ending]
         raise UsageError(
             f"--output {self.output}: no export ends in {ending}. Use "
-            f"{', '.join(_SUFFIXES)}, or no ending for a SavedModel's folder."
+            f"{', '.join(_SUFFIXES)}, or no extension for a SavedModel's folder."
         )
 
 

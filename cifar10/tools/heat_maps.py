@@ -41,7 +41,7 @@ def heat_maps(
         heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))
         heat = tf.image.resize(heat, prepared.shape[1:3])
         heat = tf.math.divide_no_nan(heat, tf.reduce_max(heat, [1, 2], keepdims=True))
-        # Pads with 0 what a model that crops images does not see.
+        # Zero-pads the border that a cropping model does not see.
         return tf.image.resize_with_crop_or_pad(heat, *shape[:2])[..., 0]
 
     maps = compute(images, classes)

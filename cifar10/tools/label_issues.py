@@ -59,7 +59,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
             "picture": pictures[index],
             "class": classes[instead[index]],
             "label": classes[labels[index]],
-            "probability": f"{own[index]:.4f}",  # Of the label.
+            "probability": f"{own[index]:.4f}",  # The label's.
         }
         for index in indices.tolist()
     ]

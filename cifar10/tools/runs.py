@@ -125,7 +125,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     found = {}
 
     def skip(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # Moved by a training.
+        if not isinstance(error, FileNotFoundError):  # Moved by a run.
             say(f"NOTE: {printable(str(error.filename))} is left out: {reason(error)}.")
 
     for folder, inner, names in os.walk(directory, onerror=skip):
@@ -246,7 +246,7 @@ def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    # A name that is no UTF-8 would end every reader of the table.
+    # A name that is not UTF-8 would end every reader of the table.
     print(text.getvalue().encode(errors="backslashreplace").decode(), end="")
 
 
@@ -317,7 +317,7 @@ def _prune(listed: Mapping[str, Any], keep: str | None) -> None:
             if checkpoints.delete_all_but_best(path, listed["state"]):
                 say(f"Pruned {printable(str(path))}.")
             return
-        files.rename(path, aside)  # A half-removed directory is no run.
+        files.rename(path, aside)  # A half-removed directory is not a run.
         try:
             shutil.rmtree(aside)
         except (OSError, RecursionError) as error:

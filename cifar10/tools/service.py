@@ -44,7 +44,7 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers, including the time to decode a picture.
 # Containers are killed after 10 s.
 _SHUTDOWN_SECONDS = 7
-_SHORT, _MOST_PARTS = 32, 100  # Of words that are no picture; of forms and JSON.
+_SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts of a form.
 # Base64 in text, where some write - for + and _ for /; others become spaces.
 _BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
 _FIX = (
@@ -52,7 +52,7 @@ _FIX = (
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
-# The keys under which a list in JSON has an item for each picture; "" is no key.
+# The keys under which a list in JSON has an item for each picture; "" is not a key.
 _OF_REQUESTS = ("", "instances", "inputs")
 
 
@@ -246,7 +246,7 @@ def _in_json(body: bytes) -> list[bytes]:
         if isinstance(value, tuple):
             values += value
         elif isinstance(value, list):
-            if len(value) > 1 and key in _OF_REQUESTS:  # Also if one is no picture.
+            if len(value) > 1 and key in _OF_REQUESTS:  # Also if one is not a picture.
                 raise HTTPException(400, _SEVERAL + _FIX)
             values += [("b64", inner) for inner in value]
         elif isinstance(value, str):
@@ -256,11 +256,11 @@ def _in_json(body: bytes) -> list[bytes]:
 
 
 def _decoded(text: bytes) -> list[bytes]:
-    """Decodes the long words of base64 in a text, which may have several lines."""
+    """Decodes the long base64 words in a text of one or more lines."""
     # Not by regular expressions, which would take seconds for hostile text.
     words = text.translate(_BASE64, b"\r\n\t").split()
     coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
-    # A last character alone is no base64, for which Python raises an error.
+    # A last character alone is not base64, for which Python raises an error.
     return [
         base64.b64decode(word[: len(word) - (len(word) % 4 == 1)] + b"==")
         for word in coded

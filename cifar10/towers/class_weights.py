@@ -48,7 +48,7 @@ def resolve_class_weights(
 ) -> "np.ndarray | None":
     """Computes weights, float64 [classes], whose mean over the training images is 1.
 
-    Returns None if none are requested. `labels` are those of the training set.
+    Returns None if none are requested. `labels` belong to the training set.
     """
     import numpy as np
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from cifar10.towers.copies import Flat, widened
 from cifar10.towers.update import TrainState
 
-SQUARE = "tower_gradient_square"  # Of a tower; NaN in steps that do not compute it.
+SQUARE = "tower_gradient_square"  # A tower's; NaN in steps that do not compute it.
 NAME = "gradient_noise_scale"
 
 # Steps between two computations of SQUARE. It and the wait for all gradients of all
@@ -64,7 +64,7 @@ def with_square(
             with tf.control_dependencies([square]):
                 gradients = [g if g is None else tf.identity(g) for g in gradients]
         scale = state.optimizer.scale_loss(1.0)
-        if tf.is_tensor(scale):  # Of float16.
+        if tf.is_tensor(scale):  # Only with float16.
             square /= tf.cast(scale, square.dtype) ** 2
         if not is_first:  # Steps are never negative, which XLA does not know.
             never = state.global_step.read_value() < 0
@@ -135,7 +135,7 @@ def observe(
             old = averages.get(key, 0.0)
             averages[key] = old + min(1.0, weight) * (value - old)
         variance = averages[f"{name}: square"] - averages[name] * averages[name]
-        # The squares of all weights add up to 4/7 of the newest, while that falls.
+        # While `weight` falls, the squares of all weights sum to 4/7 of it.
         averages[f"{name}: error"] = math.sqrt(max(0.0, variance * weight * 4 / 7))
 
 

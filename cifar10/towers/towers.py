@@ -50,7 +50,7 @@ class TowerResult(NamedTuple):
     """What one tower computes from its batch."""
 
     metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
-    gradients: list[Gradient]  # Of each trainable variable, in the model's order.
+    gradients: list[Gradient]  # One per trainable variable, in the model's order.
     # What layers assign, in the order of `written_variables`; None if unchanged.
     statistics: list[tf.Tensor | None]
 
@@ -147,10 +147,10 @@ class TowerBuilder(Agreement):
         self, state: TrainState, devices: Sequence[str], *, tower: Tower, update: Update
     ) -> None:
         self.state = state
-        self.states: Sequence[TrainState] = [state]  # Of this process's replicas.
+        self.states: Sequence[TrainState] = [state]  # One per replica of this process.
         self.devices = tuple(devices)
         self.first_tower = 0  # The index of this process's first one among all.
-        self.tower_names = self.devices  # Of all processes, for messages.
+        self.tower_names = self.devices  # In all processes, for messages.
         self.tower = tower
         self.update = update
         # Whether one flat tensor is copied between devices instead of many.
@@ -220,7 +220,7 @@ class TowerBuilder(Agreement):
     def step_and_results(
         self, batches: Sequence[Batch]
     ) -> tuple[StepResult, list[TowerResult]]:
-        """Runs a step, and returns the results of its towers, too."""
+        """Runs a step and also returns the results of each tower."""
         if self.tower.xla or len(self.devices) > len({*self.devices}):
             # As outputs, the gradients would be summed and rounded otherwise.
             results = self.results(batches)

@@ -59,7 +59,7 @@ class Training:
     placement: devices.Placement  # The devices of this process's towers.
     dataset: datasets.Dataset
     images: Images  # For training, uint8 [count, height, width, channels].
-    labels: np.ndarray  # Of `images`, int32 [count].
+    labels: np.ndarray  # One per image, int32 [count].
     towers: TowerBuilder  # Runs the synchronous step on all towers.
     planner: planning.Planner  # Plans the memory of a step.
     sections: str | None  # Describes the towers' sections; None without sections.

@@ -31,7 +31,7 @@ _FASTER = (
 
 
 class Console:
-    """A hook that prints messages and lines of logged steps.
+    """Prints messages and lines of logged steps.
 
     The first lines of a process are printed at once, later ones at most every few
     seconds. On a terminal, the moving line shows the newest values in between.
@@ -78,7 +78,7 @@ class Console:
         self._held = ""
 
     def _moving(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Returns the moving line; what matters most fits into 80 columns."""
+        """Returns the moving line; what matters most fits in 80 columns."""
         training, timer = self._loop.training, self._loop.timer
         epochs = training.config.global_batch_size / len(training.images)
         most, left = training.config.run.max_steps, ""

@@ -194,7 +194,7 @@ def find_weights(
 
 
 def _variables(model: "keras.Model") -> "dict[str, list[keras.Variable]]":
-    """Maps names to floating-point variables: of layers, and those of no layer."""
+    """Maps names to floating-point variables, inside and outside of layers."""
     of_layers = layer_tree.layers(model)
     held = {id(variable) for layer in of_layers for variable in layer.variables}
     own = [v for v in model.variables if id(v) not in held and "float" in v.dtype]
@@ -227,7 +227,7 @@ def _restored(
 
 
 def _of_model(name: str, source: "keras.Model", model: "keras.Model") -> Layers:
-    """Returns what Keras loads from the weights of another model, by layer."""
+    """Returns what Keras loads from the weights of a different model, by layer."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "source.weights.h5"
         _save(source, path)
@@ -235,7 +235,7 @@ def _of_model(name: str, source: "keras.Model", model: "keras.Model") -> Layers:
 
 
 def _save(model: "keras.Model", path: Path) -> None:
-    with warnings.catch_warnings(action="ignore"):  # Of Keras 3.15, with NumPy 2.
+    with warnings.catch_warnings(action="ignore"):  # Keras 3.15 warns with NumPy 2.
         model.save_weights(path)
 
 

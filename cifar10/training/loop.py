@@ -34,7 +34,7 @@ class Loop:
         # Those of steps that have not been read from the devices yet.
         self.results = Results(self.progress, training)
         self.timer = Timer()
-        self._newest: tuple[Sequence[Batch], int] = [], 0  # Of the last step.
+        self._newest: tuple[Sequence[Batch], int] = [], 0  # The last step's.
         self._in_calls = training.steps_per_call > 1
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)

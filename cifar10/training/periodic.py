@@ -59,7 +59,7 @@ class Validation:
     """Every `--eval_steps` steps, evaluates the model as `eval.py` would.
 
     The first tower's device evaluates the averaged variables. The batches are no larger
-    than a tower's, so they fit into memory. Evaluation changes no variable and draws no
+    than a tower's, so they fit in memory. Evaluation changes no variable and draws no
     random number, so the training steps stay the same. The scores are written to the
     run's folder `eval` or `eval_val`; a failing disk causes only a warning. With
     several workers, the chief evaluates while the others wait.

@@ -34,7 +34,7 @@ class Progress:
         self.skipped_steps = 0  # Those whose update was skipped (--on_nan skip).
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
-        self.noise_averages: dict[str, float] = {}  # Of `noise_scale`.
+        self.noise_averages: dict[str, float] = {}  # By `noise_scale`.
         # Whether the run has no hours left, or nothing to go on from.
         self.is_time_up = False
         self._began = time.perf_counter()  # As if the run had never been interrupted.

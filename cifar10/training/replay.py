@@ -33,7 +33,7 @@ from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
 
 # How far rounding moves losses and weights, ten times the difference after 20 steps
-# (docs/auditing.md); less in 16 bits, where it would be any two trainings.
+# (docs/auditing.md); less in 16 bits, where it would be any two runs.
 _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
 # Batch statistics, and the size of an optimizer's slots: up to the fivefold.
 _OF_STATE = 0.8
@@ -363,7 +363,7 @@ def _number(value: Any) -> float:
 
 
 def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what two trainings must share to be the same bit for bit."""
+    """Returns what two runs must share to be the same bit for bit."""
     given = settings["versions"]  # Other versions round differently.
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
     names = "tensorflow", "keras", "numpy", "processor", "driver"

@@ -180,7 +180,7 @@ class NotFinitePolicy:
         for message in messages:
             say(message)
         say(f"ROLLED BACK to the checkpoint of step {step}{without}: {what}")
-        # Of the restored step, since the lines of later ones are dropped.
+        # The restored step's, since the lines of later ones are dropped.
         self._progress.log_event(step, "rollback", what)
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:

@@ -28,7 +28,7 @@ def explaining_failures(
         if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
             raise
         raise UsageError(
-            f"--batch_size {config.batch.batch_size}: a step does not fit into the "
+            f"--batch_size {config.batch.batch_size}: a step does not fit in the "
             f"memory of its device. {_advise(config)}\n{how_to_resume()}"
         ) from error
     except tf.errors.OpError as error:

@@ -37,7 +37,7 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 class TensorBoard:
-    """A hook that writes TensorBoard's event files and `metrics.jsonl`.
+    """Writes TensorBoard's event files and `metrics.jsonl`.
 
     If the disk fails, a warning is printed, and values are lost until it works again.
     """
@@ -138,14 +138,14 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 
 
 class Summaries:
-    """A hook that computes summaries in a limited share of the time."""
+    """Computes summaries in a limited share of the time."""
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training
         self._loop = loop
         self._period = training.config.output.summary_steps
         self._towers = training.towers
-        # With sections, the activations of the whole model do not fit into memory.
+        # With sections, the activations of the whole model do not fit in memory.
         self._activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
         if training.sections is None:
             model, device = self._towers.state.model, self._towers.devices[0]

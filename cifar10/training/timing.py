@@ -25,7 +25,7 @@ class Share:
         self._next = -math.inf  # When it is due again, by `time.perf_counter`.
 
     def is_due(self) -> bool:
-        """Returns whether enough time has passed since the last time."""
+        """Returns whether enough time has passed since the last run."""
         return time.perf_counter() >= self._next
 
     @contextlib.contextmanager
@@ -47,7 +47,7 @@ class Timer:
     """
 
     def __init__(self) -> None:
-        self.part = "start"  # Towards which time is being counted.
+        self.part = "start"  # The part that is being timed.
         self.steps = 0  # In the parts "training" and "input" so far.
         self._since = time.perf_counter()
         self._seconds = dict.fromkeys(_PARTS, 0.0)

@@ -15,7 +15,7 @@ from cifar10.run_directory.averages import divergence
 from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"
-# What every training writes and reaches; docs/accuracy.md has the machines.
+# What every run writes and reaches; docs/accuracy.md has the machines.
 OUTCOME = """The run goes to --train_dir:
 
     checkpoints/     eval scores them, and the same command resumes from them
@@ -86,4 +86,4 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     if step in checkpoints.steps(saved):  # Else another machine has the run.
         averages = checkpoints.read_manifest(saved, step).get(checkpoints.AVERAGES, {})
         if divergence(config, averages) or checkpoints.was_diverged(train_dir):
-            raise StoppedError("The training has diverged.", EXIT_DIVERGED)
+            raise StoppedError("The run has diverged.", EXIT_DIVERGED)

@@ -36,7 +36,7 @@ _IN_NCCL = f"{_ELSEWHERE}; if NCCL hangs, set NCCL_P2P_DISABLE=1"
 
 
 class Watchdog:
-    """A hook that watches the duration of each step from another thread.
+    """Watches the duration of each step from another thread.
 
     A step lasts from one call of `on_step` to the next. Steps that are compiled, or
     followed by an evaluation, may take longer. Time during which the whole process is

@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
     """The outcome of recomputed steps."""
 
     weights: dict[int, np.ndarray]  # All trainable ones by step, floating [parameters].
-    logged: list[dict[str, float]]  # What a training logs of each step.
-    result: Result  # Of the validation split, with the averaged weights.
+    logged: list[dict[str, float]]  # What a run logs of each step.
+    result: Result  # On the validation split, with the averaged weights.
 
 
 class WhatIf(Replay):

@@ -37,7 +37,7 @@ COLOURS = 128
 
 
 def batch(dataset: datasets.Dataset, augmentation: dict) -> tuple[np.ndarray, ...]:
-    """Returns the first images of a training, uint8, and the parts of their classes."""
+    """Returns the first images of a run, uint8, and the parts of their classes."""
     images, labels = dataset.read("train")
     batches = pipeline.training_batches(
         images,

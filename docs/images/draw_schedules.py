@@ -1,4 +1,4 @@
-"""Draws `schedules.svg`: the learning rate of each schedule over a training.
+"""Draws `schedules.svg`: the learning rate of each schedule over a run.
 
     python docs/images/draw_schedules.py
 
@@ -19,7 +19,7 @@ from cifar10.towers import schedule
 
 OUTPUT = Path(__file__).with_name("schedules.svg")
 
-EXAMPLES = 1000  # Of the whole training; the curves are the same for any number.
+EXAMPLES = 1000  # Of the whole run; the curves are the same for any number.
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

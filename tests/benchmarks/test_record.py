@@ -106,7 +106,7 @@ def test_a_new_row_is_separate_from_the_row_before(board):
     assert board.read_text().startswith(f"{before}\n| 94 %")
 
 
-def test_a_stopped_training_has_no_score(stand_in_dir, monkeypatch):
+def test_a_stopped_run_has_no_score(stand_in_dir, monkeypatch):
     from cifar10.training import train
 
     def stopped(_, hooks):

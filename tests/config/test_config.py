@@ -169,7 +169,7 @@ def test_record_of_an_earlier_version_is_read(path):
     assert (run.facts.data_is_real, run.facts.on_gpus) == (True, False)
 
 
-def test_files_of_other_content_are_refused(path, tmp_path):
+def test_files_with_other_content_are_refused(path, tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)):
         RecordedRun.read(path.parent)
     for content in (

@@ -1,4 +1,4 @@
-"""One length of a training, wherever it is given."""
+"""One length of a run, wherever it is given."""
 
 import pytest
 

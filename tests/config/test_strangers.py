@@ -91,7 +91,7 @@ def victim(tmp_path):
 
 
 def begin(train_dir, settings):
-    """Begins a run; returns what a training would say."""
+    """Starts a run; returns what it would say."""
     with RunLock(train_dir) as lock:
         return starting.start_run(
             recorded(train_dir, **settings), None, lock, fresh=False
@@ -285,7 +285,7 @@ def test_a_link_does_not_count_as_a_checkpoint(run_dir, tmp_path):
     assert checkpoints.steps(run_dir / "checkpoints") == [10]
 
 
-def test_a_training_never_writes_to_a_linked_folder(tmp_path):
+def test_a_run_never_writes_to_a_linked_folder(tmp_path):
     begin(tmp_path / "run", SETTINGS)
     (tmp_path / "elsewhere").mkdir()
     for name in ("checkpoints", "train", "debug"):

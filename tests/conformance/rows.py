@@ -102,7 +102,7 @@ def check(row, devices, record_property):
 
 
 def make_towers(row, devices):
-    """Returns the towers of a row's model, as a training assembles them."""
+    """Returns the towers of a row's model, as a run assembles them."""
     placement = Placement(tuple(devices), simulated=True, description="towers")
     given = {
         "model": row.build,

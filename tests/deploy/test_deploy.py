@@ -242,7 +242,7 @@ def test_slurm_forwards_the_flags_and_fresh_only_once(submit, tmp_path):
     assert submit.seen == f"{command} --recipe a file.toml\n" * 2
 
 
-def test_the_slurm_shell_forwards_a_signal_to_the_training():
+def test_the_slurm_shell_forwards_a_signal_to_the_run():
     """As where SLURM tracks processes by cgroups: it signals its own children only."""
     options = dict(re.findall(r"\n#SBATCH --([\w-]+)=?(.*)", SLURM.read_text()))
     assert options["signal"] == "USR1@120", "with B: it would be the script's"
@@ -295,7 +295,7 @@ def test_the_oldest_kubernetes_accepts_the_manifest(manifest, pod, worker):
     assert instructions("USER") == instructions("USER", SERVING) == [user]
 
 
-def test_refused_training_ends_the_job(manifest, worker):
+def test_refused_run_ends_the_job(manifest, worker):
     actions = {
         code: rule["action"]
         for rule in manifest["Job"]["spec"]["podFailurePolicy"]["rules"]

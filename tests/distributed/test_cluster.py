@@ -89,7 +89,7 @@ def test_a_worker_index_counted_from_1_is_refused():
         cluster.from_environment({"TF_CONFIG": text})
 
 
-def test_workers_of_one_machine_are_known_by_their_addresses():
+def test_workers_on_one_machine_are_detected_by_address():
     for hosts, local in (
         (["localhost:1", "127.1.2.3:2"], True),
         (["[::1]:1", "[::1]:2"], True),

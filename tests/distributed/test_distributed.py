@@ -407,7 +407,7 @@ def final_files(train_dir):
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory, stand_in_dir):
-    """A training of two processes with two towers each, undisturbed."""
+    """A run of two processes with two towers each, undisturbed."""
     train_dir = tmp_path_factory.mktemp("two") / "run"
     with pytest.MonkeyPatch.context() as patch:
         # Of no use to workers, and so nothing that may stand between them.
@@ -433,7 +433,7 @@ def test_two_processes_of_two_towers_equal_one_tower(
 def test_chief_scores_and_all_end_after_the_same_step(
     two_workers, tmp_path, stand_in_dir
 ):
-    """The steps are those of a training that does not score itself."""
+    """The steps are those of a run that does not score itself."""
     train_dir = tmp_path / "run"
     processes.train(
         2, **flags(train_dir, stand_in_dir, eval_steps=12, summary_steps=12)

@@ -16,7 +16,7 @@ from cifar10 import hardware
 from cifar10.distributed import launcher
 from cifar10.errors import LostWorkerError, MissingGpuError, StoppedError, UsageError
 
-# Stands for a training. It notes how it was started, may begin a run, and ends as
+# Stands for a run. It notes how it was started, may begin a run, and ends as
 # `plan` says for this start and this worker: with a code, or killed by a signal (-N).
 SCRIPT = """
     import json, os, pathlib, signal, sys, time
@@ -254,7 +254,7 @@ def test_an_unequal_division_of_gpus_is_refused(launch, monkeypatch, visible, ad
         launch([[0, 0]], workers=2)
 
 
-# Stands for a training with a seed, which `plan` gives an exit code and a score.
+# Stands for a run with a seed, which `plan` gives an exit code and a score.
 OF_A_SEED = """
     import json, os, pathlib, sys
     words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))

@@ -132,7 +132,7 @@ def test_only_the_chief_names_a_variable_without_a_gradient(four_cpus, caplog):
         assert len(named) == (1 if first_tower == 0 else 0)
 
 
-def test_numbers_of_every_type_pass_through_one_vector(four_cpus):
+def test_values_of_all_dtypes_are_summed_in_one_vector(four_cpus):
     """Whole numbers are the first replica's, however large; nothing rounds them."""
     group, where = programs.Group(four_cpus[:2]), four_cpus[:2]
     whole = tf.constant([2**63 - 1, -(2**40) - 1, 0], tf.int64)

@@ -1,4 +1,4 @@
-"""Following a training: which checkpoints are scored, and when it ends."""
+"""Following a run: which checkpoints are scored, and when it ends."""
 
 import json
 import shutil
@@ -110,7 +110,7 @@ def score(run_dir, precisions):
         scores.append(run_dir / "eval", step, scalars, 10)
 
 
-def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(
+def test_each_newest_checkpoint_is_scored_once_until_the_run_ends(
     run_dir, follow, capsys
 ):
     scored = follow(
@@ -169,7 +169,7 @@ def test_a_checkpoint_deleted_during_scoring_keeps_its_score(run_dir, follow):
     assert [line["step"] for line in runs.logged(run_dir / "eval")] == [10, 30]
 
 
-def test_following_continues_when_a_training_is_extended(run_dir, follow):
+def test_following_continues_when_a_run_is_extended(run_dir, follow):
     save(run_dir, 30)
     scored = follow(
         while_scoring=[lambda: settle(run_dir, max_steps=40)],
@@ -178,7 +178,7 @@ def test_following_continues_when_a_training_is_extended(run_dir, follow):
     assert scored == [30, 40]
 
 
-def test_a_training_ended_by_stop_after_no_gain_has_finished(run_dir, follow):
+def test_a_run_ended_by_stop_after_no_gain_has_finished(run_dir, follow):
     settle(run_dir, eval_steps=10, stop_after_no_gain=2)
     best = {"best_by": "precision @ 1", "score": 0.5, "images": 2, "step": 5}
     counts = [{**best, "without_gain": n} for n in (1, 2)]

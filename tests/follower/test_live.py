@@ -1,4 +1,4 @@
-"""A follower beside a training in another process."""
+"""A follower beside a run in another process."""
 
 import time
 
@@ -14,7 +14,7 @@ STEPS, IMAGES = 200, 500
 
 
 @pytest.mark.slow
-def test_a_follower_in_another_process_tracks_the_training(tmp_path, real_data_dir):
+def test_a_follower_in_another_process_tracks_the_run(tmp_path, real_data_dir):
     run = tmp_path / "run"
     images, labels = datasets.find("cifar10", real_data_dir).read("test")
     images, labels = images[:IMAGES], labels[:IMAGES]

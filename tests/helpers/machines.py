@@ -161,7 +161,7 @@ class Machines:
             run("ip", "netns", "exec", self._space(name), "iptables", "-F")
 
     def work(self, name, index, train_dir, *flags, nodes=tuple(ADDRESSES)):
-        """Starts a worker of a training with TF_CONFIG on a machine."""
+        """Starts a worker of a run with TF_CONFIG on a machine."""
         config = cluster.tf_config([f"{ADDRESSES[node]}:2222" for node in nodes], index)
         return self.start(
             name,
@@ -288,7 +288,7 @@ class Slurm(Machines):
         return sorted(names, key=lambda name: name != found["BatchHost"])
 
     def submit_other(self, *options):
-        """Submits a job that is no training; returns its id."""
+        """Submits a job that is not a run; returns its id."""
         folder = {"cwd": self.folder / "clone", "env": self._environment}
         return self.call(CONTROLLER, "sbatch", *options, user=_USER, **folder).split()[
             -1

@@ -18,14 +18,14 @@ ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
 
 
 def resolved(**options):
-    """Returns the configuration of a training with one tower."""
+    """Returns the configuration of a run with one tower."""
     return assembly.resolve_config(
         Config(**{"precision": "float32", **options}), ONE_TOWER
     )
 
 
 def open_batches(config, placement, workers, images, labels, batch, step):
-    """Opens the input of a training that has no parts but these, and ten classes."""
+    """Opens the input of a run that has no parts but these, and ten classes."""
     parts = {one.name: None for one in dataclasses.fields(assembly.Training)}
     parts |= {"config": config, "placement": placement, "workers": workers}
     parts |= {"images": images, "labels": labels}

@@ -1,4 +1,4 @@
-"""Helpers: the processes of one training, as several machines would start them."""
+"""Helpers: the processes of one run, as several machines would start them."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def paused(image_shape, classes):
 
 @contextlib.contextmanager
 def started(count, **values):
-    """Starts a training's workers, each with TF_CONFIG; they end with the block."""
+    """Starts a run's workers, each with TF_CONFIG; they end with the block."""
     with contextlib.ExitStack() as stack:
         # All are open at once, so that every worker gets a different port.
         sockets = [

@@ -89,7 +89,7 @@ def test_a_run_describes_its_images_and_classes():
     assert (shape, len(names), len({*names})) == ((32, 32, 3), 100, 100)
 
 
-def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_dir):
+def test_data_with_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_dir):
     stand_in = datasets.find("synthetic", str(stand_in_dir))
     monkeypatch.setattr(datasets, "find_for", lambda *_, **__: stand_in)
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}

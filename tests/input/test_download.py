@@ -112,7 +112,7 @@ def test_a_server_without_ranges_completes_a_partial_download(tmp_path):
     [OTHER[:150_000], CONTENT[:140_000] + bytes(10_000), OTHER, CONTENT + b"more"],
     ids=["other archive", "zeros at the end", "whole, but wrong", "too long"],
 )
-def test_a_part_of_another_archive_starts_the_download_over(tmp_path, part):
+def test_a_part_from_another_archive_starts_the_download_over(tmp_path, part):
     for takes_ranges in (True, False):
         folder = tmp_path / str(takes_ranges)
         folder.mkdir()
@@ -122,7 +122,7 @@ def test_a_part_of_another_archive_starts_the_download_over(tmp_path, part):
         assert_good(folder)
 
 
-def test_part_of_another_archive_is_noticed_by_its_end(tmp_path):
+def test_part_from_another_archive_is_noticed_by_its_end(tmp_path):
     """Not when all has been downloaded, which may take an hour."""
     (tmp_path / PART).write_bytes(OTHER[:1] + CONTENT[1:50_000] + bytes(10_000))
     with serving(delay=0.03) as site:

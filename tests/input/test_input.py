@@ -225,7 +225,7 @@ def test_each_queue_holds_two_batches_and_one_more_waits(four_cpus):
             queues.get()
 
 
-def test_the_thread_ends_with_the_training(four_cpus):
+def test_the_thread_ends_with_the_run(four_cpus):
     made = []
     before = threading.active_count()
     with pipeline.PrefetchQueues(numbered(range(2), made), four_cpus[:2]):

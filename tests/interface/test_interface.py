@@ -126,7 +126,7 @@ def test_a_run_on_a_discontinued_data_source_is_scored_on_given_data(trained, tm
         Config(resume=copy, model=local())
 
 
-def test_evaluate_equals_the_evaluation_of_the_training(trained):
+def test_evaluate_equals_the_evaluation_of_the_run(trained):
     record = trained[1]
     logged = runs.logged(record.train_dir / "eval")
     losses = {line["step"]: line["total_loss"] for line in logged}

@@ -175,7 +175,7 @@ def module_path(monkeypatch):
 
 
 def built(monkeypatch, function, **options):
-    """Builds a model of the user's own, as a training does."""
+    """Builds a model of the user's own, as a run does."""
     monkeypatch.setattr(sys.modules[__name__], "own", function, raising=False)
     return build_model(f"{__name__}:own", SHAPE, CLASSES, **options)
 
@@ -283,7 +283,7 @@ OF_PICTURES = np.arange(16) % CLASSES
 
 
 class Kept:
-    """Notes what the model of a training begins with."""
+    """Notes what the model of a run begins with."""
 
     def on_start(self, run):
         self.model = run.state.model

@@ -45,7 +45,7 @@ def counted(image_shape, classes):
     return keras.Sequential([keras.Input(image_shape), *flat])
 
 
-def test_a_training_calls_its_model_once_for_all_checks_and_once_for_its_steps(
+def test_a_run_calls_its_model_once_for_all_checks_and_once_for_its_steps(
     tmp_path, stand_in_dir
 ):
     """Each call of a large model delays the start."""
@@ -247,7 +247,7 @@ def noisy(image_shape, classes):
 
 
 def test_the_check_of_a_model_draws_none_of_its_random_numbers():
-    """A training begins with the same, whether or not it was checked."""
+    """A run begins with the same, whether or not it was checked."""
     name = f"{__name__}:noisy"
     model = build_model(name, IMAGE_SHAPE, 10)
     before = [variable.numpy().tolist() for variable in model.variables]
@@ -279,7 +279,7 @@ def build(image_shape, classes):
 
 
 def refused(own_models, built="Own()", called="logits"):
-    """Returns why a function or the call of its model is refused for a training."""
+    """Returns why a function or the call of its model is refused for a run."""
     own_models(SOURCE.format(built=built, called=called))
     name = "own_models:build"
     try:
@@ -348,7 +348,7 @@ def softmax(image_shape, classes):
     return dense(image_shape, classes, activation="softmax")
 
 
-def test_a_training_checks_the_model_first(tmp_path, stand_in_dir):
+def test_a_run_checks_the_model_first(tmp_path, stand_in_dir):
     def train(function):
         model = f"{__name__}:{function.__name__}"
         options = {"num_gpus": 1, "batch_size": 8, "max_steps": 1, "model": model}

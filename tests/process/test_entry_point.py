@@ -58,7 +58,7 @@ def test_a_full_gpu_ends_a_script_with_advice(capsys):
 
 
 def test_a_signal_ends_a_script_with_nothing_to_save(capsys):
-    """As an evaluation; a training notes signals itself."""
+    """As an evaluation; a run notes signals itself."""
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -245,7 +245,7 @@ def test_a_line_with_an_unencodable_letter_is_lost(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_does_not_end_a_training(tmp_path, stand_in_dir, closed):
+def test_a_closed_stream_does_not_end_a_run(tmp_path, stand_in_dir, closed):
     flags = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=2)
     command = shlex.join([sys.executable, "train.py", *map(str, flags)])
     env = runs.of_a_user() | {"CIFAR10_DATA_DIR": str(stand_in_dir)}

@@ -1,4 +1,4 @@
-"""What the training makes of signals, without a training."""
+"""How a run handles signals, without a run."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from cifar10.process import signals
 
 @contextlib.contextmanager
 def deferring(hangup=signal.SIG_DFL):
-    """Notes signals as a training does; SIGHUP was handled so before."""
+    """Notes signals as a run does; SIGHUP was handled so before."""
     before = signal.signal(signal.SIGHUP, hangup)
     try:
         with signals.StopSignals() as stop:
@@ -48,7 +48,7 @@ def test_a_signal_sent_twice_at_once_counts_once():
         assert wait_for_request(stop) is signal.SIGUSR1
 
 
-def test_another_signal_at_once_ends_the_program(monkeypatch):
+def test_a_different_second_signal_exits_at_once(monkeypatch):
     """Whoever ends a program right after Ctrl-C does not wait for its step."""
     ended = []
     monkeypatch.setattr(signals.os, "_exit", ended.append)
@@ -61,7 +61,7 @@ def test_another_signal_at_once_ends_the_program(monkeypatch):
     assert ended == [128 + signal.SIGTERM]
 
 
-def test_hangup_stops_a_training_unless_nohup_has_it_ignored():
+def test_hangup_stops_a_run_unless_nohup_has_it_ignored():
     """As when the connection of a terminal is lost."""
     with deferring() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -83,7 +83,7 @@ with StopSignals() as stop:
 """
 
 
-def test_a_signal_before_a_training_cleans_up_and_ends_the_program(tmp_path):
+def test_a_signal_before_a_run_cleans_up_and_ends_the_program(tmp_path):
     """Also where whoever reads stderr has stopped, as in `train.py 2>&1 | less`."""
     lock = tmp_path / ".lock"
     lock.touch()

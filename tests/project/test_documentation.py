@@ -117,7 +117,7 @@ def test_documented_flags_exist():
 
 
 def calls(config):
-    """Returns how many steps each call of a training has."""
+    """Returns how many steps each call of a run has."""
     step, counts = 0, []
     while step < config.run.max_steps:
         counts.append(config.steps_of_call(step, config.speed.steps_per_call))

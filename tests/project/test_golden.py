@@ -8,5 +8,5 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", run.read())
-def test_a_training_computes_its_recorded_numbers(name):
+def test_a_run_computes_its_recorded_numbers(name):
     assert not run.difference(name, run.computed(name))

@@ -5,7 +5,7 @@ differs and write the file anew:
 
     UPDATE_MESSAGES=1 python -m pytest tests/project/test_messages.py
 
-Paths are placeholders there: {tmp}, {data} or {root}; and {flags}, those of a training.
+Paths are placeholders there: {tmp}, {data} or {root}; and {flags}, those of a run.
 """
 
 import os

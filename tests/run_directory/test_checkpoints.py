@@ -229,7 +229,7 @@ def test_verify_detects_damage(tmp_path):
             checkpoints.verify(tmp_path, checkpoints.steps(tmp_path)[-1])
 
 
-def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path):
+def test_a_checkpoint_from_another_run_is_neither_loaded_nor_passed_over(tmp_path):
     mine = recorded(seed=1, global_batch_size=8)
     ours = mine.config.identity
     link = {"settings": {"learning_rate": 0.1}}

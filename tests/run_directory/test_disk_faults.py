@@ -174,7 +174,7 @@ def test_unreadable_scores_are_an_error_once_the_checkpoint_is_saved(tmp_path):
     assert kept(tmp_path) == published(2)
 
 
-def test_a_run_survives_the_loss_of_a_mark_and_an_event(tmp_path):
+def test_a_run_survives_unwritable_keep_file_and_event(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     training = progress(tmp_path, 2)
     training.keep()  # The folder of this step is gone.

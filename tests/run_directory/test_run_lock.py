@@ -1,4 +1,4 @@
-"""One training at a time in a run directory, until it ends, however it ends."""
+"""One run at a time in a run directory, until it ends, however it ends."""
 
 import contextlib
 import fcntl
@@ -36,7 +36,7 @@ train.train(config, hooks=[Waiting()])
 """
 
 
-def test_a_training_waits_while_a_list_of_runs_looks_at_its_lock(tmp_path):
+def test_a_run_waits_while_a_list_of_runs_looks_at_its_lock(tmp_path):
     with RunLock(tmp_path / "run"):
         pass
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def test_a_training_waits_while_a_list_of_runs_looks_at_its_lock(tmp_path):
             later.join()
 
 
-def test_a_lock_of_another_user_is_held_with_its_permissions(tmp_path, monkeypatch):
+def test_another_users_lock_is_held_if_chmod_is_refused(tmp_path, monkeypatch):
     def refuse_change(*_):
         raise PermissionError
 
@@ -57,7 +57,7 @@ def test_a_lock_of_another_user_is_held_with_its_permissions(tmp_path, monkeypat
         assert is_locked(tmp_path / "run")
 
 
-def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_dir):
+def test_second_run_is_refused_until_the_first_has_died(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     words = [f"train_dir={train_dir}", f"data_dir={stand_in_dir}"]
     with runs.started("-c", _HOLDER, *words, f"model={runs.SMALL}") as holder:
@@ -82,7 +82,7 @@ def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_
 
 
 def refuse(path):
-    """Expects that a training in a directory is refused, with the holder's name."""
+    """Expects that a run in a directory is refused, with the holder's name."""
     name = f"process {os.getpid()} on {socket.gethostname()}"
     with pytest.raises(UsageError, match=name), RunLock(path):
         pass

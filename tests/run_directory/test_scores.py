@@ -37,7 +37,7 @@ def test_lines_are_json_and_the_last_score_of_a_step_counts(tmp_path):
     assert read(tmp_path) == {10: 0.25, 20: 0.6}
 
 
-def test_a_score_of_a_few_images_does_not_replace_a_full_score(tmp_path):
+def test_a_score_on_few_images_does_not_replace_a_full_score(tmp_path):
     append(tmp_path, 10, 0.5)
     append(tmp_path, 20, 1.0, num_examples=3)
     append(tmp_path, 10, 0.9, num_examples=3)

@@ -150,7 +150,7 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(
 
 
 @pytest.mark.slow
-def test_eval_follows_a_training_to_its_end(tmp_path, stand_in_dir):
+def test_eval_follows_a_run_to_its_end(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     words = ["--json", "--device", "cpu", "--num_examples", 500]
     words += ["--train_dir", train_dir, "--eval_interval_secs", 0.2]

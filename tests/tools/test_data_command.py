@@ -61,7 +61,7 @@ def test_the_pictures_of_each_class_are_counted(photos):
     ]
 
 
-def test_notes_are_reported_once_and_by_a_training_too(photos, capsys):
+def test_notes_are_reported_once_and_by_a_run_too(photos, capsys):
     (photos / "train/empty").mkdir()
     done = call(photos, "--image_size", 8)
     assert (done.stdout + done.stderr).count("left out: 1 folder: train/empty/") == 1

@@ -127,7 +127,7 @@ def test_an_unknown_ending_is_refused_and_writes_no_folder(tmp_path):
     assert not names(tmp_path)
 
 
-def test_values_of_another_shape_or_nan_are_refused():
+def test_values_with_another_shape_or_nan_are_refused():
     expected = np.tile(np.array([2.0, 1.0], np.float32), (1000, 1))
     assert exported.compare(expected, expected)[0]
     for wrong in (expected * np.nan, expected[:, :1], expected[:999]):

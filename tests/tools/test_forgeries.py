@@ -174,7 +174,7 @@ def scaled(factor, *groups):
 
 
 def exchanged_averages(run):
-    """Takes averages from another training, which may be of the test images."""
+    """Takes averages from another run, which may be of the test images."""
     rng = np.random.default_rng(7)
 
     def change(state):

@@ -83,7 +83,7 @@ def test_other_files_of_a_folder_are_counted_and_named(small_run, tmp_path, caps
     assert command.predict_files(options) == 0
     written = capsys.readouterr()
     assert written.out.count("\n") == 1
-    for said in ("1 .jpg_large", "1 .1", "1 without an ending", "photo"):
+    for said in ("1 .jpg_large", "1 .1", "1 without an extension", "photo"):
         assert said in written.err
 
 

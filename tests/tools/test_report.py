@@ -305,7 +305,7 @@ def test_a_line_with_an_impossible_step_is_left_out(copy):
     assert (run.step, run.logged) == (before.step, before.logged)
 
 
-def test_runs_of_other_seeds_get_a_mean_and_a_deviation(runs, copy, tmp_path):
+def test_runs_of_several_seeds_get_mean_and_deviation(runs, copy, tmp_path):
     first, faster = runs
     assert not report(tmp_path / "page.html", first, faster).all(
         "table[@class='numbers seeds']"

@@ -119,7 +119,7 @@ def test_the_state_of_each_run_follows_from_its_files(folder):
     assert found["lost"]["bytes"] >= sum(path.stat().st_size for path in files)
     newest = max(path.stat().st_mtime for path in files)
     assert found["lost"]["changed"] == pytest.approx(newest, abs=1)
-    # A training that is refused touches the lock, and a report is no news either.
+    # A run that is refused touches the lock, and a report is no news either.
     for path in files:
         is_log = path.name == "metrics.jsonl"
         os.utime(path, (2e9, 1e9 + 1 if is_log else 1e9))
@@ -342,7 +342,7 @@ def test_prune_removes_nothing_if_one_run_is_in_use_or_invalid(folder, tmp_path,
     assert name in done.stderr
 
 
-def test_a_training_begun_meanwhile_keeps_its_run(folder, monkeypatch):
+def test_a_run_started_meanwhile_is_kept(folder, monkeypatch):
     from cifar10.tools import runs as command
 
     monkeypatch.setattr(command, "is_locked", lambda _: False)
@@ -499,7 +499,7 @@ def test_a_run_with_a_damaged_best_or_continued_meanwhile_stays_intact(
     locked = RunLock.__enter__
 
     def trained(lock):
-        """A training that began and ended between the list and the lock."""
+        """A run that began and ended between the list and the lock."""
         os.utime(done_run / "metrics.jsonl", (2e9, 2e9))
         return locked(lock)
 

@@ -521,7 +521,7 @@ def test_sigterm_ends_the_service_even_while_it_decodes(small_copy):
 
 
 @pytest.mark.slow
-def test_stalled_clients_stop_neither_the_service_nor_its_end(small_copy):
+def test_stalled_clients_block_neither_service_nor_shutdown(small_copy):
     """Nor do they keep a request from its answer that is under way at the signal."""
     with started(small_copy) as (process, client):
         for sent in (UNFINISHED_HEAD, UNFINISHED_BODY):

@@ -46,7 +46,7 @@ def run(tmp_path):
         {"loss_averages": 5},
     ],
 )
-def test_a_manifest_of_other_values_is_damaged(run, entries):
+def test_a_manifest_with_other_values_is_damaged(run, entries):
     forging.write_manifest(run, 5, forging.manifest_of(run, 5) | entries)
     with pytest.raises(checkpoints.DamagedError):
         checkpoints.read_manifest(run / "checkpoints", 5)

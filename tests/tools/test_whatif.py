@@ -131,7 +131,7 @@ def rank(run, folder, capsys, *pictures, steps="3:3", windows=1):
     return said
 
 
-def test_pictures_are_listed_by_their_effects_over_windows(run_dir, tmp_path, capsys):
+def test_pictures_are_ranked_by_mean_effect_over_windows(run_dir, tmp_path, capsys):
     said = rank(run_dir, tmp_path, capsys, *range(6), steps="1:6", windows=2)
     rows = [line for line in said.splitlines() if "in 2 windows" in line]
     assert len(rows) == 6, "an epoch is six steps"

@@ -47,7 +47,7 @@ def test_names_are_the_same_in_both_forms_of_an_accent():
     ("requested", "named"),
     [({"frgo": 2.0}, "frog"), ([1.0, 2.0], "3 classes"), ([0, 0, 0], "images")],
 )
-def test_weights_of_other_classes_are_refused(requested, named):
+def test_weights_for_other_classes_are_refused(requested, named):
     with pytest.raises(UsageError, match=named):
         of_training_set(requested)
 

@@ -136,9 +136,7 @@ def test_a_split_gpu_has_several_towers(pretend_gpus, found, towers, split, used
         ((4, 2), (2, 1), "--num_gpus 2"),
     ],
 )
-def test_a_second_training_takes_only_the_same_gpus(
-    pretend_gpus, first, then, expected
-):
+def test_a_second_run_takes_only_the_same_gpus(pretend_gpus, first, then, expected):
     pretend_gpus(4)
     devices.place_towers(*first)
     pretend_gpus.start()

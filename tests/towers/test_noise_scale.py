@@ -218,7 +218,7 @@ def logged(train_dir):
     return {one["step"]: one.get(noise_scale.NAME) for one in runs.logged(train_dir)}
 
 
-def test_a_training_logs_the_noise_scale_and_continues_it_after_a_resume(
+def test_a_run_logs_the_noise_scale_and_continues_it_after_a_resume(
     tmp_path, stand_in_dir, capsys
 ):
     whole = train(tmp_path / "whole", stand_in_dir, max_steps=140)

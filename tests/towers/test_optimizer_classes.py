@@ -64,7 +64,7 @@ def test_biases_and_the_head_match_two_updates_by_hand():
         np.testing.assert_allclose(variables[place].numpy(), expected, rtol=1e-5)
 
 
-def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
+def test_the_whitening_bias_stands_still_after_its_part_of_the_run():
     bias = variable([1.0], "whitening_bias")
     optimizer = optimizer_classes.Muon(0.24, 0.6, {bias.path: 0.375})
     optimizer.build([bias])

@@ -233,7 +233,7 @@ def test_a_sectioned_tower_freezes_too():
         np.testing.assert_allclose(found[place], expected[place], atol=1e-6)
 
 
-# ---- a whole training
+# ---- a whole run
 
 # Of the same size, so that only a new trace freezes.
 STAGES = [

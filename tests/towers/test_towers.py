@@ -367,7 +367,7 @@ def test_activations_match_the_next_step_and_change_nothing(four_cpus):
     assert {*products} == {"/device:CPU:1"}
 
 
-def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
+def test_each_run_of_a_process_may_trace_its_own_model(four_cpus, caplog):
     """TensorFlow warns of functions that are traced again and again, by their code."""
     images, _ = TWO_POINTS
     batch = tf.data.Dataset.from_tensors((images, tf.zeros([2], "int32"), [True] * 2))

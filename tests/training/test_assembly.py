@@ -1,4 +1,4 @@
-"""What the flags say reaches the parts of a training that it is for."""
+"""What the flags say reaches the parts of a run that it is for."""
 
 import contextlib
 import dataclasses
@@ -258,7 +258,7 @@ def test_calls_end_at_summaries_checkpoints_and_verified_steps():
 
 
 def calls(config):
-    """Returns the number of steps of each call of a training."""
+    """Returns the number of steps of each call of a run."""
     counts = []
     while (step := sum(counts)) < config.run.max_steps:
         # Of one stage.

@@ -1,4 +1,4 @@
-"""Which lines of a training last, and what moves between them on a terminal."""
+"""Which lines of a run last, and what moves between them on a terminal."""
 
 import contextlib
 import os
@@ -69,9 +69,7 @@ def test_slow_steps_print_each_line(tmp_path, stand_in_dir, capsys, monkeypatch)
     assert steps_printed(capsys) == ["10", "20", "30", "40", "50", "60"]
 
 
-def test_the_line_shows_the_progress_of_a_training(
-    tmp_path, stand_in_dir, terminal, capsys
-):
+def test_the_line_shows_the_progress_of_a_run(tmp_path, stand_in_dir, terminal, capsys):
     options = {**TRAINING, "eval_steps": 30}
     runs.train(tmp_path / "run", stand_in_dir, **options)
     shown = terminal()
@@ -94,7 +92,7 @@ def test_fast_steps_do_not_flood_the_terminal(tmp_path, stand_in_dir, monkeypatc
 
 
 @pytest.mark.usefixtures("an_hour_a_step")
-def test_a_training_by_hours_shows_no_last_step(tmp_path, stand_in_dir, terminal):
+def test_a_run_by_hours_shows_no_last_step(tmp_path, stand_in_dir, terminal):
     config = {"train_dir": str(tmp_path / "run"), "data_dir": str(stand_in_dir)}
     config |= {"data": "synthetic", "model": runs.SMALL, "batch_size": 4}
     train(Config(**config, max_hours=20.0))

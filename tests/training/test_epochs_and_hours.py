@@ -142,7 +142,7 @@ def test_hours_count_over_resumes(train, capsys):
     assert train("run", max_steps=10)[0] == 10
 
 
-def test_a_training_without_time_takes_one_step(train, tmp_path):
+def test_a_run_without_time_takes_one_step(train, tmp_path):
     assert train("run", max_hours=1e-6)[0] == 1
     run = tmp_path / "run"
     done = runs.call("train.py", f"--resume={run}")

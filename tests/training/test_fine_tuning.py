@@ -159,7 +159,7 @@ def test_a_head_for_other_classes_is_new_and_other_layers_train_slowly(tmp_path)
         assert factor == (1.0 if variable.path.startswith("head/") else 0.125)
 
 
-def test_weights_of_another_model_or_beyond_float32_are_refused(tmp_path):
+def test_weights_from_another_model_or_beyond_float32_are_refused(tmp_path):
     path = tmp_path / "there.weights.h5"
     config, state = build_state(initial_weights=str(path))
     written(path, "unnamed")
@@ -611,7 +611,7 @@ def test_a_factor_scales_the_whole_update_of_its_variables():
         np.testing.assert_allclose(scaled[1], whole[1], rtol=1e-9)
 
 
-# ---- whole trainings
+# ---- whole runs
 
 
 def small_run(tmp_path, stand_in_dir):

@@ -1,4 +1,4 @@
-"""Hooks are told what happens in a training, in order, and cannot harm its run."""
+"""Hooks are told what happens in a run, in order, and cannot harm it."""
 
 import json
 import sys

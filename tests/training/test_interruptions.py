@@ -26,7 +26,7 @@ def train(tmp_path, stand_in_dir):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_run_is_refused(tmp_path, train):
+def test_a_checkpoint_from_another_run_is_refused(tmp_path, train):
     train("mine")
     train("other", seed=1)
     mine = tmp_path / "mine" / "checkpoints"

@@ -328,7 +328,7 @@ def test_a_rollback_continues_even_if_the_earlier_state_cannot_be_saved(
     assert "could not be saved" in said
 
 
-def test_a_training_stops_after_three_rollbacks(tmp_path, train, capsys):
+def test_a_run_stops_after_three_rollbacks(tmp_path, train, capsys):
     with pytest.raises(UsageError, match="3 rollbacks"):
         train(on_nan="rollback", whites=range(IMAGES), log_frequency=1)
     assert capsys.readouterr().err.count("ROLLED BACK") == 3

@@ -117,7 +117,7 @@ def test_only_consecutive_skipped_steps_count_towards_the_limit():
         newest(results)
 
 
-def test_a_loss_scale_below_one_ends_a_training():
+def test_a_loss_scale_below_one_ends_a_run():
     results = collected(progress())
     results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert newest(results)["loss_scale"] == 2.0
@@ -142,7 +142,7 @@ FIRST, BETTER, CHANCE = (4.7, 2.4, 0.1), (1.2, 0.4, 0.9), (2.4, 2.3, 0.1)
 EXPLODED = (9e24, 2e11, 0.1)
 
 
-def test_a_diverged_training_gets_advice():
+def test_a_diverged_run_gets_advice():
     for steps in (
         [FIRST, *[EXPLODED] * 30],
         [FIRST, *[BETTER] * 99, EXPLODED, *[CHANCE] * 40],  # A dead network.
@@ -157,7 +157,7 @@ def test_a_diverged_training_gets_advice():
     assert after(FIRST, *lucky)
 
 
-def test_a_healthy_training_is_not_accused():
+def test_a_healthy_run_is_not_accused():
     healthy = {
         "at chance": [FIRST, *[CHANCE] * 500],  # A warm-up, or random labels.
         "label noise": [FIRST, *[(2.3, 2.2, 0.15), (3.0, 2.4, 0.1)] * 99],
@@ -180,7 +180,7 @@ def test_a_healthy_training_is_not_accused():
     assert not after(*[EXPLODED] * 30), "resumed from one"
 
 
-def test_a_resumed_training_is_compared_with_its_own_first_step():
+def test_a_resumed_run_is_compared_with_its_own_first_step():
     kept = {}
     assert not after(FIRST, *[BETTER] * 30, averages=kept)
     assert after(*[EXPLODED] * 30, averages={**kept})

@@ -54,7 +54,7 @@ def kill(process):
 
 
 def kill_after_line(words, *arguments, **flags):
-    """Kills a training a random moment after it has printed a line with `words`."""
+    """Kills a run a random moment after it has printed a line with `words`."""
     with start(*arguments, **flags) as process:
         runs.read_until(process.stdout, words)
         time.sleep(random.random() * 0.01)  # A few steps; ten more would be the end.
@@ -62,7 +62,7 @@ def kill_after_line(words, *arguments, **flags):
 
 
 def kill_while_saving(train_dir, stand_in_dir):
-    """Starts a training and kills it while a checkpoint is half-written.
+    """Starts a run and kills it while a checkpoint is half-written.
 
     The checkpoint may be complete before the signal arrives; then the next one will do.
     """
@@ -197,7 +197,7 @@ def test_resume_continues_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
 
 
-def test_resume_with_other_data_names_both(tmp_path):
+def test_a_data_mismatch_names_both_sets(tmp_path):
     pixels, classes = np.zeros((16, 32, 32, 3), np.uint8), np.arange(16) % 2
     both = {"x_train": pixels, "x_test": pixels, "y_train": classes, "y_test": classes}
     np.savez(file := tmp_path / "data.npz", **both)
@@ -229,7 +229,7 @@ def test_other_towers_with_batch_norm_are_refused_with_working_flags(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_checkpoint_of_another_configuration_is_not_resumed(tmp_path, stand_in_dir):
+def test_a_checkpoint_from_another_configuration_is_not_resumed(tmp_path, stand_in_dir):
     """As a copy that only adds files holds it after --fresh."""
     for name, steps, rate in (("old", 6, 0.1), ("run", 3, 0.05)):
         flags = {"max_steps": steps, "learning_rate": rate}
@@ -311,7 +311,7 @@ def test_a_pruned_run_has_nothing_left_to_do(tmp_path, stand_in_dir):
 
 
 def stop(number, ready, train_dir, stand_in_dir, **flags):
-    """Stops a training by a signal as soon as it is `ready`; returns its step."""
+    """Stops a run by a signal as soon as it is `ready`; returns its step."""
     with start(train_dir, stand_in_dir, **flags) as process:
         ready(process)
         process.send_signal(number)

@@ -15,7 +15,7 @@ PLAN = ["python", "-m", "cifar10", "plan"]
 
 
 def failing(gone=None, **given):
-    """What a training with these settings says if its memory runs out.
+    """What a run with these settings says if its memory runs out.
 
     The file `gone` was removed after the training had begun.
     """
@@ -42,7 +42,7 @@ def planned(words):
     return done.stdout
 
 
-def test_the_advised_plan_has_the_settings_of_the_training(tmp_path):
+def test_the_advised_plan_has_the_settings_of_the_run(tmp_path):
     photos = tmp_path / "my photos"
     write(photos, *numbered(8, "cat", "dog"))
     recipe = tmp_path / "mine.toml"
@@ -63,7 +63,7 @@ def test_the_advised_plan_has_the_settings_of_the_training(tmp_path):
     assert runs.SMALL in planned(words)
 
 
-def test_a_training_with_python_objects_gets_no_command():
+def test_a_run_with_python_objects_gets_no_command():
     message = failing(model=lambda image_shape, classes: None)
     assert "half this batch size" in message
     assert "plan" not in message

@@ -90,7 +90,7 @@ def lines(folder):
 # What is written.
 
 
-def test_scalars_reach_both_files_while_the_training_runs(tmp_path):
+def test_scalars_reach_both_files_during_the_run(tmp_path):
     """JSON has no NaN, and event files have float32 alone."""
     with logging(tmp_path) as board:
         board.on_log(10, {"total_loss": 4.5, "rate": math.nan, "large": 1e39})

@@ -68,7 +68,7 @@ def test_slow_summaries_take_a_twentieth_of_the_time(monkeypatch, cost):
 
 
 class Saved:
-    """The steps, of a second each, of which a training of 400 steps saves checkpoints.
+    """The steps, of a second each, of which a run of 400 steps saves checkpoints.
 
     A checkpoint takes `cost` seconds.
     """
@@ -133,7 +133,7 @@ def test_requested_checkpoints_are_all_saved(monkeypatch, tmp_path):
 
 
 class Ending:
-    """A hook that ends a training after a step, by a signal or an error."""
+    """A hook that ends a run after a step, by a signal or an error."""
 
     def __init__(self, step, stop):
         self._step, self._stop = step, stop

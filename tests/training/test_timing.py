@@ -85,7 +85,7 @@ def test_the_verdict_depends_on_the_wait_for_images(clock, timer):
 
 
 class ForecastLoop:
-    """A training of 1,000 steps that reports every tenth."""
+    """A run of 1,000 steps that reports every tenth."""
 
     def __init__(self, timer):
         output = types.SimpleNamespace(log_frequency=10)
@@ -122,7 +122,7 @@ def test_one_forecast_comes_after_a_slow_step_or_several_fast_steps(
     assert [" ".join(text.split()[1:3]) for text in loop.said] == expected
 
 
-def test_a_training_logs_the_parts_of_its_time(tmp_path, stand_in_dir):
+def test_a_run_logs_the_parts_of_its_time(tmp_path, stand_in_dir):
     options = {"max_steps": 2, "checkpoint_steps": 1, "log_frequency": 1}
     began = time.perf_counter()
     runs.train(tmp_path / "run", stand_in_dir, num_gpus=1, batch_size=4, **options)

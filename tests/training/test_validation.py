@@ -1,4 +1,4 @@
-"""Validation while training: the scores of eval.py, the steps of a training without."""
+"""Validation while training: the scores of eval.py, the steps of a run without."""
 
 import json
 import math
@@ -361,7 +361,7 @@ def test_the_named_score_decides_the_best(tmp_path, stand_in_dir, capsys):
 
 
 @pytest.mark.slow
-def test_scores_in_logs_do_not_affect_a_training(tmp_path, stand_in_dir, correct):
+def test_scores_in_logs_do_not_affect_a_run(tmp_path, stand_in_dir, correct):
     """Neither the scores of eval.py there, nor that they are lost."""
     correct.update(RISING_AND_FALLING)
     run = tmp_path / "run"

@@ -217,7 +217,7 @@ def test_a_blocked_input_is_named(capfd):
     assert "input batches" in said
 
 
-def test_every_training_has_a_watchdog_while_its_steps_run(
+def test_every_run_has_a_watchdog_while_its_steps_run(
     tmp_path, stand_in_dir, monkeypatch
 ):
     alive = []

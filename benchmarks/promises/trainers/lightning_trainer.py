@@ -65,7 +65,7 @@ def train(
     save = functools.partial(callbacks.ModelCheckpoint, folder)
     last = save(save_last=True, filename="{step}", every_n_train_steps=save_steps)
     best = save(filename="best", monitor="score", enable_version_counter=False)
-    # Its documents' way to end a training whose loss is not finite. If strict, it ends
+    # Its documents' way to end a run whose loss is not finite. If strict, it ends
     # a resumed one too: at once, because nothing was scored yet.
     finite = callbacks.EarlyStopping(
         "score", patience=settings["max_steps"], strict=False, verbose=True

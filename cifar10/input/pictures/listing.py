@@ -41,7 +41,7 @@ _OF_SYSTEMS = {
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "picasa.ini", "__pycache__"),
 }
 
-# The name of a split's folder, without what is no letter: one of these words, alone or
+# The name of a split's folder, its letters alone: one of these words, by itself or
 # with words that say no more, as in `Training_Set`, `valid-images` and `02 test`.
 _NO_MORE = "(?:data|sets?|images?|imgs?|pictures?|pics?|photos?|splits?|parts?|final)*"
 _PART = re.compile(
@@ -139,7 +139,7 @@ def list_pictures(path: Path) -> list[Path]:
 
 
 def split_of(name: str) -> Split | None:
-    """Returns the split that a folder's name means; None for any other name."""
+    """Returns the split that a folder name stands for, or None."""
     found = _PART.fullmatch(_letters(name))
     return cast(Split, found.lastgroup) if found else None
 
@@ -274,8 +274,8 @@ def _check_classes(
 
 
 def _few(names: Sequence[str]) -> str:
-    """Counts files by their endings, folders and links, and names the first."""
-    kinds = {"": "without an ending", "/": "folder", _LINK: "link to a folder"}
+    """Counts files by their extensions, folders and links, and names the first."""
+    kinds = {"": "without an extension", "/": "folder", _LINK: "link to a folder"}
     marks = (next(filter(name.endswith, ("/", _LINK)), None) for name in names)
     ends = (m or Path(n).suffix for m, n in zip(marks, names, strict=True))
     counts = collections.Counter(ends).most_common(_SHOWN)
@@ -301,8 +301,8 @@ def _add_classes(
         file = directory / "".join(left_out[before : before + 1])
         if file.is_file() and decoding.is_picture(decoding.read(file)):
             raise UsageError(
-                f"{directory}: {left_out[before]} is a picture, but its name has no "
-                f"picture ending. Rename the files in {folder}, for example to 1.jpg."
+                f"{directory}: {left_out[before]} is a picture, but has no picture's "
+                f"extension. Rename the files in {folder}, for example to 1.jpg."
             )
         left_out.append(folder)
 
@@ -322,7 +322,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
     """Returns the pictures, the other files and the subfolders of a folder.
 
     All are paths within `directory`, in the order of their names; folders end in a
-    slash. Hidden files and folders, and those of systems, are left out. Links to
+    slash. Hidden and system files and folders are left out. Links to
     folders are not followed, and count as other files: through one, a picture could
     also get another class.
     """

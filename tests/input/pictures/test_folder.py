@@ -241,7 +241,7 @@ def test_files_other_than_pictures_are_reported(pictures, cache):
         (pictures / name).touch()
     (note,) = find(pictures, cache).notes
     assert "1.png, broken, cat/README, cat/a.pdf, cat/b.txt and 1 more" in note
-    for count in ("2 without an ending", "1 .png", "1 .pdf", "1 .txt", "1 folder"):
+    for count in ("2 without an extension", "1 .png", "1 .pdf", "1 .txt", "1 folder"):
         assert count in note
 
 
@@ -386,7 +386,7 @@ def test_links_to_folders_are_named_if_too_few_classes_remain(tmp_path, cache):
     (folder / "dog").symlink_to(tmp_path / "dogs")
     (folder / "loop").symlink_to("loop")
     said = refused(folder, cache)
-    assert "1 link to a folder, 1 without an ending: dog" in said
+    assert "1 link to a folder, 1 without an extension: dog" in said
 
 
 def test_a_link_to_a_picture_elsewhere_is_followed(pictures, cache, tmp_path):
@@ -467,7 +467,7 @@ def test_a_class_without_usable_pictures_is_refused(tmp_path, cache):
     (directory / "train/bird/1.ppm").rename(directory / "train/bird/1.notes")
     assert "lacks classes of test/: bird" in refused(directory, cache)
     (directory / "train/bird/1.notes").write_bytes(packed(pixels(1)))
-    assert "no picture ending" in refused(directory, cache)
+    assert "no picture's extension" in refused(directory, cache)
 
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):
