@@ -127,7 +127,9 @@ def _settings(optimizer: Any) -> dict[str, Any]:
             "in the model to train. Give var_names."
         )
     if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
-        arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # From a set.
+        arguments[EXCLUDED] = "|".join(
+            sorted(pattern.pattern.split("|"))
+        )  # From a set.
     return {"learning_rate": rate, "momentum": 0.0, "optimizer_arguments": arguments}
 
 

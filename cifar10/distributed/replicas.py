@@ -47,8 +47,7 @@ class ReplicaBuilder(TowerBuilder):
         self.states = tuple(states)
         local = len(self.devices)
         self._towers_per_replica = local // len(self.states)
-        number = self._towers_per_replica * strategy.num_replicas_in_sync
-        if number > local:
+        if (number := self._towers_per_replica * strategy.num_replicas_in_sync) > local:
             self.tower_names = tuple(
                 f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)

@@ -1,9 +1,8 @@
 """Augments training images as a recipe's `augmentation` table declares.
 
-Erasing, cutout, mixup and cutmix change distorted images; mixup and cutmix also change
-labels. As in `distortions.py`, random values for the global batch depend on seed and
-step. Each augmentation has its own random stream, so adding one does not change the
-distortions.
+They change distorted images; mixup and cutmix also change labels. As in
+`distortions.py`, random values for the global batch depend on seed and step. Each has
+its own random stream, so adding one does not change the distortions.
 
 Keras's own layers are not used. `RandomErasing` draws height and width independently,
 and clips noise to the range of pixel values. `MixUp` and `CutMix` shuffle each batch,
@@ -251,4 +250,4 @@ SINGLE: Mapping[str, tuple[int, Callable[..., tf.Tensor]]] = {"cutout": (2, cut_
 # Streams of random numbers, numbered above the 31 bits of a run's seed. Append a new
 # augmentation: another order would change the results of every run. The first was
 # RandAugment's.
-STREAMS = ("unused", "random_erasing", "noise", "mixing", *SINGLE)
+STREAMS = ("unused", "random_erasing", "noise", "mixing", "cutout")

@@ -25,7 +25,7 @@ from cifar10.config import fields, layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, first_few, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images, selected
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 # The settings that hold the fractions of the splits.
 _FRACTIONS = {"test": "validation_fraction", "val": "val_fraction"}
@@ -97,9 +97,8 @@ def with_val(dataset: Dataset, fraction: float) -> Dataset:
     _, labels = dataset.read("train")
     numbers = map(str, range(len(labels)))  # Instead of names.
     of_images, _ = divided(numbers, labels, dataset.class_names, {"val": fraction})
-    splits: tuple[Split, ...] = ("train", "val", *dataset.splits[1:])
-    indices = {split: np.flatnonzero(of_images == split) for split in splits[:2]}
-    return dataclasses.replace(regrouped(dataset, indices, labels), splits=splits)
+    indices = {split: np.flatnonzero(of_images == split) for split in SPLITS[:2]}
+    return regrouped(dataset, indices, labels)
 
 
 def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
@@ -126,7 +125,9 @@ def regrouped(
     `indices` holds each split's indices of images; `labels` has all images' labels.
     """
     names = names_of(dataset, "train", len(labels))
-    paths = {split: [names[n] for n in of.tolist()] for split, of in indices.items()}
+    splits = tuple(one for one in SPLITS if one in {*indices, *dataset.splits})
+    paths: dict[Split, Sequence[str]] = {**dataset.paths}
+    paths |= {split: [names[n] for n in of.tolist()] for split, of in indices.items()}
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in indices:
@@ -134,7 +135,7 @@ def regrouped(
         images, _ = dataset.read("train")
         return selected(images, indices[split]), labels[indices[split]]
 
-    return dataclasses.replace(dataset, read=read, paths={**dataset.paths, **paths})
+    return dataclasses.replace(dataset, read=read, splits=splits, paths=paths)
 
 
 def corrected(dataset: Dataset, name: str) -> Dataset:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Metric(NamedTuple):
     """A metric of every step.
 
-    `compute` takes labels, int64 [batch], and logits, floating [batch, classes], and
-    returns a value for each image. It is None for the terms of the loss.
+    `compute` takes labels, int64 [batch], and logits [batch, classes], in float32 or
+    float64, and returns a value for each image. It is None for the terms of the loss.
     """
 
     compute: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None

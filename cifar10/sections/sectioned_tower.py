@@ -50,8 +50,7 @@ class SectionedTower(Tower):
         # The key includes the device, because a function's body does not inherit the
         # worker, and frozen names, because frozen batch norm computes differently.
         device = tf.identity(tf.nest.flatten(inputs)[0]).device
-        key = model, device, tuple(self.frozen)
-        if key not in self._functions:
+        if (key := (model, device, tuple(self.frozen))) not in self._functions:
             self._functions[key] = [
                 (section, section_function(section, self._tower, device))
                 for section in cut(model, self._starts)

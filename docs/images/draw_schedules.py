@@ -8,6 +8,7 @@ It needs matplotlib, which the extra `report` brings.
 from __future__ import annotations
 
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
@@ -34,7 +35,7 @@ def of_curve(curve: schedule.Curve) -> schedule.Schedule:
 
 CURVES = {
     name: (of_curve(curve), colour, "-")
-    for (name, curve), colour in zip(schedule.CURVES.items(), COLOURS, strict=False)
+    for (name, curve), colour in zip(schedule.CURVES.items(), cycle(COLOURS))
 }
 CURVES["cosine with a warm-up"] = (
     partial(schedule.warmed_up, CURVES["cosine"][0], 100.0, 1),

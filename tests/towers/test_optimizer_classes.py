@@ -1,4 +1,4 @@
-"""Muon: orthogonal updates for filters, Nesterov SGD for the rest."""
+"""Optimizers that Keras lacks, computed by hand."""
 
 import keras
 import numpy as np

@@ -1,1 +1,1 @@
-"""Data sets of pictures: a folder, or an .npz file."""
+"""Data sets of pictures: a folder, or a file of arrays."""
