@@ -86,8 +86,7 @@ def resolve_precision(
 ) -> str:
     """Chooses the dtype in which a run computes convolutions and matrix products.
 
-    Variables, loss, softmax and batch statistics are float32 in every precision but
-    float64.
+    Except in float64, variables, loss, softmax and batch statistics are float32.
 
     `auto` chooses bfloat16 if every device supports it natively, else float32. If
     `deterministic`, it chooses float32: oneDNN is off, so CPUs would emulate bfloat16.

@@ -195,8 +195,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     def call_frozen(self, inputs: tf.Tensor, **_: object) -> tf.Tensor:
         """Normalizes by the moving statistics, as Keras's layer does.
 
-        On GPUs the fused operation's gradient is not deterministic when statistics are
-        given.
+        On GPUs the fused operation's gradient is random with given statistics.
         """
         return super().call(inputs, training=False)
 

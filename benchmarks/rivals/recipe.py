@@ -72,7 +72,7 @@ class Recipe:
             }
         )
         # Nothing but logged losses leaves the device, the last ones at the last step.
-        self._config = config.replace(
+        self._config = config.with_values(
             log_frequency=math.gcd(config.output.log_frequency, config.run.max_steps),
             checkpoint_steps=config.run.max_steps,
             summary_steps=config.run.max_steps + 1,
@@ -98,7 +98,7 @@ class Recipe:
 
         noting = types.SimpleNamespace(on_step=note)
         with tempfile.TemporaryDirectory() as directory:
-            config = self._config.replace(seed=seed, train_dir=directory)
+            config = self._config.with_values(seed=seed, train_dir=directory)
             train.train(config, hooks=[noting])
             if ends[-1] != config.run.max_steps:
                 raise RuntimeError(
@@ -177,7 +177,7 @@ class Recipe:
         """Builds one tower in float32 with initial values of its own."""
         from cifar10.training import assembly
 
-        config = self._config.replace(precision="float32", xla=False)
+        config = self._config.with_values(precision="float32", xla=False)
         return assembly.assemble(config, self._dataset).towers
 
     def _whiten(self, model: keras.Model) -> float:

@@ -51,11 +51,6 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """
     parts = {}
     for name, given in (declared or {}).items():
-        if name == "rand_augment":
-            raise UsageError(
-                f"{_WHERE}: {name} was removed. Begin a model of your own with Keras's "
-                "augmentation layers; --initial_weights can load a run's weights."
-            )
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
                 f"{_WHERE}: {name} = {given!a} is not valid. Possible entries are "

@@ -66,6 +66,7 @@ class Config(fields.Groups):
     model_function: Callable[..., Any] | None = None
     data_objects: Any = None
     given: frozenset[str] = frozenset()
+    _arguments: Mapping[str, Any] | None = None  # None if made from values.
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Config(fields.Groups):
         data: Any = None,
         **given: Any,
     ) -> None:
+        self._arguments = {"model": model, "data": data, **given}
         resolved = python_objects.resolve(given)
         named = {name: _plain(value) for name, value in resolved.items()}
         if model is not None:
@@ -101,7 +103,13 @@ class Config(fields.Groups):
         return config
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy of the configuration with some values changed."""
+        """Returns the configuration that the same arguments and `changes` make."""
+        if self._arguments is None:
+            return self.with_values(**changes)
+        return type(self)(**{**self._arguments, **changes})
+
+    def with_values(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed, without the rules for arguments."""
         config = copy.copy(self)
         config._assign({**self.values, **changes})  # noqa: SLF001 - of this class.
         return config
@@ -269,6 +277,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             kept = _kept_of(run_config.run_of_weights(given), given)
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
+        base = base if "data" in given else data_flag.located(base)
         base = {**kept, **base} if "recipe" in given else {**base, **kept}
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
@@ -278,8 +287,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
     changed = {name for name in given if given[name] != base.get(name)}
-    if "recipe" in given:  # A file may set what only some data use.
+    if "recipe" in given:  # A file may set what only some data or schedules use.
         others = {"data_url", *data_flag.OF_FOLDERS}
+        others |= {*schedule.PARAMETERS} if "schedule" not in given else set()
         changed |= others & read_recipe(given["recipe"]).keys()
     _refuse_unused(changed, values)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
@@ -323,9 +333,9 @@ def _plain(value: Any) -> Any:
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return value.item()
-    return [*map(_plain, value)] if isinstance(value, tuple) else value
+    if hasattr(value, "tolist"):  # Of NumPy.
+        return value.tolist()
+    return [*map(_plain, value)] if isinstance(value, tuple | range) else value
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

@@ -34,6 +34,8 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     data = given.get("data")
     is_located = data in KINDS and "data_dir" in given  # As in `config.json`.
     if data in (None, *NAMES) or is_located or data.startswith(PYTHON):
+        if (data or "").startswith(PYTHON) and given.get("data_dir"):
+            raise UsageError("data_dir has no effect with data in memory. Omit it.")
         return given
     path = layout.absolute_path(data)
     if not os.path.exists(path):  # noqa: PTH110 - `Path.exists` raises errors.

@@ -535,8 +535,7 @@ PLANNED = (
 def result_determining(config: Groups, *, is_stateful: bool = False) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
-    `is_stateful` says whether the model has batch norm or dropout, which see the images
-    of one batch.
+    `is_stateful`: whether the model has batch norm or dropout, which see one batch.
     """
     found = [name for name, one in options(RECORDED).items() if one.scope is RESULT]
     if config.update.schedule_ends:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from cifar10.errors import UsageError
 
-# This file makes a directory the directory of a run. The other names below are those of
-# files and folders beside it.
+# This file makes a directory the directory of a run. The others are beside it.
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 DEBUG_CHECKPOINTS = "debug"

@@ -31,7 +31,9 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{name} is a class. Give {name}={kind.__name__}().")
     given, optimizer = dict(given), given.get("optimizer")
     if hasattr(optimizer, "get_config"):
-        given = {**_settings(optimizer), **given, "optimizer": type(optimizer)}
+        settings = _settings(optimizer)
+        settings["optimizer_arguments"] |= given.pop("optimizer_arguments", None) or {}
+        given = {**settings, **given, "optimizer": type(optimizer)}
     rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):
         first = _described(rate).get("initial_learning_rate", 0.0)
@@ -87,6 +89,8 @@ class OwnMetrics(dict[str, Callable]):
                 "such as metrics={'top': keras.metrics.sparse_categorical_accuracy}."
             )
         for name, metric in metrics.items():
+            if not (name and isinstance(name, str)):
+                raise UsageError(f"metrics: {name!r} is not a name. Give a word.")
             _check_takes_logits(f"The metric {name}", metric)
         super().__init__({f"{METRICS}{name}": metrics[name] for name in metrics})
 
@@ -127,9 +131,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
             "in the model to train. Give var_names."
         )
     if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
-        arguments[EXCLUDED] = "|".join(
-            sorted(pattern.pattern.split("|"))
-        )  # From a set.
+        arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # Of a set.
     return {"learning_rate": rate, "momentum": 0.0, "optimizer_arguments": arguments}
 
 

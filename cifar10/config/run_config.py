@@ -124,8 +124,7 @@ class RecordedRun:
     def check_model(self, trusted: str | None, flag: str = "--trust_model") -> bool:
         """Refuses a model that is Python code, unless the user trained or trusts it.
 
-        Returns True if the run records a function but no module, and `trusted` names
-        both.
+        Returns True if `trusted` adds the module to a recorded function's bare name.
         """
         name = self.config.network.model
         function = name.removeprefix(PYTHON)

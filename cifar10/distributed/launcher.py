@@ -137,8 +137,7 @@ def _check_alike(runs: Iterable[RecordedRun]) -> None:
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
     """Returns the command for the GPUs that are left, if some were lost.
 
-    Towers keep their batch size; each computes more batches for an update, so that the
-    result stays the same.
+    Towers keep their batch size, and compute more batches for an equal update.
     """
     try:
         run = RecordedRun.read(train_dir)

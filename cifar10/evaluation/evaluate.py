@@ -6,7 +6,7 @@ Only the run's directory is needed: its `config.json` names the model and the da
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import say
+from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import Result, ScoredSet, Scoring
@@ -48,14 +48,18 @@ class _Evaluator(FollowedRun):
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""
-        if not options.eval_dir and not is_own:
+        if not is_own:
             folder += f"_on_{dataset.directory and dataset.directory.name}"
+        if not (is_own or options.eval_dir):
             what = f"{dataset.description} is not the run's data"
             how = " --eval_data all scores all of it." if dataset.division else ""
             say(f"Note: {what}. Scores go to {folder} instead.{how}")
         self._events = self.directory / folder
         if options.eval_dir:
-            self._events = layout.absolute_path(options.eval_dir)
+            own, self._events = self._events, layout.absolute_path(options.eval_dir)
+            if self._events != own and self._events.is_relative_to(self.directory):
+                why = f"--eval_dir {options.eval_dir} is another folder of the run"
+                raise UsageError(f"{why}. Omit it, or name one elsewhere.")
         else:
             layout.refuse_link(self._events)
         self._scored = ScoredSet(model.model, model.run.config, dataset, options)

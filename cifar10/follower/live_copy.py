@@ -4,8 +4,7 @@
         step, logits, class_names = follower.predict(images)
 
 `Follower` works in any process, and loads each new checkpoint of a run. It refuses
-damaged checkpoints and those from another run or model, and keeps predicting with the
-last good one.
+damaged checkpoints and those from another run or model, and keeps the last good one.
 
 The weights are tensors that never change, not variables, and the traced function takes
 them as arguments. New weights are prepared while the old ones are in use, and then
@@ -118,7 +117,9 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        directory = layout.absolute_path(str(train_dir))
+        directory = layout.absolute_path(
+            str(getattr(train_dir, "train_dir", train_dir))
+        )
         reading = {"use_averages": use_averages, "trust_model": trust_model}
         super().__init__(directory, device, wanted=step, **reading)
         self._snapshot: Snapshot | None = None  # Another thread may replace it.

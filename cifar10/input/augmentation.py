@@ -85,8 +85,7 @@ def erase(
 
     Zhong et al., https://arxiv.org/abs/1708.04896.
 
-    The noise is uniform, as in the paper, with zero mean and unit variance, like scaled
-    images.
+    The noise is uniform, as in the paper, with mean 0 and variance 1, as scaled images.
 
     Args:
         images: float32 [batch, height, width, channels], scaled.

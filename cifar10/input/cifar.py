@@ -1,7 +1,6 @@
 """Finds CIFAR-10, CIFAR-100 or the synthetic stand-in; downloads or generates them.
 
-A damaged copy is an error, and no other data set is used instead. No message gives the
-name CIFAR-10 to the stand-in.
+A damaged copy is an error; nothing replaces it. No message calls the stand-in CIFAR-10.
 """
 
 import dataclasses

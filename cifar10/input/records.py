@@ -100,8 +100,7 @@ def read_split(
     """Reads and verifies all images of one split.
 
     Returns:
-        Images, uint8 [count, 32, 32, 3], and labels, int32 [count], in the order of
-        the files.
+        Images, uint8 [count, 32, 32, 3], and labels, int32 [count], in files' order.
     """
     check_files(directory, file_format, splits=(split,))
     files, classes = file_format.files(split), len(file_format.class_names)

@@ -40,10 +40,20 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
         if len(pair) != 2:
             raise UsageError(f"data: got {len(pair)} values, not a pair. {_EXPECTED}")
         try:
-            found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
+            found[f"x_{name}"], found[f"y_{name}"] = map(_array, pair)
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
     return arrays.array_dataset(found, _WHERE, name_of(data), None)
+
+
+def _array(values: Any) -> np.ndarray:
+    """Converts to an array; refuses what an array would lose, with a `ValueError`."""
+    modes = (
+        {getattr(one, "mode", "L") for one in values} if type(values) is list else {}
+    )
+    if np.ma.is_masked(values) or {*modes} - {"L", "RGB"}:
+        raise ValueError("masks, palettes and the like would be lost: convert to RGB")
+    return np.asarray(values)
 
 
 def _in_memory(data: Any) -> Any:
@@ -62,7 +72,9 @@ def _in_memory(data: Any) -> Any:
             f"data: {data} has {what}. Leave out .repeat(), and add {fix}.apply("
             "tf.data.experimental.assert_cardinality(IMAGES))."
         )
-    sizes = [getattr(spec.shape, "num_elements", int)() or 1 for spec in specs]
+    if len(shapes := [getattr(one, "shape", None) for one in specs]) != 2:
+        raise UsageError(f"data: {data} yields no pairs. {_EXPECTED}")
+    sizes = [getattr(shape, "num_elements", int)() or 1 for shape in shapes]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if count * sum(sizes) > memory:
         raise UsageError(

@@ -91,6 +91,9 @@ def evaluate(
         directory, device, use_averages=use_averages, trust_model=trusted
     )
     found_step = trained.restore(step)
+    known = trained.run.config.network.model
+    if model is not None and (trusted != known or isinstance(run, Record)):
+        raise UsageError(f"evaluate: model={model}: the run has {known}. Omit it.")
     if dataset is None and data is None:
         dataset = datasets.find_again(trained.run)
     else:

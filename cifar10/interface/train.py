@@ -91,8 +91,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
 
     Raises:
         StoppedError: A signal has ended the training.
-        UsageError: A setting, a file or the machine prevents training; the message says
-            how to continue.
+        UsageError: A setting, file or machine prevents it; the message has the fix.
 
     Example:
         >>> x, y = np.zeros([64, 32, 32, 3], np.uint8), np.arange(64) % 2

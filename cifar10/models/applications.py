@@ -1,8 +1,7 @@
 """The networks of `keras.applications`, for images that this package standardized.
 
 The published weights were trained on images that Keras's `preprocess_input` scaled. So
-each model first turns standardized images back into pixel values, and then applies
-`preprocess_input`.
+each model turns standardized images back into pixels, for its `preprocess_input`.
 """
 
 import functools

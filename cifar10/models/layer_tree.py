@@ -88,8 +88,7 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
 
     The name of a nested layer is OUTER/INNER. Keras numbers unnamed layers per process.
     Here they are numbered per model, as in Keras's weight files. `Normalization` layers
-    are left out: they compute with constants, which were made from their variables when
-    the model was built.
+    are left out: they compute with constants, made when the model was built.
     """
     import keras
 

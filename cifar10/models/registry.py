@@ -1,8 +1,7 @@
 """Checks the names that `--model` takes, and builds the models of these names.
 
 A name is a key of `ARCHITECTURES`, `applications:NAME` for a network of Keras, or
-`module:function` for a user's function, which takes (image_shape, classes) and returns
-a Keras model.
+`module:function` for a user's function of (image_shape, classes) to a Keras model.
 
 TensorFlow is imported only to build a model, so the command line checks names fast.
 """

@@ -64,8 +64,7 @@ def command(name: str) -> str:
 def to_train(workers: int, **given: Any) -> str | None:
     """Returns the command that trains with these flags.
 
-    Returns None if several `workers` or a user's program, which has no flags, have to
-    train.
+    Returns None if several `workers` or a program without flags have to train.
     """
     start = _start(sys.argv[0])
     is_package = start[-1] == _COMMAND

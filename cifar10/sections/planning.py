@@ -388,8 +388,7 @@ def build_sectioned(
 ) -> tuple[Tower, str | None]:
     """Builds a tower with the sections that a flag or the model's code requests.
 
-    Returns the tower, and what to tell the user about its sections: None if no sections
-    are requested.
+    Returns the tower, and a message about its sections, None if it has none.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":

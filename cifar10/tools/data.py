@@ -76,7 +76,7 @@ def _look_at(
     from cifar10.tools.duplicates import find_duplicates
 
     # Any number of bad pictures is accepted, since they are listed.
-    config = Config(**given).replace(max_bad_images=1.0)
+    config = Config(**given).with_values(max_bad_images=1.0)
     run = layout.absolute_path(train_dir or "")
     divided = RecordedRun.read(run) if train_dir else None
     dataset = datasets.find_for(config.dataset, run=divided, say_notes=False)

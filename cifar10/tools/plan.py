@@ -79,7 +79,7 @@ def _assemble(requested: Config) -> "Training":
         found: dict[str, np.ndarray] = {"x_train": black, "y_train": labels}
         dataset = array_dataset(found, "no file", data, None)
         dataset = dataclasses.replace(dataset, class_names=known.class_names)
-    return assemble(requested.replace(sections="1", memory_limit=None), dataset)
+    return assemble(requested.with_values(sections="1", memory_limit=None), dataset)
 
 
 def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:

@@ -134,7 +134,7 @@ def _changes(
         raise UsageError("Nothing changes. Give --corrections or --learning_rate.")
     if "learning_rate" in settings and what_if.recorded.config.update.keras_schedule:
         raise UsageError("--learning_rate: this run's own schedule sets the rates.")
-    training.config.replace(**settings)  # Refuses unsuitable values.
+    training.config.with_values(**settings)  # Refuses unsuitable values.
     said = [*regrouping.in_words(what_if.names, training.labels, labels)]
     said += [f"with {name} {value:g}" for name, value in settings.items()]
     return labels, settings, " and ".join(said)

@@ -8,11 +8,9 @@
     frozen = ["conv1/bias"]       # Variables (by path) or layers not to train.
 
 A name that ends in `*` stands for all names with that beginning. `all-but-head` stands
-for all layers but the last one that has variables. The names of `--freeze` are frozen
-in every stage.
+for all layers but the last with variables. `--freeze` freezes names in every stage.
 
-The step number alone determines the stage, also in a resumed run. All steps of a stage
-share one trace.
+The step number alone determines the stage. All steps of a stage share one trace.
 """
 
 import contextlib

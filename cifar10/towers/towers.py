@@ -10,8 +10,7 @@ one tower of B images, except in models with batch norm or dropout.
     batch 1 -> tower 1 on /gpu:1  > average on /cpu:0 -> one update -> global_step + 1
     batch 2 -> tower 2 on /gpu:2 /
 
-Inputs need not be images: the towers train any Keras model whose inputs and labels come
-in batches.
+Inputs need not be images: towers train any Keras model on batches of inputs and labels.
 """
 
 import dataclasses
@@ -58,8 +57,7 @@ class TowerResult(NamedTuple):
 class StepResult(NamedTuple):
     """The outcome of one step, or of several steps, stacked on the first dimension."""
 
-    # Scalars by name: what the loss function returns, averaged over all towers, and the
-    # metrics of the update.
+    # Scalars by name: the loss function's, averaged over all towers, and the update's.
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.

@@ -259,7 +259,7 @@ def complete_config(
     warmup = config.update.warmup_epochs
     is_recorded = earlier and earlier.config.update.warmup_epochs == warmup
     is_given = is_recorded or config.given & {"warmup_epochs", "resume"}
-    completed = config.replace(**changes)
+    completed = config.with_values(**changes)
     return check_epoch(completed, examples_per_epoch, may_shorten=not is_given)
 
 
@@ -283,7 +283,7 @@ def check_epoch(
     epochs = steps * images / examples_per_epoch
     if may_shorten and update.schedule_ends and update.warmup_epochs > epochs / 2:
         say(f"Note: the warm-up is shortened to {epochs / 2:.3g} epochs, half the run.")
-        return config.replace(warmup_epochs=epochs / 2)
+        return config.with_values(warmup_epochs=epochs / 2)
     # The staircase has no end: a resumed run may raise --max_steps past the warm-up.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(

@@ -7,6 +7,7 @@ Printing, TensorBoard, evaluation and checkpointing are built-in hooks, which
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,6 +161,12 @@ def check_hooks(hooks: Sequence[object]) -> None:
     for hook in hooks:
         name = type(hook).__name__
         found = [event for event in dir(hook) if event.startswith("on_")]
+        methods = [getattr(hook, event) for event in found]
+        wrong = [
+            one for one in methods if iscoroutinefunction(one) or not callable(one)
+        ]
+        if wrong or isinstance(hook, type):
+            raise UsageError(f"hooks: {hook!r}: give an object with plain methods.")
         if (unknown := [event for event in found if event not in EVENTS]) or not found:
             why = f"hooks: {'.'.join([name, *unknown[:1]])} would never be called"
             raise UsageError(f"{why}. The events are {', '.join(EVENTS)}.")

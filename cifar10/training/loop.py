@@ -1,7 +1,6 @@
 """The training loop: fetches batches, runs steps and notifies the hooks.
 
-Hooks do everything else, such as logging, evaluation and saving. `periodic.py` lists
-the hooks in their order.
+Hooks do all else, such as logging and saving. `periodic.py` lists them in their order.
 """
 
 import contextlib

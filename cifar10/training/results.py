@@ -24,8 +24,7 @@ from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
-# A few bad images do not spoil this many steps in a row, so no later update is likely
-# to succeed.
+# A few bad images do not spoil this many steps in a row: later ones would fail too.
 MOST_SKIPPED_IN_A_ROW = 10
 
 MOST_ROLLBACKS = 3

@@ -51,8 +51,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 def train_or_launch(config: Config, *, alone: bool = False) -> None:
     """Trains in this process, or launches worker processes and restarts them.
 
-    With `alone`, trains without other workers, even if the environment, such as
-    `TF_CONFIG`, names some.
+    With `alone`, trains without other workers, even if `TF_CONFIG` or others name some.
     """
     processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
     if processes.seeds:

@@ -39,8 +39,7 @@ class Watchdog:
     """Watches the duration of each step from another thread.
 
     A step lasts from one call of `on_step` to the next. Steps that are compiled, or
-    followed by an evaluation, may take longer. Time during which the whole process is
-    suspended does not count.
+    followed by an evaluation, may take longer. Time in suspension does not count.
 
     If a step hangs for `--hang_timeout` seconds, `end` ends the program with exit code
     75, so that a scheduler restarts the program.

@@ -57,8 +57,7 @@ class WhatIf(Replay):
     def control(self, first: int, last: int, until: int) -> Difference:
         """Recomputes steps unchanged; returns their worst difference from the run.
 
-        A change will be made in the steps from `first` to `last`, and be followed up to
-        the step `until`.
+        A change is made in the steps from `first` to `last`, and followed to `until`.
         """
         self.check_recorded(first, until)
         self._first, self._last, self._until = first, last, until
@@ -95,7 +94,7 @@ class WhatIf(Replay):
         indices = stand_ins(training.labels, labels)
         changed = dataclasses.replace(
             training,
-            config=training.config.replace(**settings),
+            config=training.config.with_values(**settings),
             images=selected(training.images, indices),
             labels=np.where(labels < 0, training.labels, labels)[indices],
         )

@@ -86,6 +86,49 @@ def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
         Config(schedule="bogus", epochs_per_decay=3)
 
 
+def test_a_recipe_file_with_a_parameter_of_another_schedule_is_refused(tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('schedule = "linear"\nepochs_per_decay = 3.0\n')
+    with pytest.raises(UsageError, match="--epochs_per_decay has no effect"):
+        Config(recipe=recipe)
+    staircase = Config(recipe=recipe, schedule="staircase")
+    assert staircase.update.epochs_per_decay == 3.0
+
+
+def test_a_recipe_names_pictures_by_their_path(tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'data = "{tmp_path}/photos"\nimage_size = 16\n')
+    found = Config(recipe=recipe).dataset
+    assert (found.data, found.data_dir) == ("folder", str(tmp_path / "photos"))
+    assert found.image_size == 16
+    (tmp_path / "others").mkdir()
+    given = Config(recipe=recipe, data=tmp_path / "others").dataset
+    assert (given.data, given.data_dir) == ("folder", str(tmp_path / "others"))
+
+
+def test_replace_equals_a_configuration_of_the_same_arguments():
+    first = Config(max_steps=20, optimizer="adamw", schedule="cosine")
+    for changes in (
+        {"eval_steps": 1},
+        {"recipe": "fast", "optimizer": "muon"},
+        {"data": "cifar100"},
+        {"max_steps": np.int64(30)},
+    ):
+        arguments = {"max_steps": 20, "optimizer": "adamw", "schedule": "cosine"}
+        assert first.replace(**changes) == Config(**{**arguments, **changes})
+    for name, value in (("bach_size", 16), ("max_epochs", 2.0), ("image_size", 16)):
+        with pytest.raises(UsageError, match=name):
+            first.replace(**{name: value})
+    assert first == Config(max_steps=20, optimizer="adamw", schedule="cosine")
+
+
+def test_numpy_arrays_and_ranges_become_lists():
+    given = Config(class_weights=np.array([1.0, 2.0])).values
+    assert given["class_weights"] == [1.0, 2.0]
+    assert Config(class_weights=range(1, 3)).values["class_weights"] == [1, 2]
+
+
 def test_numpy_numbers_become_python_numbers():
     given = {"max_steps": np.int64(5), "momentum": np.float32(0.5), "xla": np.True_}
     values = Config(**given).values

@@ -254,6 +254,17 @@ def test_nothing_is_written_to_a_linked_folder(follow, run_dir, tmp_path):
         follow(run_once=True, eval_dir=str(run_dir / "config.json" / "deeper"))
 
 
+def test_scores_in_another_folder_of_the_run_are_refused(
+    follow, run_dir, tmp_path_factory
+):
+    """They would count as scores of the test split, or as lines of the run's log."""
+    save(run_dir, 10)
+    for split, folder in (("train_eval", "eval"), ("test", "."), ("test", "train")):
+        with pytest.raises(UsageError, match=r"--eval_dir .* of the run"):
+            follow(run_once=True, eval_data=split, eval_dir=str(run_dir / folder))
+    assert follow(run_once=True, eval_dir=str(tmp_path_factory.mktemp("e"))) == [10]
+
+
 def test_an_unusable_directory_is_refused(follow, run_dir):
     with pytest.raises(UsageError, match="no checkpoint"):
         follow(run_once=True)

@@ -15,6 +15,7 @@ import types
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import cifar10
 import runs
@@ -124,6 +125,36 @@ def test_a_run_on_a_discontinued_data_source_is_scored_on_given_data(trained, tm
         evaluate(copy, model=local())
     with pytest.raises(UsageError, match="tfds:mnist"):
         Config(resume=copy, model=local())
+
+
+def test_a_model_other_than_the_runs_is_refused(trained):
+    def other(*_):
+        raise AssertionError("it is built")
+
+    for run in (trained[1], trained[1].train_dir):
+        with pytest.raises(UsageError, match="model="):
+            evaluate(run, data=TEST, model=other)
+
+
+def test_a_follower_takes_a_record(trained):
+    with Follower(trained[1]).start() as follower:
+        assert follower.predict(X[:2]).step == 6
+
+
+def test_a_data_dir_beside_arrays_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="data_dir"):
+        config(tmp_path / "run", data_dir=tmp_path)
+
+
+def test_values_that_an_array_would_lose_are_refused():
+    masked = np.ma.masked_array(Y, mask=Y == 2)
+    pictures = [Image.fromarray(image) for image in X]
+    plain = as_dataset((pictures, Y)).read("train")[0]
+    np.testing.assert_array_equal(plain[:], X)
+    palettes = [one.convert("P", palette=Image.Palette.ADAPTIVE) for one in pictures]
+    for images, labels in ((X, masked), (np.ma.masked_equal(X, 3), Y), (palettes, Y)):
+        with pytest.raises(UsageError, match="masks, palettes"):
+            as_dataset((images, labels))
 
 
 def test_evaluate_equals_the_evaluation_of_the_run(trained):

@@ -444,7 +444,11 @@ BAD = {
     "has batches": lambda: {"data": stream().batch(8, drop_remainder=True)},
     r"\.unbatch\(\)\.apply": lambda: {"data": stream().batch(7)},
     "float32": lambda: {"data": stream().map(lambda x, y: (tf.cast(x, "float32"), y))},
-    "arrays from Python": lambda: {"data": stream().map(lambda x, y: {"x": x, "y": y})},
+    "no pairs": lambda: {"data": stream().map(lambda x, y: {"x": x, "y": y})},
+    "yields no pairs": lambda: {"data": stream().map(lambda x, y: (x, y, 1.0))},
+    "x_train": lambda: {"data": stream().map(lambda x, y: ((x, x), y))},
+    "1 is not a name": lambda: {"metrics": {"1": margin, 1: margin}},
+    "'' is not a name": lambda: {"metrics": {"": margin}},
 }
 
 
@@ -478,6 +482,13 @@ def test_an_optimizers_own_methods_and_arguments_are_kept(tmp_path):
     _, plain = trained(tmp_path / "plain", optimizer=keras.optimizers.SGD(0.1))
     for name, value in plain.items():
         np.testing.assert_array_equal(ours[name], value, name)
+
+
+def test_arguments_of_an_optimizer_add_to_those_of_the_object(tmp_path):
+    given = {"optimizer_arguments": {"beta_2": 0.9}}
+    both = config(tmp_path, optimizer=keras.optimizers.Adam(0.1, beta_1=0.5), **given)
+    assert both.update.optimizer_arguments == {"beta_1": 0.5, "beta_2": 0.9}
+    assert both.update.learning_rate == pytest.approx(0.1)
 
 
 def test_mixed_images_reach_the_loss_as_parts_of_classes(tmp_path):

@@ -174,13 +174,19 @@ def test_all_hooks_are_ended_even_if_one_fails():
     assert ended == [(7, "stopped")] * 2
 
 
-def test_a_hook_with_an_unknown_method_is_refused(train, tmp_path):
+def test_a_hook_with_unknown_or_unusable_methods_is_refused(train, tmp_path):
     def ignore(*_):
+        pass
+
+    async def waiting(*_):
         pass
 
     for hook, said in (
         (types.SimpleNamespace(on_chekpoint=ignore), "on_checkpoint,"),
         (keras.callbacks.Callback(), "Callback.on_"),
+        (Recorder, "plain methods"),
+        (types.SimpleNamespace(on_step=3), "plain methods"),
+        (types.SimpleNamespace(on_step=waiting), "plain methods"),
     ):
         with pytest.raises(UsageError, match="hooks: ") as caught:
             train(hook)

@@ -58,6 +58,10 @@ def test_the_advised_plan_has_the_settings_of_the_run(tmp_path):
     assert "--seed" not in flags, "plan has no such flag"
     assert "2 SIMULATED towers" in planned(words)
 
+    recipe.write_text("batch_size = 6\nmomentum = 0.9\n")
+    words = advised(failing(**given))
+    assert words[words.index("--batch_size") + 1] == "6", "plan needs it"
+
     words = advised(failing(gone=recipe, **given))
     assert words[words.index("--momentum") + 1] == "0.9"
     assert runs.SMALL in planned(words)

@@ -1,7 +1,6 @@
 """Decodes picture files, in the same way for training and for prediction.
 
-Results are RGB, 0 to 255. A picture that already has the requested size keeps all its
-pixels unchanged.
+Results are RGB, 0 to 255. A picture of the requested size keeps all its pixels.
 """
 
 import io

@@ -88,8 +88,7 @@ def list_folder(
 ) -> Listing:
     """Lists the pictures in a folder, in an order that depends on their names alone.
 
-    Folders with the `known` names of a run's classes are classes. With `whole`, all
-    pictures are the test split.
+    Folders with `known` names are classes. With `whole`, all are the test split.
     """
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(directory, folders)
@@ -323,8 +322,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
 
     All are paths within `directory`, in the order of their names; folders end in a
     slash. Hidden and system files and folders are left out. Links to
-    folders are not followed, and count as other files: through one, a picture could
-    also get another class.
+    folders are not followed, and count as other files: they may add other classes.
     """
     pictures, others, folders = [], [], []
     try:
