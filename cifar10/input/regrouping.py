@@ -170,7 +170,7 @@ def corrected_labels(dataset: Dataset, name: str, flag: str) -> np.ndarray:
     done: dict[str, tuple[int, str]] = {}
     for line, path, to, label in read(name, flag):
         if path not in indices:
-            why = "is not in the training split. Remove its line."
+            why = "is not a training picture, as `data` names one. Correct it."
         elif label and classes.get(label) != before[indices[path]]:
             why = f"is not of class {label}. The file is for other data or splits."
         elif to and to not in classes:

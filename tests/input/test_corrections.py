@@ -113,7 +113,7 @@ def test_pictures_keep_their_numbers_with_a_held_out_val_split(tmp_path):
     assert len(left) == 15
     assert bytes(x[last]) not in left
     held_out = next(number for number in names if names[number] == "val")
-    with pytest.raises(UsageError, match="not in the training split"):
+    with pytest.raises(UsageError, match="not a training picture"):
         corrected(dataset, listed(tmp_path, f"train picture {held_out},"))
 
 

@@ -350,5 +350,5 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
                 pictures.append((name, about.st_size, about.st_mtime_ns))
     except OSError as error:
         why = f"{error.filename} cannot be read: {reason(error)}"
-        raise UsageError(f"{why}. Make it readable, or remove it.") from error
+        raise UsageError(f"{why}. Make it readable, or move it away.") from error
     return pictures, others, folders
