@@ -111,7 +111,8 @@ class Config(fields.Groups):
     def with_values(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed, without the rules for arguments."""
         config = copy.copy(self)
-        config._assign({**self.values, **changes})  # noqa: SLF001 - of this class.
+        config._arguments = None  # noqa: SLF001 - of this class.
+        config._assign({**self.values, **changes})  # noqa: SLF001
         return config
 
     @property
@@ -333,7 +334,7 @@ def _plain(value: Any) -> Any:
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # Of NumPy.
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays.
         return value.tolist()
     return [*map(_plain, value)] if isinstance(value, tuple | range) else value
 

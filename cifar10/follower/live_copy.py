@@ -86,7 +86,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
     Nothing is read before `look` or `start`, so the run need not exist yet.
 
     Args:
-        train_dir: Directory of the run.
+        train_dir: Directory of the run, or its `Record`.
         device: Device that holds the weights and computes.
         step: The step to load. None loads each newer step as it appears. `best` loads
             the step with the best score, then each better step as it appears.
@@ -117,9 +117,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        directory = layout.absolute_path(
-            str(getattr(train_dir, "train_dir", train_dir))
-        )
+        of = getattr(train_dir, "train_dir", train_dir)  # It may be a `Record`.
+        directory = layout.absolute_path(str(of))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
         super().__init__(directory, device, wanted=step, **reading)
         self._snapshot: Snapshot | None = None  # Another thread may replace it.
@@ -180,6 +179,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
 
     def start(self, interval: float = 1.0) -> Self:
         """Checks for new weights now, then in a thread every `interval` seconds."""
+        if not (isinstance(interval, int | float) and interval > 0):
+            raise UsageError(f"Follower.start: interval={interval!r}: give seconds.")
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True

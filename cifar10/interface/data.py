@@ -48,11 +48,10 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
 
 def _array(values: Any) -> np.ndarray:
     """Converts to an array; refuses what an array would lose, with a `ValueError`."""
-    modes = (
-        {getattr(one, "mode", "L") for one in values} if type(values) is list else {}
-    )
-    if np.ma.is_masked(values) or {*modes} - {"L", "RGB"}:
-        raise ValueError("masks, palettes and the like would be lost: convert to RGB")
+    pictures = values if isinstance(values, list | tuple) else ()
+    modes = {getattr(one, "mode", "L") for one in pictures}
+    if np.ma.is_masked(values) or modes - {"L", "RGB"}:
+        raise ValueError("a mask or palette would be lost: fill it, or convert to RGB")
     return np.asarray(values)
 
 

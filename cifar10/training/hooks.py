@@ -161,10 +161,8 @@ def check_hooks(hooks: Sequence[object]) -> None:
     for hook in hooks:
         name = type(hook).__name__
         found = [event for event in dir(hook) if event.startswith("on_")]
-        methods = [getattr(hook, event) for event in found]
-        wrong = [
-            one for one in methods if iscoroutinefunction(one) or not callable(one)
-        ]
+        methods = filter(None, (getattr(hook, event) for event in found))
+        wrong = [it for it in methods if iscoroutinefunction(it) or not callable(it)]
         if wrong or isinstance(hook, type):
             raise UsageError(f"hooks: {hook!r}: give an object with plain methods.")
         if (unknown := [event for event in found if event not in EVENTS]) or not found:

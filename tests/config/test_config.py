@@ -121,6 +121,7 @@ def test_replace_equals_a_configuration_of_the_same_arguments():
         with pytest.raises(UsageError, match=name):
             first.replace(**{name: value})
     assert first == Config(max_steps=20, optimizer="adamw", schedule="cosine")
+    assert first.with_values(seed=7).replace(max_steps=9).run.seed == 7
 
 
 def test_numpy_arrays_and_ranges_become_lists():

@@ -139,6 +139,9 @@ def test_a_model_other_than_the_runs_is_refused(trained):
 def test_a_follower_takes_a_record(trained):
     with Follower(trained[1]).start() as follower:
         assert follower.predict(X[:2]).step == 6
+    for interval in ("5", 0, float("nan")):
+        with pytest.raises(UsageError, match="interval"):
+            Follower(trained[1]).start(interval)
 
 
 def test_a_data_dir_beside_arrays_is_refused(tmp_path):
@@ -153,7 +156,7 @@ def test_values_that_an_array_would_lose_are_refused():
     np.testing.assert_array_equal(plain[:], X)
     palettes = [one.convert("P", palette=Image.Palette.ADAPTIVE) for one in pictures]
     for images, labels in ((X, masked), (np.ma.masked_equal(X, 3), Y), (palettes, Y)):
-        with pytest.raises(UsageError, match="masks, palettes"):
+        with pytest.raises(UsageError, match="mask or palette"):
             as_dataset((images, labels))
 
 
