@@ -11,6 +11,7 @@ from cifar10.config import fields, flags, run_config
 from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
+from cifar10.towers.schedule import CURVES
 
 # One of each kind: a number, a fraction, a word, a text, a switch, one that has none.
 GIVEN = {
@@ -75,7 +76,11 @@ def test_bad_values_are_refused_with_their_flag(refusal):
 
 
 def test_a_parameter_of_another_schedule_is_refused(refusal, parse):
-    for curve in ("linear", "cosine", "one_cycle"):
+    others = [
+        name for name in CURVES if "epochs_per_decay" not in CURVES[name].parameters
+    ]
+    assert {"linear", "cosine", "one_cycle"} <= {*others}
+    for curve in others:
         words = "--epochs_per_decay", 3, "--schedule", curve
         assert f"--epochs_per_decay has no effect with --schedule {curve}" in refusal(
             *words
