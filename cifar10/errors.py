@@ -57,7 +57,7 @@ class MissingGpuError(UsageError):
 class StoppedError(BaseException):  # Nothing that catches any `Exception` keeps it.
     """The program ends early but cleanly, for example after a signal.
 
-    The exit code is 128 plus the signal's number, a failed worker's, or 0 if idle.
+    The exit code is 128 plus the signal's number, a failed worker's, or 0 if none ran.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -85,7 +85,7 @@ class LostWorkerError(Exception):
 class DiskError(UsageError):
     """A file operation failed.
 
-    `what` says in full sentences what failed, why, and what remains; `fix` the cure.
+    `what` says in full sentences what failed, why and what remains; `fix`, the remedy.
     """
 
     def __init__(self, what: str, fix: str) -> None:

@@ -195,7 +195,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     def call_frozen(self, inputs: tf.Tensor, **_: object) -> tf.Tensor:
         """Normalizes by the moving statistics, as Keras's layer does.
 
-        On GPUs the fused operation's gradient is random with given statistics.
+        The fused operation's gradient with given statistics varies on GPUs.
         """
         return super().call(inputs, training=False)
 

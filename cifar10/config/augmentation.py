@@ -46,8 +46,7 @@ _WHERE = "augmentation of the recipe"
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Returns the declared augmentations with all their values; refuses invalid ones.
 
-    An image is mixed in at most one way, so the probabilities of `mixup` and `cutmix`
-    must not add up to more than 1.
+    The probabilities of `mixup` and `cutmix`, one of which mixes, total at most 1.
     """
     parts = {}
     for name, given in (declared or {}).items():

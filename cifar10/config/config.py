@@ -103,13 +103,17 @@ class Config(fields.Groups):
         return config
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the configuration that the same arguments and `changes` make."""
+        """Returns the configuration of the same arguments and `changes`; None omits."""
         if self._arguments is None:
             return self.with_values(**changes)
-        return type(self)(**{**self._arguments, **changes})
+        given = {**self._arguments, **changes}
+        omitted = {name for name in changes if changes[name] is None}
+        return type(self)(**{name: given[name] for name in given.keys() - omitted})
 
     def with_values(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed, without the rules for arguments."""
+        if unknown := changes.keys() - self.values.keys():
+            raise UsageError(f"Config has no argument {min(unknown)}.")
         config = copy.copy(self)
         config._arguments = None  # noqa: SLF001 - of this class.
         config._assign({**self.values, **changes})  # noqa: SLF001
@@ -136,8 +140,7 @@ class Config(fields.Groups):
         """Returns the number of steps in the next call, at most `most`.
 
         A call ends where a summary, an evaluation, a checkpoint or the end of a stage
-        is due, and before a verified step, which is a call of its own. Lines are logged
-        of steps within a call, too.
+        is due, and around a verified step. Steps within a call are logged, too.
         """
         left = [period - step % period for period in self.stops.values()]
         if verify := self.checkpoints.verify_steps:
@@ -268,6 +271,10 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
+        if "recipe" in given:  # It may name the data.
+            both = {**read_recipe(given["recipe"]), **given}
+            place = {k: v for k, v in both.items() if k in ("data", "data_dir")}
+            given = {**given, **data_flag.located(place)}
         data = given.get("data", "auto")
         default = "tutorial" if data in data_flag.NAMES else "pictures"
         if known := ARCHITECTURES.get(given.get("model", "")):
@@ -278,7 +285,6 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             kept = _kept_of(run_config.run_of_weights(given), given)
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
-        base = base if "data" in given else data_flag.located(base)
         base = {**kept, **base} if "recipe" in given else {**base, **kept}
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
@@ -334,7 +340,7 @@ def _plain(value: Any) -> Any:
     value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # NumPy's numbers and arrays.
+    if hasattr(value, "tolist") and not hasattr(value, "keys"):  # NumPy's.
         return value.tolist()
     return [*map(_plain, value)] if isinstance(value, tuple | range) else value
 

@@ -23,7 +23,7 @@ def described(text: str | None) -> dict[str, Any]:
     """Returns arguments of `ArgumentParser` for a program with this description.
 
     The description names commands as `python -m cifar10 NAME`; the help names them as
-    the user has started this one. `python -OO` drops docstrings, so the help of flags.
+    the user has started this one. `python -OO` drops docstrings, and so flags' help.
     """
     name, command = invocation.program_name(), "python -m cifar10"
     if name.endswith(".py"):

@@ -138,7 +138,7 @@ class Checked:
     """Base class of dataclasses whose keyword-only fields are options; checks values.
 
     The class argument `scope` is the default scope of the subclass's options. `numbers`
-    declares options after the class's own: numbers by default, limits and help.
+    declares options after the class's own: each by its default, limits and help.
     """
 
     scope: ClassVar[str] = SESSION

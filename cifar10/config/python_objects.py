@@ -32,7 +32,9 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     given, optimizer = dict(given), given.get("optimizer")
     if hasattr(optimizer, "get_config"):
         settings = _settings(optimizer)
-        settings["optimizer_arguments"] |= given.pop("optimizer_arguments", None) or {}
+        more = given.get("optimizer_arguments") or {}
+        if isinstance(more, Mapping):  # Else the check of types refuses it.
+            given["optimizer_arguments"] = settings["optimizer_arguments"] | {**more}
         given = {**settings, **given, "optimizer": type(optimizer)}
     rate: Any = given.get("learning_rate")
     if hasattr(rate, "get_config"):

@@ -179,8 +179,7 @@ def _wrong(entries: Mapping[str, Any]) -> str:
 def run_of_weights(given: Mapping[str, Any]) -> RecordedRun | None:
     """Returns the run that gives a new run its initial weights; None if no run does.
 
-    A run that began with these weights already counts instead, so that the same command
-    resumes it without its source.
+    A run that already began with these weights counts instead, to resume without them.
     """
     name = given.get("initial_weights")
     source = layout.absolute_path(name or "")

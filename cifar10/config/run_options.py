@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, Form, Range
 
-# Images per batch of an evaluation. Larger batches are not faster; others may round.
+# Images per batch of an evaluation. Larger are not faster; others round otherwise.
 SCORED_BATCH_SIZE = 500
 # The value of --step that stands for the checkpoint with the best score.
 BEST = "best"

@@ -12,7 +12,7 @@ class Options(run_options.RunOptions):
     """Which images and checkpoints to score and how.
 
     Attributes:
-        eval_dir: directory for event files and scores (default: TRAIN_DIR/eval)
+        eval_dir: directory outside the run for events and scores (default: its eval)
         eval_data: split to score, without distortions: test, train_eval (the training
             images), val if there is one, or all pictures of another --data_dir
         data_dir: directory of the data set (default: the run's)

@@ -59,7 +59,7 @@ class _Evaluator(FollowedRun):
             own, self._events = self._events, layout.absolute_path(options.eval_dir)
             if self._events != own and self._events.is_relative_to(self.directory):
                 why = f"--eval_dir {options.eval_dir} is another folder of the run"
-                raise UsageError(f"{why}. Omit it, or name one elsewhere.")
+                raise UsageError(f"{why}, not {own}. Omit it, or name one elsewhere.")
         else:
             layout.refuse_link(self._events)
         self._scored = ScoredSet(model.model, model.run.config, dataset, options)

@@ -18,8 +18,7 @@ class FollowedRun:
     """Follows a run and keeps its newest or `wanted` checkpoint loaded.
 
     The directory need not exist yet. The run's `config.json` may change, and another
-    run may replace this one, for example with --fresh. The keyword arguments `reading`
-    are passed to `TrainedModel`.
+    run may replace this one, as by --fresh. `reading` are arguments of `TrainedModel`.
 
     Attributes:
         directory: Directory of the run.

@@ -179,8 +179,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
 
     def start(self, interval: float = 1.0) -> Self:
         """Checks for new weights now, then in a thread every `interval` seconds."""
-        if not (isinstance(interval, int | float) and interval > 0):
-            raise UsageError(f"Follower.start: interval={interval!r}: give seconds.")
+        if not 0 < interval < threading.TIMEOUT_MAX:
+            raise UsageError(f"Follower.start: interval={interval}: give seconds.")
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True

@@ -1,6 +1,6 @@
 """Augments training images as a recipe's `augmentation` table declares.
 
-They change distorted images; mixup and cutmix also change labels. As in
+Augmentations change distorted images; mixup and cutmix also change labels. As in
 `distortions.py`, random values for the global batch depend on seed and step. Each has
 its own random stream, so adding one does not change the distortions.
 
@@ -85,7 +85,7 @@ def erase(
 
     Zhong et al., https://arxiv.org/abs/1708.04896.
 
-    The noise is uniform, as in the paper, with mean 0 and variance 1, as scaled images.
+    The noise is uniform, as in the paper, with mean 0 and variance 1, like images.
 
     Args:
         images: float32 [batch, height, width, channels], scaled.

@@ -213,7 +213,7 @@ class _Download:
     def _try(self, sources: Sequence[_Source]) -> Format | dict[_Source, _SourceError]:
         """Returns the format that was received, or else why each source failed.
 
-        Tries the sources in order. If one is slow, measures the others too.
+        Tries the sources in order; if one is slow, tries others and keeps the fastest.
         """
         rates = dict.fromkeys(sources, math.inf)  # Infinite until measured.
         failures: dict[_Source, _SourceError] = {}

@@ -124,7 +124,7 @@ def training_batches(
             equal slice of every global batch.
 
     Returns:
-        A dataset of tuples with one (images, labels) per tower, by `BatchMaker.make`.
+        A dataset of tuples, one (images, labels) per tower, made by `BatchMaker.make`.
     """
     index, processes = worker
     count = batch_size * towers

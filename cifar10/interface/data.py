@@ -49,8 +49,8 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
 def _array(values: Any) -> np.ndarray:
     """Converts to an array; refuses what an array would lose, with a `ValueError`."""
     pictures = values if isinstance(values, list | tuple) else ()
-    modes = {getattr(one, "mode", "L") for one in pictures}
-    if np.ma.is_masked(values) or modes - {"L", "RGB"}:
+    modes = {m for one in pictures if isinstance(m := getattr(one, "mode", 0), str)}
+    if any(map(np.ma.is_masked, (values, *pictures))) or modes - {"L", "RGB"}:
         raise ValueError("a mask or palette would be lost: fill it, or convert to RGB")
     return np.asarray(values)
 
@@ -59,7 +59,7 @@ def _in_memory(data: Any) -> Any:
     """Converts a `tf.data.Dataset` of (image, label) to a pair of arrays."""
     if not hasattr(data, "element_spec"):
         return data
-    specs = data.element_spec if type(data.element_spec) is tuple else ()
+    specs = data.element_spec if isinstance(data.element_spec, tuple) else ()
     # Images and labels in batches have the same first dimension, of one size or None.
     first = {str(getattr(spec, "shape", ())[:1]) for spec in specs}
     is_batched = len(first) == 1 and "," in first.pop()

@@ -8,6 +8,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.train import Record, know_model
+from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 
@@ -81,6 +82,9 @@ def evaluate(
     else:
         directory = layout.absolute_path(str(run))
     if model is not None:
+        built = run.config.model_function if isinstance(run, Record) else None
+        if built not in (None, model):
+            raise UsageError(f"evaluate: model={model}: the run has {built}. Omit it.")
         own = Config(model=model)
         trusted = own.network.model
         know_model(own)
@@ -92,7 +96,8 @@ def evaluate(
     )
     found_step = trained.restore(step)
     known = trained.run.config.network.model
-    if model is not None and (trusted != known or isinstance(run, Record)):
+    names = trusted, PYTHON + f"{trusted}".partition(":")[2]  # With and without module.
+    if model is not None and known not in names:
         raise UsageError(f"evaluate: model={model}: the run has {known}. Omit it.")
     if dataset is None and data is None:
         dataset = datasets.find_again(trained.run)

@@ -204,7 +204,7 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
     """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
     Checkpoints after `step`, the newest step of this run, belong to another run; they
-    are neither deleted nor counted. A `DiskError` leaves all checkpoints to keep.
+    are neither deleted nor counted. A `DiskError` leaves those to keep intact.
     """
     run = directory.parent
     saved = [one for one in steps(directory) if one <= step]

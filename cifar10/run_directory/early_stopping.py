@@ -68,8 +68,7 @@ class EarlyStopping:
 def why_ended(config: Groups, manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
-    The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain`, which stands for
-    `stop_after_no_gain`.
+    The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain` (early stopping).
     """
     limits, keep = config.run, config.checkpoints
     if manifest["step"] >= limits.max_steps:

@@ -388,7 +388,7 @@ def build_sectioned(
 ) -> tuple[Tower, str | None]:
     """Builds a tower with the sections that a flag or the model's code requests.
 
-    Returns the tower, and a message about its sections, None if it has none.
+    Returns the tower, and a message about its sections, None if none are requested.
     """
     sections, gigabytes = requested.sections, requested.memory_limit
     if gigabytes is not None and sections != "auto":

@@ -27,7 +27,7 @@ _BLOCK = 64  # Held-out pictures that are compared at a time.
 def find_duplicates(splits: Splits, names: Sequence[str]) -> dict[str, Any]:
     """Finds prepared pictures that are equal pixel for pixel, or nearly equal.
 
-    `names` has all pictures, in the order of the splits.
+    `names` has the names of all pictures, in the order of the splits.
 
     Returns:
         `groups`: the names of the pictures in each group of equal pictures.

@@ -26,8 +26,7 @@ def heat_maps(
 
     Takes images, uint8 [images, height, width, channels], and a class for each. Returns
     heat maps, float32 [images, height, width], whose highest value is 1, or 0 if no
-    pixel supports the class. Returns None if no convolution of the model has an output
-    larger than 1 x 1.
+    pixel supports the class. Returns None if no convolution's output exceeds 1 x 1.
     """
     distortion, shape = trained.run.config.images.distortions, trained.picture_shape
 

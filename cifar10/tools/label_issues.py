@@ -102,7 +102,7 @@ def find_issues(
     """Finds labels that models contradict, from each model's logits for all images.
 
     Returns the indices of the contradicted labels, int64, most suspicious first; for
-    each image, the likeliest class other than its label, and its label's probability.
+    each image, the likeliest other class, and its label's mean probability.
     """
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]

@@ -28,7 +28,7 @@ Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
 prepares them as evaluation does. With --follow it predicts again with each new
 checkpoint, until training has finished. Exit code 0: all were classified; 1:
 images named on stderr were skipped; 2: a mistake that you can fix. In a folder,
-files without a picture's extension are not classified; a note on stderr counts them.
+files without a picture's extension are not classified; a note counts them.
 """
 
 _BATCH = 256  # Images in memory at a time; other numbers have the same result.

@@ -113,8 +113,7 @@ def compare(
 ) -> "tuple[Difference, int | None, int]":
     """Recomputes steps until one differs by more than rounding.
 
-    Returns the worst difference from the run, the first step with any, and the last of
-    which the run has a record.
+    Returns the worst difference, the first step with any, and the last recorded step.
     """
     if not replay.is_recorded(first, last):
         raise UsageError(f"--steps {first}:{last}: no step is logged. Give more steps.")

@@ -1,7 +1,6 @@
 """`python -m cifar10 report`: reports on runs in one self-contained HTML file.
 
-Paths and names of classes are not trusted, so all text is escaped, except the style and
-curves of this package.
+Paths and names of classes are not trusted: all text but this package's is escaped.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers, including the time to decode a picture.
 # Containers are killed after 10 s.
 _SHUTDOWN_SECONDS = 7
-_SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts of a form.
+_SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts or words decoded.
 # Base64 in text, where some write - for + and _ for /; others become spaces.
 _BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
 _FIX = (

@@ -114,8 +114,7 @@ def chooses_gpus(
 ) -> bool:
     """Returns whether the value of a flag chooses the towers' GPUs, and not the CPU.
 
-    `requested` is `cpu`, `gpu` or `auto`, which chooses the GPUs if there are any and
-    `by_default` is true.
+    `requested` is `cpu`, `gpu` or `auto`: the GPUs, if there are any and `by_default`.
     """
     if requested == "gpu" and not placement.on_gpus:
         raise UsageError(f"{flag} gpu: the towers have no GPU. Give {flag} auto.")

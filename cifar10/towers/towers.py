@@ -91,8 +91,7 @@ class Tower:
         """Reads the variables once, then computes loss, gradients and statistics.
 
         `number` is the tower's index among the towers of all machines. `inputs` go to
-        the model and `labels` to the loss, [batch, ...]. `flat` are the variables'
-        values if they have been read.
+        the model and `labels` to the loss, [batch, ...]. `flat`: values already read.
         """
         variables = state.model.trainable_variables
         is_frozen = find_frozen(state.model, variables, self.frozen)

@@ -117,8 +117,7 @@ class Hooks:
 
     A built-in hook may also have a method `on_interruption(step)`, called when a signal
     ends the run. `users` tells which hooks the user wrote. If such a hook raises an
-    exception, the exception gets a note with the hook's name and the text of
-    `how_to_resume()`.
+    exception, it gets a note with the hook's name and the text of `how_to_resume()`.
     """
 
     hooks: Sequence[object] = ()
@@ -161,7 +160,7 @@ def check_hooks(hooks: Sequence[object]) -> None:
     for hook in hooks:
         name = type(hook).__name__
         found = [event for event in dir(hook) if event.startswith("on_")]
-        methods = filter(None, (getattr(hook, event) for event in found))
+        methods = [it for event in found if (it := getattr(hook, event)) is not None]
         wrong = [it for it in methods if iscoroutinefunction(it) or not callable(it)]
         if wrong or isinstance(hook, type):
             raise UsageError(f"hooks: {hook!r}: give an object with plain methods.")

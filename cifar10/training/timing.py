@@ -25,7 +25,7 @@ class Share:
         self._next = -math.inf  # When it is due again, by `time.perf_counter`.
 
     def is_due(self) -> bool:
-        """Returns whether enough time has passed since the last run."""
+        """Returns whether enough time has passed since the block last ended."""
         return time.perf_counter() >= self._next
 
     @contextlib.contextmanager

@@ -57,7 +57,7 @@ class WhatIf(Replay):
     def control(self, first: int, last: int, until: int) -> Difference:
         """Recomputes steps unchanged; returns their worst difference from the run.
 
-        A change is made in the steps from `first` to `last`, and followed to `until`.
+        A change will be made in the steps `first` to `last`, and followed to `until`.
         """
         self.check_recorded(first, until)
         self._first, self._last, self._until = first, last, until

@@ -110,6 +110,11 @@ def test_a_recipe_names_pictures_by_their_path(tmp_path):
     (tmp_path / "others").mkdir()
     given = Config(recipe=recipe, data=tmp_path / "others").dataset
     assert (given.data, given.data_dir) == ("folder", str(tmp_path / "others"))
+    with pytest.raises(UsageError, match="names a path"):
+        Config(recipe=recipe, data_dir=tmp_path / "others")
+    recipe.write_text('data = "folder"\n')
+    given = Config(recipe=recipe, data_dir=tmp_path / "others").dataset
+    assert (given.data, given.data_dir) == ("folder", str(tmp_path / "others"))
 
 
 def test_replace_equals_a_configuration_of_the_same_arguments():
@@ -126,13 +131,36 @@ def test_replace_equals_a_configuration_of_the_same_arguments():
         with pytest.raises(UsageError, match=name):
             first.replace(**{name: value})
     assert first == Config(max_steps=20, optimizer="adamw", schedule="cosine")
-    assert first.with_values(seed=7).replace(max_steps=9).run.seed == 7
+    values = first.with_values(seed=7)
+    assert values.replace(max_steps=9).run.seed == 7
+    with pytest.raises(UsageError, match="bach_size"):
+        values.replace(bach_size=16)
+
+
+def test_replace_by_none_omits_an_argument():
+    first = Config(max_steps=20, schedule="staircase", epochs_per_decay=3.0)
+    by_epochs = first.replace(max_steps=None, max_epochs=2.0)
+    assert by_epochs == Config(
+        max_epochs=2.0, schedule="staircase", epochs_per_decay=3.0
+    )
+    linear = first.replace(schedule="linear", epochs_per_decay=None)
+    assert linear == Config(max_steps=20, schedule="linear")
 
 
 def test_numpy_arrays_and_ranges_become_lists():
     given = Config(class_weights=np.array([1.0, 2.0])).values
     assert given["class_weights"] == [1.0, 2.0]
     assert Config(class_weights=range(1, 3)).values["class_weights"] == [1, 2]
+
+    class Series:  # As pandas has them: values by name.
+        def keys(self):
+            return ["dog", "cat"]
+
+        def tolist(self):
+            return [1.0, 2.0]
+
+    with pytest.raises(UsageError, match="class_weights"):
+        Config(class_weights=Series())
 
 
 def test_numpy_numbers_become_python_numbers():

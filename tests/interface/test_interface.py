@@ -131,15 +131,31 @@ def test_a_model_other_than_the_runs_is_refused(trained):
     def other(*_):
         raise AssertionError("it is built")
 
-    for run in (trained[1], trained[1].train_dir):
-        with pytest.raises(UsageError, match="model="):
-            evaluate(run, data=TEST, model=other)
+    def linear(*_):
+        raise AssertionError("it has the same name")
+
+    for run, model in ((trained[1].train_dir, other), (trained[1], linear)):
+        with pytest.raises(UsageError, match=r"the run has .*linear"):
+            evaluate(run, data=TEST, model=model)
+    own = trained[1].config.model_function
+    assert evaluate(trained[1], model=own) == evaluate(trained[1])
+
+
+def test_a_models_module_may_be_named_later(trained, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_linear", types.ModuleType("my_linear"))
+    linear = local()
+    linear.__module__, linear.__qualname__ = "my_linear", "linear"
+    sys.modules["my_linear"].linear = linear
+    assert name_of_function(linear) == "my_linear:linear"
+    found = evaluate(trained[1].train_dir, data=TEST, model=linear)
+    assert found == evaluate(trained[1], data=TEST)
 
 
 def test_a_follower_takes_a_record(trained):
     with Follower(trained[1]).start() as follower:
         assert follower.predict(X[:2]).step == 6
-    for interval in ("5", 0, float("nan")):
+    for interval in (0, -1.0, float("nan")):
         with pytest.raises(UsageError, match="interval"):
             Follower(trained[1]).start(interval)
 
@@ -154,8 +170,22 @@ def test_values_that_an_array_would_lose_are_refused():
     pictures = [Image.fromarray(image) for image in X]
     plain = as_dataset((pictures, Y)).read("train")[0]
     np.testing.assert_array_equal(plain[:], X)
+
+    class Tensor:  # Of PyTorch, or a series of pandas: `mode` is a method.
+        def __init__(self, image):
+            self.image = image
+
+        def mode(self):
+            raise AssertionError
+
+        def __array__(self, *_, **__):
+            return self.image
+
+    tensors = [Tensor(image) for image in X]
+    np.testing.assert_array_equal(as_dataset((tensors, Y)).read("train")[0][:], X)
     palettes = [one.convert("P", palette=Image.Palette.ADAPTIVE) for one in pictures]
-    for images, labels in ((X, masked), (np.ma.masked_equal(X, 3), Y), (palettes, Y)):
+    hidden = np.ma.masked_equal(X, 3)
+    for images, labels in ((X, masked), (hidden, Y), ([*hidden], Y), (palettes, Y)):
         with pytest.raises(UsageError, match="mask or palette"):
             as_dataset((images, labels))
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -444,6 +445,10 @@ BAD = {
     "has batches": lambda: {"data": stream().batch(8, drop_remainder=True)},
     r"\.unbatch\(\)\.apply": lambda: {"data": stream().batch(7)},
     "float32": lambda: {"data": stream().map(lambda x, y: (tf.cast(x, "float32"), y))},
+    r"optimizer_arguments \[1\]": lambda: {
+        "optimizer": keras.optimizers.Adam(0.1),
+        "optimizer_arguments": [1],
+    },
     "no pairs": lambda: {"data": stream().map(lambda x, y: {"x": x, "y": y})},
     "yields no pairs": lambda: {"data": stream().map(lambda x, y: (x, y, 1.0))},
     "x_train": lambda: {"data": stream().map(lambda x, y: ((x, x), y))},
@@ -506,6 +511,13 @@ def test_two_streams_become_training_and_test_splits(tmp_path):
     streams = stream().batch(7).unbatch().apply(sized), stream().take(12)
     two = train(config(tmp_path / "2", max_steps=1, data=streams))
     assert evaluate(one) == evaluate(two) == evaluate(two, data=stream().take(12))
+    named = stream().take(12).map(Pair)
+    assert evaluate(two, data=named) == evaluate(one)
+
+
+class Pair(NamedTuple):
+    image: tf.Tensor
+    label: tf.Tensor
 
 
 class Position(keras.layers.Layer):

@@ -187,6 +187,7 @@ def test_a_hook_with_unknown_or_unusable_methods_is_refused(train, tmp_path):
         (Recorder, "plain methods"),
         (types.SimpleNamespace(on_step=3), "plain methods"),
         (types.SimpleNamespace(on_step=waiting), "plain methods"),
+        (types.SimpleNamespace(on_step=False), "plain methods"),
     ):
         with pytest.raises(UsageError, match="hooks: ") as caught:
             train(hook)

@@ -165,8 +165,8 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
     """Refuses pixels of any type other than uint8."""
     if dtype != np.uint8:
         raise UsageError(
-            f"{what} is {dtype}, not uint8. Scale it to 0 to 255, by x * 255 (of 0 to "
-            "1) or (x + 1) * 127.5 (from -1), then use np.rint(x).astype(np.uint8)."
+            f"{what} is {dtype}, not uint8. Scale to 0 to 255: x * 255 (if 0 to 1), "
+            "(x + 1) * 127.5 (if -1 to 1); then use np.rint(x).astype(np.uint8)."
         )
 
 

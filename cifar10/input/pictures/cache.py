@@ -2,8 +2,7 @@
 
 Another user may have put links, pipes or files there. So a cache folder is used only if
 both the folder and its parent belong to this user, are not links, and are not writable
-by others. Existing files are never written to, and only files with names that this
-package uses are removed.
+by others. Existing files are never changed; only files with this package's names go.
 """
 
 import contextlib
@@ -39,8 +38,7 @@ def opened(home: Path) -> Iterator[None]:
     """Checks a cache folder, or creates it, and then runs the `with` block.
 
     The folder and its parent must be this user's own, and not links. Folders above them
-    may be links, as home folders and scratch disks often are. An `OSError` of the block
-    becomes a `UsageError`.
+    may be links, as scratch disks are. The block's `OSError`s become `UsageError`s.
     """
     try:
         home.parent.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def list_folder(
 ) -> Listing:
     """Lists the pictures in a folder, in an order that depends on their names alone.
 
-    Folders with `known` names are classes. With `whole`, all are the test split.
+    Folders of `known` names are classes. With `whole`, all pictures are in `test`.
     """
     *_, folders = _entries(directory, "")
     tops = _folders_of_splits(directory, folders)
@@ -322,7 +322,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
 
     All are paths within `directory`, in the order of their names; folders end in a
     slash. Hidden and system files and folders are left out. Links to
-    folders are not followed, and count as other files: they may add other classes.
+    folders are not followed, and count as other files: a picture could get two classes.
     """
     pictures, others, folders = [], [], []
     try:
