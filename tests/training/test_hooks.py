@@ -14,7 +14,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints
 from cifar10.training import train as training
-from cifar10.training.hooks import EVENTS, Hooks
+from cifar10.training.hooks import EVENTS, Hooks, check_hooks
 
 
 class Recorder:
@@ -193,3 +193,4 @@ def test_a_hook_with_unknown_or_unusable_methods_is_refused(train, tmp_path):
             train(hook)
         assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
+    check_hooks([types.SimpleNamespace(on_step=None, on_save=ignore)])
