@@ -20,15 +20,7 @@ from cifar10 import errors, hardware
 from cifar10.config import fields, flags
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
-from cifar10.errors import (
-    STOP_SIGNALS,
-    LostWorkerError,
-    MissingGpuError,
-    StoppedError,
-    UsageError,
-    counted,
-    say,
-)
+from cifar10.errors import LostWorkerError, StoppedError, UsageError, counted, say
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 from cifar10.run_directory import starting
@@ -36,7 +28,7 @@ from cifar10.run_directory.seeds import grouped, last_scores
 
 # Exit codes after which a restart is useless; 128 and more are those of signals.
 _ENDS = errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE
-_FINAL = (*_ENDS, *(128 + number for number in STOP_SIGNALS))
+_FINAL = (*_ENDS, *(128 + number for number in errors.STOP_SIGNALS))
 # How long the other workers need to detect a lost worker and to end.
 _SECONDS_TO_NOTICE = 40.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -148,11 +140,11 @@ def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
         return command
     batches = used * run.config.batch.accumulate
     towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
-    here = f"{left} of {counted(used, 'GPU')} are left"
+    now = f"{left} of {counted(used, 'GPU')} are left"
     if not towers:
-        raise MissingGpuError(f"{here}: the run cannot continue on this machine.")
+        raise errors.MissingGpuError(f"{now}: the run cannot continue on this machine.")
     say(
-        f"{here}: continuing with {counted(towers, 'tower')}, each of "
+        f"{now}: continuing with {counted(towers, 'tower')}, each of "
         f"{counted(batches // towers, 'batch', 'batches')}, and the same result."
     )
     command = flags.without(command, "num_gpus", "accumulate")

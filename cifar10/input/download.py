@@ -27,16 +27,8 @@ from typing import Any
 
 from six.moves.urllib import error as url_error, request as url_request
 
-from cifar10 import files
-from cifar10.errors import (
-    EXIT_TRY_AGAIN,
-    UnavailableError,
-    UsageError,
-    format_duration,
-    format_number,
-    printable,
-    say,
-)
+from cifar10 import errors, files
+from cifar10.errors import UnavailableError, UsageError, format_duration, printable, say
 from cifar10.input.archives import Archive
 from cifar10.input.records import Format, explained
 from cifar10.process import invocation, moving_line
@@ -200,9 +192,9 @@ class _Download:
         """
         found = self._try(sources)
         if isinstance(found, dict):
-            errors = found.values()
-            is_stale = any(each.is_stale for each in errors)
-            if is_stale and not any(each.is_away for each in errors):
+            failures = found.values()
+            is_stale = any(each.is_stale for each in failures)
+            if is_stale and not any(each.is_away for each in failures):
                 for part in self._parts:
                     part.unlink(missing_ok=True)
                 found = self._try(sources)
@@ -249,7 +241,7 @@ class _Download:
                 return UnavailableError(f"{told}\n{kept}. The next try resumes there.")
         failure = (UsageError if self._has_received else NothingReceivedError)(told)
         if any(error.is_away for error in failures.values()):
-            failure.exit_code = EXIT_TRY_AGAIN
+            failure.exit_code = errors.EXIT_TRY_AGAIN
         return failure
 
     def _go_on(self, part: Path, source: _Source, enough: float) -> float | None:
@@ -344,13 +336,13 @@ def _progress(position: int, size: int, rate: float) -> str:
     unit, factor = ("MB", 1e-6) if rate >= FAST else ("kB", 1e-3)
     return (
         f"{_megabytes(position)} of {_megabytes(size)} MB at "
-        f"{format_number(rate * factor, 2)} {unit}/s, "
+        f"{errors.format_number(rate * factor, 2)} {unit}/s, "
         f"{format_duration((size - position) / rate)} left"
     )
 
 
 def _megabytes(count: int) -> str:
-    return format_number(count / 1e6, 3 if count >= 100e6 else 2)
+    return errors.format_number(count / 1e6, 3 if count >= 100e6 else 2)
 
 
 def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:

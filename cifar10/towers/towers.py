@@ -24,15 +24,9 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.towers import copies
 from cifar10.towers.agreement import Agreement
-from cifar10.towers.copies import (
-    Flat,
-    flat_means,
-    for_tower,
-    mean,
-    read_variables,
-    sum_on_devices,
-)
+from cifar10.towers.copies import Flat, Tensors, mean, read_variables
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.noise_scale import with_square
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
@@ -97,16 +91,13 @@ class Tower:
         is_frozen = find_frozen(state.model, variables, self.frozen)
         is_trained = [not frozen for frozen in is_frozen]
         read = flat.unpacked() if flat else read_variables(state.model)
-        trainable, non_trainable = read[0], for_tower(state.model, read[1], number)
+        read[1] = copies.for_tower(state.model, read[1], number)
         scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
 
         def compute(
-            trainable: list[tf.Tensor],
-            non_trainable: list[tf.Tensor],
-            inputs: tf.Tensor,
-            labels: tf.Tensor,
-            scale: tf.Tensor,
+            read: list[Tensors], inputs: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor
         ) -> TowerResult:
+            trainable, non_trainable = read
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(list(itertools.compress(trainable, is_trained)))
                 outputs, statistics, penalties = self.inference(
@@ -126,7 +117,7 @@ class Tower:
 
         if self.xla:
             compute = tf.function(compute, jit_compile=True, autograph=False)
-        return compute(trainable, non_trainable, inputs, labels, scale)
+        return compute(read, inputs, labels, scale)
 
 
 class TowerBuilder(Agreement):
@@ -337,10 +328,10 @@ class TowerBuilder(Agreement):
                 which = self.num_towers, self.first_tower + first == 0
                 results = with_square(state, devices, results, *which, xla, flat)
             if flat:
-                found = flat_means(devices, results, state.device)
+                found = copies.flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
             else:
-                sums = [*sum_on_devices(devices, results).values()]
+                sums = [*copies.sum_on_devices(devices, results).values()]
                 means = average_gradients(sums, len(results))
                 statistics = average_statistics([one.statistics for one in results])
                 of_towers = [one.metrics for one in results]
@@ -417,8 +408,6 @@ def average_statistics(
     per step. In `tower_statistics[tower][variable]`, None means an unchanged variable.
     """
     return [
-        mean(values)
-        if values[0] is not None and values[0].dtype.is_floating
-        else values[0]
-        for values in zip(*tower_statistics, strict=True)
+        mean(of) if of[0] is not None and of[0].dtype.is_floating else of[0]
+        for of in zip(*tower_statistics, strict=True)
     ]
