@@ -35,13 +35,6 @@ class Section(keras.layers.Layer):
         model: The model.
         calls: The calls of this section, in order.
         later: The calls of all later sections.
-
-    Attributes:
-        input_tensors: Tensors from earlier sections or the model's inputs.
-        output_tensors: Tensors for later sections, or the model's output.
-        from_sections: For each input tensor, whether it is from an earlier section.
-        recomputed: Whether the forward pass runs again to compute gradients.
-        ends: The number of operations in the graph after each call is traced.
     """
 
     def __init__(
@@ -52,13 +45,16 @@ class Section(keras.layers.Layer):
         self.calls = tuple(calls)
         own = {id(tensor) for call in calls for tensor in call.output_tensors}
         used = {id(one): one for call in calls for one in call.input_tensors}
+        # Tensors from earlier sections or the model's inputs.
         self.input_tensors = tuple(used[key] for key in used if key not in own)
+        # Tensors for later sections, or the model's output.
         self.output_tensors = tuple(crossing(model, calls, later))
-        # The gradients of the model's inputs take time and are not needed.
+        # For each input tensor, whether it is from an earlier section. The gradients of
+        # the model's inputs take time and are not needed.
         model_inputs = {*map(id, model.inputs)}
         self.from_sections = [id(one) not in model_inputs for one in self.input_tensors]
-        self.recomputed = bool(later)
-        self.ends: list[int] = []
+        self.recomputed = bool(later)  # Whether gradients need another forward pass.
+        self.ends: list[int] = []  # Operations in the graph once each call is traced.
         self.built = True
 
     def call(
@@ -102,14 +98,9 @@ def calls_of(model: keras.Model) -> list[Call]:
     """Returns all calls in a model's graph, in topological order."""
     # In Keras's order, which has no public name, because stateful layers on several
     # branches must advance their state in the same order.
-    graph = getattr(model, "_functional", model)
-    by_depth = graph._nodes_by_depth  # noqa: SLF001
-    return [
-        node
-        for depth in sorted(by_depth, reverse=True)
-        for node in by_depth[depth]
-        if not node.is_input
-    ]
+    by_depth = getattr(model, "_functional", model)._nodes_by_depth  # noqa: SLF001
+    nodes = (node for depth in sorted(by_depth)[::-1] for node in by_depth[depth])
+    return [node for node in nodes if not node.is_input]
 
 
 def crossing(
@@ -121,12 +112,8 @@ def crossing(
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))
-    return [
-        tensor
-        for call in before
-        for tensor in call.output_tensors
-        if id(tensor) in needed
-    ]
+    outputs = (tensor for call in before for tensor in call.output_tensors)
+    return [tensor for tensor in outputs if id(tensor) in needed]
 
 
 def cut(model: keras.Model, starts: Sequence[int]) -> list[Section]:

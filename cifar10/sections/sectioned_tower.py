@@ -101,11 +101,8 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
                 if computed and tensor.dtype.is_floating:
                     tape.watch(tensor)
             outputs, _, penalties = infer(variables, start, inputs)
-        reached = [
-            (target, gradient)
-            for target, gradient in zip([*outputs, *penalties], upstream, strict=True)
-            if gradient is not None and target.dtype.is_floating
-        ]
+        pairs = zip([*outputs, *penalties], upstream, strict=True)
+        reached = [(t, g) for t, g in pairs if g is not None and t.dtype.is_floating]
         targets, factors = map(list, zip(*reached, strict=True))
         return tape.gradient(targets, (variables, inputs), output_gradients=factors)
 
