@@ -43,18 +43,13 @@ class Workers:
     The first worker is the chief, which prints messages and writes files. Without a
     cluster, this process is the only worker. At the start, each waits for the others
     for `timeout` seconds (--worker_timeout).
-
-    Attributes:
-        count: The number of processes that train together.
-        index: The index of this process, from 0.
-        is_chief: Whether this process prints messages and writes files.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         self._cluster = cluster or Cluster(("",), 0)
         self._timeout = timeout
-        self.count = len(self._cluster.addresses)
-        self.index = self._cluster.index
+        self.count = len(self._cluster.addresses)  # Processes that train together.
+        self.index = self._cluster.index  # This process's, from 0.
         self.is_chief = self.index == 0
 
     def connect(
@@ -122,12 +117,11 @@ class Workers:
             store.set_config_key_value("begun", "")
             return messages
         own, chiefs = json.loads(text), json.loads(self._wait_for("settings", 0))
-        lines = [
+        if lines := [
             f"    {setting}: {value} on {name(0)}, {own.get(setting)} on {name()}"
             for setting, value in chiefs.items()
             if value != own.get(setting)
-        ]
-        if lines:
+        ]:
             lines.insert(0, "The workers were started differently:")
             lines.append("Start all workers with the same flags, data and versions.")
         problem = "\n".join(lines)
@@ -160,9 +154,8 @@ class Workers:
             if self.count == 1 or not (lost or _FROM_ANOTHER_WORKER.search(said)):
                 raise  # A fault of this process, such as a GPU's.
             cause = re.search(r"aborted by: (.*?):?$", said, re.MULTILINE)
-            names = cluster.name(*(lost or cluster.others))
             raise LostWorkerError(
-                f"{cluster.name()} has lost {names} "
+                f"{cluster.name()} has lost {cluster.name(*(lost or cluster.others))} "
                 f"({cause[1] if cause else reason(error)}). Its output may say why. "
                 "Start all workers again to resume from the last checkpoint."
             ) from error

@@ -20,16 +20,13 @@ Tick = Callable[[Callable[[], str]], None]
 
 
 class MovingLine:
-    """Draws and erases the line. `stream` is the terminal; None draws nothing.
-
-    Attributes:
-        stream: The terminal, without any guard.
-        is_free: Whether the cursor is at the beginning of a line, so that nothing that
-            was printed is drawn over.
-    """
+    """Draws and erases the line."""
 
     def __init__(self) -> None:
+        # The terminal, without any guard; None draws nothing.
         self.stream: TextIO | None = None
+        # Whether the cursor is at the beginning of a line, so that nothing that was
+        # printed is drawn over.
         self.is_free = True
         self._shown = 0  # Characters of the line that is on the screen.
 

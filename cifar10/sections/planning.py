@@ -54,42 +54,27 @@ _M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 @dataclasses.dataclass(frozen=True)
 class SectionPlan:
-    """A model's division into sections, and the memory that a step then needs.
+    """A model's division into sections, and the memory that a step then needs."""
 
-    Attributes:
-        starts: The argument of `cutting.cut`; empty if the model is not cut.
-        cuts: Names of the layers before which the model is cut.
-        tower_bytes: Peak memory of one tower's step: tensors, batches and the kernels'
-            workspace, without the variables.
-        total_bytes: Peak memory of each GPU, or of the CPU for all towers together;
-            includes the variables.
-    """
-
-    starts: tuple[int, ...]
-    cuts: tuple[str, ...]
+    starts: tuple[int, ...]  # For `cutting.cut`; empty if the model is not cut.
+    cuts: tuple[str, ...]  # Names of the layers before which the model is cut.
+    # Peak memory of one tower's step: tensors, batches and the kernels' workspace,
+    # without the variables.
     tower_bytes: int
+    # Peak memory of each GPU, or of the CPU for all towers together, with variables.
     total_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planner:
-    """Plans the sections of a training step.
+    """Plans the sections of a training step."""
 
-    Attributes:
-        state: The variables that the step updates.
-        tower: The function that each tower computes, not yet cut into sections.
-        devices: The device name of each tower of this process.
-        images: The shape and dtype of one batch of a tower: [batch, ...].
-        accumulate: Number of batches that a tower computes before an update.
-        replicas: Number of copies of the variables in this process.
-    """
-
-    state: TrainState
-    tower: Tower
-    devices: Sequence[str]
-    images: tf.TensorSpec
-    accumulate: int = 1
-    replicas: int = 1
+    state: TrainState  # The variables that the step updates.
+    tower: Tower  # The function that each tower computes, not yet cut into sections.
+    devices: Sequence[str]  # The device name of each tower of this process.
+    images: tf.TensorSpec  # The shape and dtype of one batch of a tower: [batch, ...].
+    accumulate: int = 1  # Number of batches that a tower computes before an update.
+    replicas: int = 1  # Number of copies of the variables in this process.
 
     def choose(self, requested: str | None, limit: float = math.inf) -> SectionPlan:
         """Plans the requested sections.

@@ -78,19 +78,14 @@ _FIX_COMPUTATION = (
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A finding about a part of the machine.
+    """A finding about a part of the machine."""
 
-    Attributes:
-        part: The part, such as "memory".
-        text: What was found out.
-        kind: `PROBLEM` if it is broken, `NOTE` for advice, or empty if all is well.
-        fix: How to fix a problem, or what else to do.
-    """
-
-    part: str
-    text: str
-    kind: str = ""
-    fix: str = ""
+    part: str  # Such as "memory".
+    text: str  # What was found out.
+    kind: str = (
+        ""  # `PROBLEM` if it is broken, `NOTE` for advice, empty if all is well.
+    )
+    fix: str = ""  # How to fix a problem, or what else to do.
 
     def __str__(self) -> str:
         text = f"{self.part}: {self.text}"
@@ -207,20 +202,16 @@ def _examine_tensorflow(count: int) -> Iterator[Finding]:
 
 def _explain(text: str, has_cuda: bool, messages: str) -> Finding:
     """Adds a reason, which TensorFlow's `messages` tell, and a fix to `text`."""
+    kind, fix = PROBLEM, f"Unset LD_LIBRARY_PATH if it is set, and {_INSTALL}."
     if not has_cuda:
         text += ", because it was built without CUDA"
         fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."
-        return Finding("TensorFlow", text, PROBLEM, fix)
-    libraries = dict.fromkeys(_NOT_LOADED.findall(messages))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not libraries:
-        text += f", with CUDA_VISIBLE_DEVICES={visible}"
-        fix = "Unset CUDA_VISIBLE_DEVICES to use all of them."
-        return Finding("TensorFlow", text, NOTE, fix)
-    if libraries:
+    elif libraries := dict.fromkeys(_NOT_LOADED.findall(messages)):
         text += f", because it cannot load {', '.join(libraries)}"
-    fix = f"Unset LD_LIBRARY_PATH if it is set, and {_INSTALL}."
-    return Finding("TensorFlow", text, PROBLEM, fix)
+    elif (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        text += f", with CUDA_VISIBLE_DEVICES={visible}"
+        kind, fix = NOTE, "Unset CUDA_VISIBLE_DEVICES to use all of them."
+    return Finding("TensorFlow", text, kind, fix)
 
 
 def compute_in_child() -> None:

@@ -86,25 +86,20 @@ class Averages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """Updates all variables with the `Averages` of a step.
+    """Updates all variables with the `Averages` of a step."""
 
-    Attributes:
-        learning_rate: Maps the number of examples seen, int64 [], to the next rate.
-        average_decay: Maps `global_step` to the decay of the moving averages. If None,
-            the moving averages keep their initial values.
-        clip_norm: Largest global norm of the gradients, which are scaled down if
-            needed. If None, gradients are not clipped.
-        halts: Whether updates end at the first step whose loss or gradients are not
-            finite: that step and all later ones write nothing. If False, only such
-            steps are skipped, and `global_step` advances.
-        xla: Whether XLA compiles the update where it does not compile whole steps. On a
-            GPU its kernels, hundreds with Muon, then start at once.
-    """
-
+    # Maps the number of examples seen, int64 [], to the next rate.
     learning_rate: Callable[[tf.Tensor], tf.Tensor]
+    # Maps `global_step` to the decay of the averages; None: they keep initial values.
     average_decay: Callable[[tf.Tensor], tf.Tensor] | None
+    # Largest global norm of the gradients, which are scaled down if needed; None: any.
     clip_norm: float | None = None
+    # Whether updates end at the first step whose loss or gradients are not finite: that
+    # step and all later ones write nothing. If False, only such steps are skipped, and
+    # `global_step` advances.
     halts: bool = True
+    # Whether XLA compiles the update where it does not compile whole steps. On a GPU
+    # its kernels, hundreds with Muon, then start at once.
     xla: bool = False
 
     def __call__(

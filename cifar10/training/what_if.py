@@ -39,12 +39,7 @@ class Outcome(NamedTuple):
 
 
 class WhatIf(Replay):
-    """Recomputes a window of a run's steps, as they were and with changes.
-
-    Attributes:
-        drawn: The indices of the pictures that the window's batches hold.
-        unchanged: What the steps came to as they were.
-    """
+    """Recomputes a window of a run's steps, as they were and with changes."""
 
     def check_recorded(self, first: int, last: int) -> None:
         """Refuses steps of which no record tells whether `control` repeats them."""
@@ -62,7 +57,7 @@ class WhatIf(Replay):
         self.check_recorded(first, until)
         self._first, self._last, self._until = first, last, until
         found: list[Difference] = []
-        self.drawn: set[int] = set()
+        self.drawn: set[int] = set()  # Indices of pictures in the window's batches.
 
         def compared() -> Iterator[dict[str, float]]:
             for batches in self.steps(first, until):
@@ -78,7 +73,7 @@ class WhatIf(Replay):
                     found.extend(self._compare_checkpoint())
                 yield metrics
 
-        self.unchanged = self._outcome(compared())
+        self.unchanged = self._outcome(compared())  # Of the steps as they were.
         return max(found)
 
     def change(self, labels: np.ndarray, settings: Mapping[str, Any]) -> Outcome:
