@@ -44,7 +44,6 @@ _SET_BY_FLAGS = (
     *("gradient_accumulation_steps", "loss_scale_factor"),
 )
 # Filters and matrices decay. Biases, scales and offsets do not. Most are vectors.
-_LEAST_DIMENSIONS_TO_DECAY = 2
 _NOT_TO_DECAY = r"(^|_)(bias|gamma|beta|scale)$"
 # Among the arguments, a pattern of the names of further variables not to decay.
 EXCLUDED = "exclude_from_weight_decay"
@@ -120,15 +119,10 @@ def build_optimizer(
         raise UsageError(
             f"optimizer_arguments: {kind.__name__} refuses these arguments.\n{error}"
         ) from error
-    optimizer.exclude_from_weight_decay(
-        [
-            variable
-            for variable in variables
-            if len(variable.shape) < _LEAST_DIMENSIONS_TO_DECAY
-            or re.search(_NOT_TO_DECAY, variable.name)
-        ],
-        [excluded] if excluded else None,
-    )
+    kept = [
+        v for v in variables if len(v.shape) < 2 or re.search(_NOT_TO_DECAY, v.name)
+    ]
+    optimizer.exclude_from_weight_decay(kept, [excluded] if excluded else None)
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 

@@ -8,7 +8,7 @@ kernel for each variable.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -35,12 +35,9 @@ class TrainState:
         self.optimizer = optimizer
         self.device = device
         with tf.device(device):
-            optimizer.build(model.trainable_variables)
+            optimizer.build(trained := model.trainable_variables)
             # Moving averages of the trainable variables, in the same order.
-            self.averages = [
-                tf.Variable(variable.value, trainable=False)
-                for variable in model.trainable_variables
-            ]
+            self.averages = [tf.Variable(v.value, trainable=False) for v in trained]
             # The number of updates applied so far, or skipped because a loss or
             # gradient was not finite.
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -140,7 +137,7 @@ class Update:
             writes, fails = writes & is_wanted, fails & is_wanted
         undone = state.variables()
         before = [variable.read_value() for variable in undone]
-        self._write(state, gradients, variables, averages.statistics, rate)
+        self._write(state, zip(gradients, variables, strict=True), averages, rate)
         if self.halts:
             state.halted.assign(fails if is_wanted is None else fails | state.halted)
         else:  # A skipped step counts: `global_step` is the last variable.
@@ -149,21 +146,17 @@ class Update:
         return {**metrics, "learning_rate": rate}
 
     def _write(
-        self,
-        state: TrainState,
-        gradients: list[tf.Tensor],
-        variables: list[keras.Variable],
-        statistics: Sequence[tf.Tensor | None],
-        rate: tf.Tensor,
+        self, state: TrainState, pairs: Iterable, averages: Averages, rate: tf.Tensor
     ) -> None:
+        """Applies `pairs` of gradients and variables, and assigns all else."""
         learning_rate = state.optimizer.learning_rate
         learning_rate.assign(tf.cast(rate, learning_rate.dtype))
         written = written_variables(state.model)
-        for variable, value in zip(written, statistics, strict=True):
+        for variable, value in zip(written, averages.statistics, strict=True):
             if value is not None:
                 variable.assign(value)
         # As `fit` does: a user's class may override this, or `apply`, which it calls.
-        state.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        state.optimizer.apply_gradients(pairs)
         if self.average_decay is not None:
             decay = self.average_decay(state.global_step)
             trained = state.model.trainable_variables
