@@ -173,11 +173,7 @@ def all_reduced(
     """
     averages = (local.gradients, local.statistics, local.metrics)
     flat = tf.nest.flatten(averages)
-    values = {
-        index: tf.convert_to_tensor(value)
-        for index, value in enumerate(flat)
-        if value is not None
-    }
+    values = {n: tf.convert_to_tensor(v) for n, v in enumerate(flat) if v is not None}
     # Counters and random states are the first tower's, as on one machine.
     terms = [
         value if value.dtype.is_floating else _value_or_zero(value, first_tower == 0)

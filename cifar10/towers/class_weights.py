@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 BALANCED = "balanced"
 _LEAST, _MOST = 1e-12, 1e12  # Others would overflow when they are scaled.
-_SHOWN_NAMES = 10
 _WHERE = "class_weights of the recipe"
 
 ClassWeights: TypeAlias = str | Mapping | Sequence
@@ -63,7 +62,7 @@ def resolve_class_weights(
         if unknown := [name for name in requested if name not in class_names]:
             raise UsageError(
                 f"{_WHERE}: the data set has no class {unknown[0]!a}. The classes are "
-                f"{first_few(class_names, _SHOWN_NAMES)}."
+                f"{first_few(class_names, 10)}."
             )
         weights = np.array([requested.get(name, 1.0) for name in class_names], float)
     else:

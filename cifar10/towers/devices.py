@@ -171,10 +171,9 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
     driver = ctypes.CDLL("libcuda.so.1")  # Numbers GPUs as TensorFlow does.
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    number = int(gpu.name.rpartition(":")[2])
     if (
         driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(device), number)
+        or driver.cuDeviceGet(ctypes.byref(device), int(gpu.name.rpartition(":")[2]))
         # TensorFlow will use this context, so its memory must not count as free.
         or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         or driver.cuCtxPushCurrent_v2(context)

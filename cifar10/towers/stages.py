@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import keras
 
 _ALL_BUT_HEAD = "all-but-head"
-_SHOWN_NAMES = 12
 
 
 class Stage(NamedTuple):
@@ -111,7 +110,7 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
             layers = dict.fromkeys(path.rpartition("/")[0] or path for path in paths)
             raise UsageError(
                 f"--freeze, or a stage of the recipe: {name} has no layer or variable "
-                f"{one!a}. Its layers are {first_few([*layers], _SHOWN_NAMES)}."
+                f"{one!a}. Its layers are {first_few([*layers], 12)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         why = f"--freeze or a stage has all of {name}: {', '.join(frozen)}"

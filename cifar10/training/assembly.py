@@ -86,12 +86,11 @@ class Training:
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
         given = config.images.augmentation
-        added = Augmentation(given, self.dataset.classes) if given else None
         maker = pipeline.BatchMaker(
             config.images.distortions,
             config.run.seed,
             image_size=config.stage(step).image_size,
-            augmentation=added,
+            augmentation=Augmentation(given, self.dataset.classes) if given else None,
         )
         source = images, labels, maker
         order: dict[str, Any] = {
@@ -230,9 +229,8 @@ def resolve_config(
     augmentation.check_batch(config.images.augmentation, images // batches)
     how = config.network.precision, placement.devices
     exactly = config.speed.deterministic
-    precision = hardware.resolve_precision(*how, deterministic=exactly)
     found = {
-        "precision": precision,
+        "precision": hardware.resolve_precision(*how, deterministic=exactly),
         "batch_size": images // batches,
         "global_batch_size": images,
         "towers": towers,
@@ -410,7 +408,6 @@ def build_towers(
     if callable(rate_of := config.update.keras_schedule):
         steps = 1 if config.run.max_hours else config.run.max_steps
         own_functions.check_schedule(rate_of, steps)
-    update = build_update(config, len(images))
     planner = planning.Planner(
         states[0],
         tower,
@@ -421,7 +418,7 @@ def build_towers(
     )
     tower, description = planning.build_sectioned(config.memory, placement, planner)
     batch_devices = placement.batch_devices(config.batch.accumulate)
-    what: dict[str, Any] = {"tower": tower, "update": update}
+    what: dict[str, Any] = {"tower": tower, "update": build_update(config, len(images))}
     if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
         why = "with several workers or mirrored variables"
         raise UsageError(f"Leave out --verify_steps {why}.")

@@ -28,7 +28,6 @@ from cifar10.training.progress import Progress
 MOST_SKIPPED_IN_A_ROW = 10
 
 MOST_ROLLBACKS = 3
-_SHOWN_NAMES = 3
 
 
 class NeverFiniteError(NotFiniteError):
@@ -144,7 +143,7 @@ class NotFinitePolicy:
                 found = self._gradients(batches.get())
             where = "all gradients of this process are finite"
             for tower, names in [*found.items()][:1]:
-                shown = first_few(names, _SHOWN_NAMES)
+                shown = first_few(names, 3)
                 where = f"the gradients of {tower} are not finite in {shown}"
             what = f"{what}; {where}"
         what = f"{what}. {self._save(error, found)}"
@@ -199,12 +198,11 @@ class NotFinitePolicy:
         found = {}
         results = self._towers.results(batches)
         for tower, result in enumerate(results, start=self._towers.first_tower):
-            names = [
+            if names := [
                 variable.path
                 for variable, gradient in zip(variables, result.gradients, strict=True)
                 if gradient is not None and not np.isfinite(gradient).all()
-            ]
-            if names:
+            ]:
                 found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
         return found
 

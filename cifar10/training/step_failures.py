@@ -54,10 +54,7 @@ def _advise(config: ResolvedConfig) -> str:
     with contextlib.suppress(UsageError):  # The recipe's file may be gone.
         usual = {**Config(recipe=values["recipe"]).values, "recipe": None}
     usual["batch_size"] = None  # Always given.
-    flags = {
-        name: values[name]
-        for name in fields.PLANNED
-        if values[name] not in (None, usual.get(name))
-    }
-    plan = f"{invocation.command('plan')} {invocation.as_flags(**flags)}"
+    shown = [n for n in fields.PLANNED if values[n] not in (None, usual.get(n))]
+    flags = invocation.as_flags(**{name: values[name] for name in shown})
+    plan = f"{invocation.command('plan')} {flags}"
     return f"{advice} An estimate of what fits:\n    {plan}"
