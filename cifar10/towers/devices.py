@@ -101,11 +101,9 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
         )
     if split_gpu > 1:
         description += f", {split_gpu} on each GPU ({_FOR_TRYING})"
+    taken = _take(f"--num_gpus {count}", gpus[:used], split_gpu)
     return Placement(
-        _take(f"--num_gpus {count}", gpus[:used], split_gpu),
-        simulated=split_gpu > 1,
-        description=description,
-        gpu_names=tuple(names),
+        taken, simulated=split_gpu > 1, description=description, gpu_names=tuple(names)
     )
 
 
@@ -209,12 +207,9 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
         description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
-    return Placement(
-        tuple(f"/cpu:{number}" for number in range(count)),
-        simulated=True,
-        description=f"{count} SIMULATED towers on the CPU, because no GPU was found "
-        f"({_FOR_TRYING})",
-    )
+    names = tuple(f"/cpu:{number}" for number in range(count))
+    said = f"{count} SIMULATED towers on the CPU, because no GPU was found"
+    return Placement(names, simulated=True, description=f"{said} ({_FOR_TRYING})")
 
 
 def _split_cpu(count: int) -> None:

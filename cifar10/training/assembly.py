@@ -66,8 +66,36 @@ class Training:
 
     @functools.cached_property
     def run(self) -> RecordedRun:
-        """What `config.json` records."""
-        return describe_training(self)
+        """What `config.json` records: settings, data, devices, versions."""
+        config, dataset, states = self.config, self.dataset, self.towers.states
+        placement, corrections = self.placement, config.dataset.corrections
+        entries = {
+            **python_objects.record(config.values),
+            "data": dataset.name,
+            "data_dir": dataset.directory and str(dataset.directory.absolute()),
+            "corrections": corrections and str(layout.absolute_path(corrections)),
+            "data_is_real": dataset.is_real,
+            "data_description": dataset.description,
+            "data_division": dataset.division,
+            "data_fingerprint": dataset.fingerprint,
+            "data_parts": list(dataset.splits),
+            "image_shape": list(dataset.image_shape),
+            "classes": dataset.classes,
+            "class_names": list(dataset.class_names),
+            "parameters": states[0].model.count_params(),
+            "devices": placement.description,
+            "on_gpus": placement.on_gpus,
+            "variables_on": ", ".join(state.device for state in states),
+            "simulated": placement.simulated,
+            "versions": {
+                "cifar10": invocation.package_version(),
+                "python": platform.python_version(),
+                **placement.hardware(),
+                # From modules: TensorFlow's release candidates install keras-nightly.
+                **{one.__name__: one.__version__ for one in (tf, keras, np)},
+            },
+        }
+        return RecordedRun.of(self.train_dir, entries)
 
     @functools.cached_property
     def steps_per_call(self) -> int:
@@ -177,11 +205,10 @@ def assemble(
     dataset = datasets.find_for(resolved.dataset, dataset, run=divided_as)
     images, labels = dataset.read("train")
     config = complete_config(resolved, earlier, len(images))
-    states = build_states(config, placement, replicas, dataset, images)
-    towers, planner, description = build_towers(
+    built = build_towers(
         config,
         placement,
-        states,
+        build_states(config, placement, replicas, dataset, images),
         strategy,
         workers,
         images,
@@ -191,16 +218,7 @@ def assemble(
         ),
     )
     training = Training(
-        config=config,
-        train_dir=train_dir,
-        workers=workers,
-        placement=placement,
-        dataset=dataset,
-        images=images,
-        labels=labels,
-        towers=towers,
-        planner=planner,
-        sections=description,
+        config, train_dir, workers, placement, dataset, images, labels, *built
     )
     if config.speed.xla is not None:
         return training
@@ -394,12 +412,12 @@ def build_towers(
     `strategy` reduces gradients across replicas; it is None for a single process.
     `class_weights` weigh the loss by class. The line is None if no sections are wanted.
     """
-    xla = bool(config.speed.xla)
+    xla, accumulate = bool(config.speed.xla), config.batch.accumulate
     tower = build_tower(config.loss, class_weights=class_weights, xla=xla)
     shape = distortions.image_shape(config.images.distortions, images.shape[1:])
     if is_code(config.network.model):
         sharing = len(placement.devices) // len(states)
-        count = config.machine.towers * config.batch.accumulate
+        count = config.machine.towers * accumulate
         own_functions.check_model(states[0].model, shape, sharing, count)
     if config.loss.loss or config.loss.metrics:
         mixed = augmentation.mixes(config.images.augmentation)
@@ -408,16 +426,12 @@ def build_towers(
     if callable(rate_of := config.update.keras_schedule):
         steps = 1 if config.run.max_hours else config.run.max_steps
         own_functions.check_schedule(rate_of, steps)
+    batch = tf.TensorSpec([config.batch.batch_size, *shape])
     planner = planning.Planner(
-        states[0],
-        tower,
-        placement.devices,
-        tf.TensorSpec([config.batch.batch_size, *shape]),
-        config.batch.accumulate,
-        replicas=len(states),
+        states[0], tower, placement.devices, batch, accumulate, replicas=len(states)
     )
     tower, description = planning.build_sectioned(config.memory, placement, planner)
-    batch_devices = placement.batch_devices(config.batch.accumulate)
+    batch_devices = placement.batch_devices(accumulate)
     what: dict[str, Any] = {"tower": tower, "update": build_update(config, len(images))}
     if (strategy or len(states) > 1) and config.checkpoints.verify_steps:
         why = "with several workers or mirrored variables"
@@ -473,36 +487,3 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
         halts=config.checkpoints.on_nan != "skip",
         xla=config.speed.xla_update,
     )
-
-
-def describe_training(training: Training) -> RecordedRun:
-    """Returns what `config.json` records: settings, data, devices, versions."""
-    config, dataset, states = training.config, training.dataset, training.towers.states
-    placement, corrections = training.placement, config.dataset.corrections
-    entries = {
-        **python_objects.record(config.values),
-        "data": dataset.name,
-        "data_dir": dataset.directory and str(dataset.directory.absolute()),
-        "corrections": corrections and str(layout.absolute_path(corrections)),
-        "data_is_real": dataset.is_real,
-        "data_description": dataset.description,
-        "data_division": dataset.division,
-        "data_fingerprint": dataset.fingerprint,
-        "data_parts": list(dataset.splits),
-        "image_shape": list(dataset.image_shape),
-        "classes": dataset.classes,
-        "class_names": list(dataset.class_names),
-        "parameters": states[0].model.count_params(),
-        "devices": placement.description,
-        "on_gpus": placement.on_gpus,
-        "variables_on": ", ".join(state.device for state in states),
-        "simulated": placement.simulated,
-        "versions": {
-            "cifar10": invocation.package_version(),
-            "python": platform.python_version(),
-            **placement.hardware(),
-            # From the modules: release candidates of TensorFlow install keras-nightly.
-            **{package.__name__: package.__version__ for package in (tf, keras, np)},
-        },
-    }
-    return RecordedRun.of(training.train_dir, entries)

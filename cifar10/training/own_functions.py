@@ -11,6 +11,7 @@ from cifar10.config import fields
 from cifar10.errors import UsageError
 from cifar10.model import inference
 from cifar10.models import custom, layer_tree
+from cifar10.towers.copies import read_variables
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
 _FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
@@ -39,13 +40,11 @@ def check_model(
             "compute statistics of their own images. Give --variable_update mirrored."
         )
     regularized = sum(bool(one.regularizer) for one in model.trainable_variables)
-    trainable = [variable.value for variable in model.trainable_variables]
-    non_trainable = [variable.value for variable in model.non_trainable_variables]
+    trained, others = read_variables(model)
     images = tf.random.stateless_normal((2 * _FEW, *image_shape), (0, 0))
 
     def added(images: tf.Tensor, *, training: bool) -> list[float]:
-        state = trainable, non_trainable
-        *_, penalties = inference(model, *state, images, training=training)
+        *_, penalties = inference(model, trained, others, images, training=training)
         return [float(one) for one in penalties[: len(penalties) - regularized]]
 
     if batches == 1 or not added(images[:2], training=True):

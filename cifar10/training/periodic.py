@@ -42,13 +42,12 @@ class Log:
             loop.read_results(but=1)
         elif step % self._config.output.log_frequency == 0:
             loop.read_results()
-        steps = loop.timer.steps
         left = self._config.run.max_steps - step
         is_due = not self._forecast and loop.timer.stepping() >= FORECAST_AFTER
-        if is_due and steps and left > 1:
+        if is_due and loop.timer.steps and left > 1:
             self._forecast = True
             loop.results.wait()
-            duration = format_duration(left * loop.timer.stepping() / steps)
+            duration = format_duration(left * loop.timer.stepping() / loop.timer.steps)
             loop.say(
                 f"About {duration} for the {left:,} steps left. Ctrl-C saves; the same "
                 "command resumes."
@@ -141,13 +140,9 @@ def scored_set(
     """Returns the `ScoredSet` of a split, or of its first `count` images."""
     layout.refuse_link(training.train_dir / layout.evaluation_events(split))
     size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
-    return ScoredSet(
-        training.towers.state.model,
-        training.config,
-        training.dataset,
-        Scoring(split=split, num_examples=count, batch_size=size),
-        own_metrics=training.config.loss.metrics,
-    )
+    how = Scoring(split=split, num_examples=count, batch_size=size)
+    model, metrics = training.towers.state.model, training.config.loss.metrics
+    return ScoredSet(model, training.config, training.dataset, how, own_metrics=metrics)
 
 
 class Saving:
