@@ -115,8 +115,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     try:
         job, index, nodes, tasks, this = (environ[name] for name in _SLURM)
         port = _FIRST_PORT + int(job) % _PORTS
-        counted = [_count_nodes(nodes), *map(int, re.findall(r"\d+", tasks))]
-        if max(counted) > _MOST:
+        if max([_count_nodes(nodes), *map(int, re.findall(r"\d+", tasks))]) > _MOST:
             raise ValueError(nodes)  # noqa: TRY301
         hosts = slurm_cluster_resolver.expand_hostlist(nodes)
         counts = slurm_cluster_resolver.expand_tasks_per_node(tasks)

@@ -358,14 +358,13 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     request = url_request.Request(url, headers=headers)  # noqa: S310
     response = url_request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
     is_part = response.getcode() == http.client.PARTIAL_CONTENT
-    part = response.headers.get("Content-Range", "")
     start, asked = (start if is_part else 0), f"bytes {start}-"
     is_page = response.headers.get_content_type() == "text/html"
     size = start + int(response.headers["Content-Length"] or archive.size - start)
     problem = ""
     if response.url.startswith("ftp:"):
         problem = "is not on a web server"
-    elif is_part and not part.startswith(asked):
+    elif is_part and not response.headers.get("Content-Range", "").startswith(asked):
         problem = "sends a part other than the requested one"
     elif is_page or size != archive.size:
         what = "a page (text/html)" if is_page else f"a file of {size:,} bytes"

@@ -155,10 +155,9 @@ def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     """Returns a mask of the figure in each image, bool [count, 32, 32]."""
     shape = (len(labels), 1, 1)
     radius = _integers(random, MIN_RADIUS, MAX_RADIUS, shape)
-    centre = SIZE // 2
-    across = np.arange(SIZE) - centre - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
-    down = np.arange(SIZE)[:, np.newaxis] - centre
-    down = down - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
+    places = np.arange(SIZE) - SIZE // 2
+    across = places - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
+    down = places[:, np.newaxis] - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
     x, y = np.abs(across), np.abs(down)  # int64 [count, 1, 32] and [count, 32, 1]
     square = np.maximum(x, y) <= radius
     half = radius // 2

@@ -7,7 +7,6 @@ escaped, so that no text can control a terminal.
 
 import contextlib
 import gc
-import importlib
 import importlib.util
 import io
 import logging

@@ -54,12 +54,11 @@ def read_lines(path: Path, last: int | None = None) -> list[Any]:
     """
     try:
         whole = files.read_end(path, last) if last else files.read(path, LARGEST_LOG)
-        lines = whole.splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise files.unreadable(path, error) from error
-    return [_value(line) for line in lines if line.strip()]
+    return [_value(line) for line in whole.splitlines() if line.strip()]
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

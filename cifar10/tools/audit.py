@@ -127,8 +127,7 @@ def _broken(
         yield f"{layout.STARTS} before it has changed"
     names = replay.determining & link["settings"].keys()
     then = {name: link["settings"][name] for name in names}
-    changed = starting.find_differences(replay.recorded, then)
-    for name, (new, old) in changed.items():
+    for name, (new, old) in starting.find_differences(replay.recorded, then).items():
         yield f"{name} was {old!r}, but is {new!r} in {layout.CONFIG}"
 
 

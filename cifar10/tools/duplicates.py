@@ -50,16 +50,15 @@ def find_duplicates(splits: Splits, names: Sequence[str]) -> dict[str, Any]:
     groups = [group for group in indices.values() if len(group) > 1]
     mixed = [group for group in groups if len(np.unique(labels[group])) > 1]
     shared = [index for group in groups if group[0] < trained for index in group]
-    nearly = [
-        [names[one], names[other]]
-        for one, other in _similar(np.array(changes), trained)
-        if digests[one] != digests[other]
-    ]
     return {
         "groups": [[names[index] for index in group] for group in groups],
         "in_both_parts": sum(index >= trained for index in shared),
         "in_several_classes": len(mixed),
-        "nearly": nearly,
+        "nearly": [
+            [names[one], names[other]]
+            for one, other in _similar(np.array(changes), trained)
+            if digests[one] != digests[other]
+        ],
     }
 
 

@@ -57,8 +57,7 @@ def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
     if file_format == "onnx":
         import onnxruntime
 
-        providers = ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(path, providers=providers)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return session.run(None, {"images": images})[0]
     if file_format == "litert":
         from ai_edge_litert.interpreter import Interpreter

@@ -122,14 +122,12 @@ def _evaluations(run: Path, split: str) -> list[dict[str, float]]:
 
 def _lines(path: Path) -> list[dict[str, float]]:
     """Returns the numbers in each line of a log that are small enough to plot."""
-    return [
-        {
-            name: value
-            for name, value in line.items()
-            if isinstance(value, int | float) and abs(value) <= _LARGEST
-        }
-        for line in logs.read_steps(path)
-    ]
+
+    def is_shown(value: Any) -> bool:
+        return isinstance(value, int | float) and abs(value) <= _LARGEST
+
+    lines = logs.read_steps(path)
+    return [{name: of for name, of in line.items() if is_shown(of)} for line in lines]
 
 
 def _checkpoints(directory: Path) -> list[dict[str, Any]]:
