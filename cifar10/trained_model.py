@@ -15,7 +15,8 @@ from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
 from cifar10.model import inference
-from cifar10.models.registry import OPTIONS, build_model
+from cifar10.models.probe import probe
+from cifar10.models.registry import OPTIONS, build_model, is_code
 from cifar10.run_directory import checkpoints, restoring, temperature
 
 # Values that this version can evaluate; other versions may have recorded others.
@@ -75,6 +76,8 @@ class TrainedModel:
                 f"--model {network.model} has {count:,} parameters, but had "
                 f"{run.facts.parameters:,} in training. Restore its code."
             )
+        if is_code(network.model):
+            run.check_logits(probe(self.model, self.image_shape))
         self._last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self.use_averages = use_averages

@@ -16,6 +16,9 @@ STARTS = "starts.jsonl"  # One line for each process that trained the run.
 PRUNED = "pruned"  # Of a finished run, only the best checkpoint is left.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
+# Folders that a training run writes to.
+FOLDERS = (CHECKPOINTS, TRAIN_EVENTS, DEBUG_CHECKPOINTS)
+
 
 def evaluation_events(split: str) -> str:
     """Returns the folder for a split's scores: `eval` for test, else `eval_SPLIT`."""
@@ -30,6 +33,20 @@ def absolute_path(name: str) -> Path:
         return Path(os.path.abspath(expanded))  # noqa: PTH100
     except FileNotFoundError as error:
         raise UsageError("The current folder is gone. Change to another.") from error
+
+
+def refuse_own_folder(path: Path, flag: str) -> None:
+    """Refuses to write into a run's directory itself, or a folder of the run's files.
+
+    Links are resolved. Other folders within a run, which its user made, are allowed.
+    """
+    real = path.resolve()
+    for run in (real, *real.parents):
+        first = real.relative_to(run).parts[:1] or (EVALUATION_EVENTS,)
+        is_own = first[0] in FOLDERS or first[0].startswith(EVALUATION_EVENTS)
+        if is_own and (run / CONFIG).is_file() and (run / CHECKPOINTS).is_dir():
+            why = f"{flag} {path} is among the files of the run {run}"
+            raise UsageError(f"{why}. Name another folder.")
 
 
 def refuse_link(folder: Path) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -25,6 +25,9 @@ _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
     *("model", "parameters", "precision", "simulated"),
 )
+# Differences of logits by rounding, as parts of the largest: at most a thousandth and
+# half of these for Keras's networks.
+_OF_LOGITS, _OF_16_BITS = 1e-3, 0.03
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
@@ -47,6 +50,10 @@ class Facts:
     classes: Annotated[int, Range(1, 10**6)] = 2
     class_names: list[str] = dataclasses.field(default_factory=list)
     parameters: Annotated[int, Range(0, 10**15)]  # The model's size.
+    # Logits of a user's model, as `probe` returns them. Processors round otherwise.
+    model_logits: Annotated[list[float], WORKER] = dataclasses.field(
+        default_factory=list
+    )
     devices: Annotated[str, WORKER] = ""  # The towers', in words.
     on_gpus: bool = False
     variables_on: str = ""  # Devices of the variables.
@@ -144,6 +151,17 @@ class RecordedRun:
                 f"in {Path.cwd()} or an installed package, add:\n    {flag} {name}"
             )
         return False
+
+    def check_logits(self, found: Sequence[float]) -> None:
+        """Refuses a model whose `Facts.model_logits` are not those of the run."""
+        network, logits = self.config.network, self.facts.model_logits
+        bound = _OF_16_BITS if "16" in network.precision else _OF_LOGITS
+        pairs = [*zip(logits, found, strict=False)]
+        limit = bound * max(map(abs, logits), default=0.0)
+        if any(abs(then - now) > limit for then, now in pairs):
+            why = f"computes other logits than when the run {self.directory} began"
+            how = "Restore its code, or begin a new run in another directory."
+            raise UsageError(f"--model {network.model} {why}. {how}")
 
 
 def _read(directory: Path, path: Path) -> tuple[bytes, dict[str, Any]]:

@@ -6,7 +6,7 @@ Only the run's directory is needed: its `config.json` names the model and the da
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import UsageError, say
+from cifar10.errors import say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import Result, ScoredSet, Scoring
@@ -52,14 +52,15 @@ class _Evaluator(FollowedRun):
             folder += f"_on_{dataset.directory and dataset.directory.name}"
         if not (is_own or options.eval_dir):
             what = f"{dataset.description} is not the run's data"
-            how = " --eval_data all scores all of it." if dataset.division else ""
+            may_add = not datasets.has_training_images(dataset, model.run)
+            is_part = dataset.division and may_add
+            how = " --eval_data all scores all of it." if is_part else ""
             say(f"Note: {what}. Scores go to {folder} instead.{how}")
         self._events = self.directory / folder
         if options.eval_dir:
             own, self._events = self._events, layout.absolute_path(options.eval_dir)
-            if self._events != own and self._events.is_relative_to(self.directory):
-                why = f"--eval_dir {options.eval_dir} is another folder of the run"
-                raise UsageError(f"{why}, not {own}. Omit it, or name one elsewhere.")
+            if self._events.resolve() != own.resolve():
+                layout.refuse_own_folder(self._events, "--eval_dir")
         else:
             layout.refuse_link(self._events)
         self._scored = ScoredSet(model.model, model.run.config, dataset, options)

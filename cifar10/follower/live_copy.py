@@ -117,6 +117,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
+        if "gpu" in device.lower() and not tf.config.list_physical_devices("GPU"):
+            raise UsageError(f"Follower: device={device}: there is no GPU.")
         of = getattr(train_dir, "train_dir", train_dir)  # It may be a `Record`.
         directory = layout.absolute_path(str(of))
         reading = {"use_averages": use_averages, "trust_model": trust_model}

@@ -5,14 +5,17 @@ A damaged copy is an error; nothing replaces it. No message calls the stand-in C
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from cifar10.config import layout
 from cifar10.errors import UsageError, say
 from cifar10.input import archives, download, records, synthetic
-from cifar10.input.dataset_base import Dataset
+from cifar10.input.dataset_base import Dataset, Images
 
 FORMATS = {
     file_format.name: file_format
@@ -37,6 +40,9 @@ PYTHON_FORMATS = {
         label_keys=("coarse_labels", "fine_labels"),
     ),
 }
+
+# Of the training split, as `fingerprinted` computes it.
+_OFFICIAL = "a73c0955f272b35ef62559e7ef98977b4e693abe582d1b1898473759dc9a167c"
 
 
 def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
@@ -71,7 +77,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             raise UsageError(
                 f"--data_dir {data_dir} holds no {first.title}: neither "
                 f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
-                f"Correct --data_dir, or omit it to download {first.title}."
+                f"Correct --data_dir, or omit it to download {first.title}. For "
+                f"your own pictures, give --data {data_dir} instead."
             )
         # The folder in which `keras.datasets` keeps what it has downloaded.
         home = layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras"))
@@ -147,3 +154,18 @@ def _checked(
         read=functools.partial(records.read_split, directory, file_format),
         is_real=file_format.name != "synthetic",
     )
+
+
+def fingerprinted(dataset: Dataset, images: Images, labels: np.ndarray) -> Dataset:
+    """Adds the SHA-256 of the training `images` and `labels` in memory, if it lacks.
+
+    Says if they are the whole training split of CIFAR-10, but not the official one.
+    """
+    if dataset.fingerprint or type(images) is not np.ndarray:  # No memory map.
+        return dataset
+    digest = hashlib.sha256(labels.astype("<i4").tobytes())
+    digest.update(np.ascontiguousarray(images).data)
+    is_whole = dataset.name == "cifar10" and "val" not in dataset.splits
+    if is_whole and (found := digest.hexdigest()) != _OFFICIAL:
+        say(f"Note: these are not the official images and labels of CIFAR-10: {found}.")
+    return dataclasses.replace(dataset, fingerprint=digest.hexdigest())

@@ -43,8 +43,8 @@ class Dataset:
         description: One line for the user, which says what and where the data set is.
         read: Function that returns the images and int32 labels [count] of a split.
         splits: The splits of the data set, in the order of `SPLITS`.
-        fingerprint: SHA-256 of the images and labels; None if they are always the same,
-            as in CIFAR-10.
+        fingerprint: SHA-256 of the images and labels; None for one of the training
+            split, if a run has it in memory.
         is_real: Whether the images are real; False for the generated stand-in.
         paths: The names of the images, by split; absent for a split without names.
         left_out: Maps the name of each left-out picture to the reason.
@@ -108,3 +108,8 @@ class _Some:
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
         return self._images[self._indices[chosen]]
+
+
+def numbered_class_names(classes: int) -> tuple[str, ...]:
+    """Returns "class 0", "class 1" and so on: class names for a data set of arrays."""
+    return tuple(f"class {label}" for label in range(classes))

@@ -4,6 +4,7 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
+import dataclasses
 import os
 import pkgutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from cifar10.config.data_flag import FILES, FINDABLE, FOLDER, PYTHON, located
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
-from cifar10.input.dataset_base import Dataset
+from cifar10.input.dataset_base import Dataset, numbered_class_names
 from cifar10.input.records import IMAGE_SHAPE
 from cifar10.input.regrouping import check_fractions, corrected, with_val
 from cifar10.models.registry import IN_PYTHON
@@ -111,8 +112,8 @@ def find_again(
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
     how = vars(wanted) | how
     dataset = find_for(fields.unchecked(fields.Dataset, how), run=run, whole=whole)
-    check_same_kind(dataset, run, f"--data_dir {data_dir}")
-    if whole and is_of_run(dataset, run):
+    dataset = fitted(dataset, run, f"--data_dir {data_dir}")
+    if whole and has_training_images(dataset, run):
         why = "--eval_data all would score the run's training pictures"
         raise UsageError(f"{why}. Give a folder of other pictures as --data_dir.")
     if str(dataset.directory) != recorded:
@@ -120,7 +121,8 @@ def find_again(
     # Without the corrections file the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
         dataset = corrected(dataset, file)
-    if (trained_on := run.facts.data_fingerprint) and trained_on != dataset.fingerprint:
+    trained_on = run.facts.data_fingerprint
+    if trained_on and dataset.fingerprint and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
         say(f"Note: the pictures{or_file} have changed since this run began.")
     return dataset
@@ -129,20 +131,40 @@ def find_again(
 def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They do if the data set has the path or the fingerprint of the run's data. CIFAR has
-    no fingerprint; a copy at another path counts if nothing is left at the run's path.
+    They do if the data set has the fingerprint of the run's data. Of CIFAR, which has
+    none before it is read, and after corrections, the path counts; so does a copy at
+    another path if nothing is left at the run's path.
     """
-    place, here = run.config.dataset.data_dir or "", str(dataset.directory)
-    if os.path.realpath(here) == os.path.realpath(place):
-        return True
-    if trained_on := run.facts.data_fingerprint:
+    wanted, trained_on = run.config.dataset, run.facts.data_fingerprint
+    place = wanted.data_dir or ""
+    is_there = os.path.realpath(f"{dataset.directory}") == os.path.realpath(place)
+    if trained_on and dataset.fingerprint and not (is_there and wanted.corrections):
         return dataset.fingerprint == trained_on
-    return dataset.name == run.config.dataset.data and not os.path.exists(place)  # noqa: PTH110
+    return is_there or (dataset.name == wanted.data and not os.path.exists(place))  # noqa: PTH110
 
 
-def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
-    """Refuses a data set, called `name`, whose classes or shapes are not the run's."""
+def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
+    """Returns whether a folder is, is in, or contains the training images of a run."""
+    from cifar10.input.pictures.listing import split_of
+
+    if not (dataset.directory and run.config.dataset.data_dir):
+        return is_of_run(dataset, run)
+    here = Path(os.path.realpath(dataset.directory))
+    place = Path(os.path.realpath(run.config.dataset.data_dir))
+    inner = here.relative_to(place).parts if place in here.parents else ()
+    is_training = bool(inner) and split_of(inner[0]) not in ("test", "val")
+    return is_training or here == place or here in place.parents
+
+
+def fitted(dataset: Dataset, run: RecordedRun, name: str) -> Dataset:
+    """Refuses a data set, called `name`, whose classes or shapes are not the run's.
+
+    Classes of arrays are only numbered; the last of the run's may have no images there.
+    """
     shape, names = describe(run)
+    is_numbered = dataset.class_names == numbered_class_names(dataset.classes)
+    if is_numbered and dataset.classes <= len(names):
+        dataset = dataclasses.replace(dataset, class_names=names)
     fix = "Name the data of the training run, or other data with the same classes."
     if (dataset.image_shape, dataset.classes) != (shape, len(names)):
         raise UsageError(
@@ -154,6 +176,7 @@ def check_same_kind(dataset: Dataset, run: RecordedRun, name: str) -> None:
         if nfc(there) != nfc(here):
             why = f"class {number} is {here}, but {there} in the run"
             raise UsageError(f"{name}: {why}. {fix}")
+    return dataset
 
 
 def describe(run: RecordedRun) -> tuple[tuple[int, int, int], tuple[str, ...]]:

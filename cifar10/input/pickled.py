@@ -76,6 +76,12 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
     shapes = {each.shape for each in labels}
     if not scan.pixels or "u1" not in scan.texts or shapes != {(count,)}:
         raise _RefusedError(f"it does not hold {count:,} uint8 images and labels")
+    others = [scan.numbers[key] for key in scan.numbers.keys() - {*label_keys}]
+    runs = (some[at:] for some in others for at in range(len(some)))
+    if not any(some[: len(of)] == of for some in runs for of in _shapes(count)):
+        raise _RefusedError(
+            f"its images are not [{count}, {_PIXELS}], colour by colour"
+        )
     if any(each.min() < 0 or each.max() > np.iinfo(np.uint8).max for each in labels):
         raise _RefusedError("its labels do not fit in bytes")
     columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
@@ -83,6 +89,10 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
     order: Any = "F" if scan.is_by_column else "C"
     rows = pixels.reshape((count, _PIXELS), order=order)
     return np.concatenate([*columns, rows], axis=1)
+
+
+def _shapes(count: int) -> Sequence[list[int]]:
+    return [count, _PIXELS], [count, 3, 32, 32]
 
 
 class _Scan:

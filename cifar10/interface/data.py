@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
-from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, nfc, reason
 from cifar10.input.dataset_base import Dataset, Images
-from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
+_ORIENTATION = 0x0112  # Of EXIF.
 _WHERE = "arrays from Python"
 # The splits that pairs of arrays stand for, by the number of pairs.
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
@@ -52,6 +51,9 @@ def _array(values: Any) -> np.ndarray:
     modes = {m for one in pictures if isinstance(m := getattr(one, "mode", 0), str)}
     if any(map(np.ma.is_masked, (values, *pictures))) or modes - {"L", "RGB"}:
         raise ValueError("a mask or palette would be lost: fill it, or convert to RGB")
+    exif = (one.getexif() for one in pictures if hasattr(one, "getexif"))
+    if any(of.get(_ORIENTATION, 1) != 1 for of in exif):
+        raise ValueError("a picture is to be rotated: use ImageOps.exif_transpose")
     return np.asarray(values)
 
 
@@ -109,14 +111,3 @@ def _checked(data: Dataset) -> Dataset:
         found = f"data.class_names: {data.class_names!r} are not distinct strings"
         raise UsageError(f"{found}. Name each class once.")
     return dataclasses.replace(data, name=name_of(data), read=read)
-
-
-def fitting(dataset: Dataset, run: RecordedRun) -> Dataset:
-    """Checks a data set for scoring a run, and adds missing class names."""
-    (_, names), count = describe(run), dataset.classes
-    is_numbered = dataset.class_names == arrays.numbered_class_names(count)
-    if is_numbered and count <= len(names):
-        # Arrays only number their classes, and may lack images of the last classes.
-        dataset = dataclasses.replace(dataset, class_names=names)
-    check_same_kind(dataset, run, "data")
-    return dataset

@@ -5,6 +5,7 @@ from typing import Any
 
 from cifar10.config import data_flag, fields, layout
 from cifar10.config.config import Config
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.train import Record, know_model
@@ -62,7 +63,7 @@ def evaluate(
 
     from cifar10.evaluation.scored_set import ScoredSet, Scoring
     from cifar10.input import datasets
-    from cifar10.interface.data import as_dataset, fitting
+    from cifar10.interface.data import as_dataset
     from cifar10.towers import devices
     from cifar10.trained_model import TrainedModel
 
@@ -102,20 +103,30 @@ def evaluate(
     if dataset is None and data is None:
         dataset = datasets.find_again(trained.run)
     else:
-        wanted = vars(trained.run.config.dataset) | {"data_dir": None}
-        wanted["corrections"] = None
-        if dataset is None:
-            wanted |= data_flag.located({"data": str(data)})
-        if data is not None and split == "train":  # Scores all of the given images.
-            wanted["val_fraction"] = 0.0
-        group = fields.unchecked(fields.Dataset, wanted)
-        dataset = datasets.find_for(group, dataset, run=trained.run)
+        dataset = _dataset_to_score(trained.run, data, dataset, split)
     scored = ScoredSet(
         trained.model,
         trained.run.config,
-        fitting(dataset, trained.run),
+        datasets.fitted(dataset, trained.run, "data"),
         scoring,
         own_metrics=own_metrics,
     )
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}
+
+
+def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> Any:
+    """Finds the data set that is named, or `given` as one, to score a run on it."""
+    from cifar10.input import datasets
+
+    wanted = vars(run.config.dataset) | {"data_dir": None, "corrections": None}
+    if given is None:
+        wanted |= data_flag.located({"data": str(data)})
+    if data is not None and split == "train":  # Scores all of the given images.
+        wanted["val_fraction"] = 0.0
+    group = fields.unchecked(fields.Dataset, wanted)
+    found = datasets.find_for(group, given, run=run)
+    is_divided = split == "test" and found.division
+    if is_divided and not datasets.has_training_images(found, run):
+        found = datasets.find_for(group, given, run=run, whole=True, say_notes=False)
+    return found

@@ -7,13 +7,15 @@ import itertools
 import os
 import re
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from cifar10 import errors
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, reason, say
 from cifar10.models import layer_tree
 
 # Tracebacks leave out lines of these folders, since the mistake is in the user's code.
@@ -35,6 +37,8 @@ _HIDDEN = (
     "which would miss a tower's value. Remove that wrapper: --xla compiles, --sections "
     "saves memory."
 )
+_OF_PIXELS = 0.02  # A larger factor than those that scale 255 to 1 or 2.
+_RETURNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _ROUNDING = 0.01  # In a sum of probabilities, in bfloat16.
 
 
@@ -131,6 +135,29 @@ def check(
         check_training(
             name, model, image_shape, classes, deterministic=deterministic, trace=trace
         )
+        for note in _notes(model):
+            say(f"Note: --model {name}: {note}.")
+        if model in _RETURNED:
+            why = "the function returned a model that it returned before"
+            raise UsageError(f"--model {name}: {why}. Let it build a new one.")
+        _RETURNED.add(model)
+
+
+def _notes(model: keras.Model) -> Iterator[str]:
+    """Yields what a model brings along that a run does not use, or misuses."""
+    if model.compiled:
+        yield "its compile() is not used. Give optimizer, loss and metrics to Config"
+    for layer in layer_tree.layers(model):
+        scale: Any = 1.0
+        if isinstance(layer, keras.layers.Rescaling):
+            scale = layer.scale
+        elif isinstance(layer, keras.layers.Normalization):
+            scale = tf.math.rsqrt(layer.variance)
+        if tf.reduce_max(tf.abs(scale)) < _OF_PIXELS:
+            yield (
+                f"its layer {layer.name} scales pixels from 0 to 255, but images have "
+                "mean 0 and deviation 1. Leave it out"
+            )
 
 
 def _hold_generators(

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +119,8 @@ def make_link(directory: Path, step: int, settings: Mapping[str, Any]) -> dict:
         if before is not None:
             link["manifest"] = digest_of(read_manifest(directory, before))
         link["config"] = files.sha256(run / layout.CONFIG)
-        link["starts"] = files.sha256(run / layout.STARTS)  # Earlier runs have none.
+        if starts := logs.lines_up_to(run / layout.STARTS, sys.maxsize):
+            link["starts"] = hashlib.sha256(starts).hexdigest()  # Without a torn line.
     return link
 
 

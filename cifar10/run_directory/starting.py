@@ -18,8 +18,7 @@ from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
-# Folders that a training run writes to.
-_FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
+FINGERPRINT = "data_fingerprint"
 # Settings that a resumed run may change; with them, rounding may change.
 OF_MACHINE = ("versions", "devices", "workers", "towers")
 
@@ -36,10 +35,10 @@ def find_differences(
     """Finds the settings that resuming a recorded run would change: (old, new) by name.
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
-    setting that an older run did not record counts as the default. A run with links in
-    place of its folders is refused.
+    setting that an older run did not record counts as the default; its data's unknown
+    fingerprint, as equal. A run with links in place of its folders is refused.
     """
-    for name in _FOLDERS:
+    for name in layout.FOLDERS:
         layout.refuse_link(run.directory / name)
     if run.facts.what_if:
         raise UsageError(
@@ -51,7 +50,7 @@ def find_differences(
     return {
         name: (before[name], value)
         for name, value in determining.items()
-        if before[name] != value
+        if before[name] != value and (name != FINGERPRINT or before[name])
     }
 
 

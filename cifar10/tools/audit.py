@@ -185,6 +185,8 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     scored = {line["step"] for lines in replay.scored.values() for line in lines}
     if replay.bound and (loose := sorted(scored - {0, *replay.saved})):
         yield f"scores in steps {loose}: without checkpoints, within {replay.bound:g}"
+    if early := sorted(at for at in scored if 0 < at < replay.begun):
+        yield f"scores in steps {early}: without checkpoints"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:
         yield f"step in {layout.DEBUG_CHECKPOINTS}: failed steps are not recomputed"

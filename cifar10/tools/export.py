@@ -85,6 +85,7 @@ def export_run(options: Options) -> int:
     invocation.require_packages("export", *_PACKAGES.get(file_format, ()))
     output = layout.absolute_path(options.output)
     files.check_new(output, "--output")
+    layout.refuse_own_folder(output, "--output")
     devices.place_evaluation("cpu")
     directory = layout.absolute_path(options.train_dir)
     trained = TrainedModel(

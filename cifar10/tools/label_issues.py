@@ -40,7 +40,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     `RunOptions` documents `trust_model`.
     """
     trained = TrainedModel(run, trust_model=trust_model)
-    datasets.check_same_kind(dataset, trained.run, "The data")
+    datasets.fitted(dataset, trained.run, "The data")
     device = devices.place_evaluation("auto")
     of_train = Scoring(split="train")
     scored = ScoredSet(trained.model, trained.run.config, dataset, of_train)

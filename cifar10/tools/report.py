@@ -53,7 +53,10 @@ _MAIN = (
     "seed",
 )
 # Settings that are shown elsewhere on the page, or would fill it.
-_ELSEWHERE = (*("train_dir", "versions", "class_names", "earlier_sessions", "metrics"),)
+_ELSEWHERE = (
+    *("train_dir", "versions", "class_names", "earlier_sessions", "metrics"),
+    "model_logits",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Options(run_options.RunOptions):
     _: dataclasses.KW_ONLY
     output: str | None = None
     data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if Path(self.output or "").suffix not in ("", ".html", ".htm"):
+            why = f"{_FLAG} {self.output}: the page is an HTML file"
+            raise UsageError(f"{why}. Let its name end in .html.")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

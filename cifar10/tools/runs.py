@@ -175,6 +175,10 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     state = "stopped" if saved[-1:] == [step] else "failed"
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
+        for name, value in run.config.identity.items():
+            if manifest.get(name) != value:
+                why = f"its {name} is {manifest.get(name)}, but {value} in config.json"
+                raise UsageError(f"the checkpoint of step {saved[-1]}: {why}")
         if why_ended(run.config, manifest) or (path / layout.PRUNED).exists():
             averages = manifest.get(checkpoints.AVERAGES, {})
             lost = divergence(run.config, averages) or checkpoints.was_diverged(path)

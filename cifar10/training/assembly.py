@@ -25,10 +25,11 @@ from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers, mirrored_strategy
 from cifar10.errors import UsageError, say
-from cifar10.input import calls, datasets, distortions, on_device, pipeline
+from cifar10.input import calls, cifar, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.model import inference, loss
+from cifar10.models.probe import probe
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
@@ -69,6 +70,8 @@ class Training:
         """What `config.json` records: settings, data, devices, versions."""
         config, dataset, states = self.config, self.dataset, self.towers.states
         placement, corrections = self.placement, config.dataset.corrections
+        is_own, model = is_code(config.network.model), states[0].model
+        shape = distortions.image_shape(config.images.distortions, dataset.image_shape)
         entries = {
             **python_objects.record(config.values),
             "data": dataset.name,
@@ -82,7 +85,8 @@ class Training:
             "image_shape": list(dataset.image_shape),
             "classes": dataset.classes,
             "class_names": list(dataset.class_names),
-            "parameters": states[0].model.count_params(),
+            "parameters": model.count_params(),
+            "model_logits": probe(model, shape) if is_own else [],
             "devices": placement.description,
             "on_gpus": placement.on_gpus,
             "variables_on": ", ".join(state.device for state in states),
@@ -155,7 +159,7 @@ class Training:
         # With batch norm or dropout, the result depends on the batch size of a tower.
         is_stateful = bool(self.towers.state.model.non_trainable_variables)
         names = fields.result_determining(self.config, is_stateful=is_stateful)
-        names.append("data_fingerprint")
+        names.append(starting.FINGERPRINT)
         if own_functions.synchronized(self.towers.state.model):
             names.append("towers")  # They share statistics.
         return {name: self.run.entries[name] for name in names}
@@ -204,6 +208,7 @@ def assemble(
     divided_as = earlier or run_config.run_of_weights(resolved.values)
     dataset = datasets.find_for(resolved.dataset, dataset, run=divided_as)
     images, labels = dataset.read("train")
+    dataset = cifar.fingerprinted(dataset, images, labels)
     config = complete_config(resolved, earlier, len(images))
     built = build_towers(
         config,

@@ -149,7 +149,9 @@ def _has_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
     run takes the division from the run that gives its weights.
     """
     was, now = origin.config.dataset, run.config.dataset
+    # Of CIFAR, fingerprints are of the training split alone.
     is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
+    is_same |= now.data in data_flag.NAMES
     is_divided = is_same and was.data == now.data != data_flag.FOLDER
     return is_divided and was.val_fraction < now.val_fraction
 

@@ -22,7 +22,6 @@ from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights
 
-_DATA = "data_fingerprint"
 # Settings that, besides the files, decide the data.
 _OF_DATA = (
     *("data", "data_dir", "corrections", "image_size"),
@@ -70,6 +69,7 @@ def check_run(
             )
         if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))
+        run.check_logits(wanted.facts.model_logits)
     return run
 
 
@@ -109,7 +109,7 @@ def _explained(
     lines += [
         f"    {name}: {there} there, {here} now"
         for name, (there, here) in differences.items()
-        if name != _DATA
+        if name != starting.FINGERPRINT
     ]
     if {*differences} <= {"batch_size", "global_batch_size"}:
         size, whole = values["batch_size"], values["global_batch_size"]
@@ -120,12 +120,13 @@ def _explained(
     others = [name for name in _OF_DATA if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]
-    if has_changed := _DATA in differences and not others:
+    if has_changed := starting.FINGERPRINT in differences and not others:
         file = data.corrections
         labels = f"labels, which {file} corrects," if file else "labels"
-        lines.append(f"    data: images or {labels} have changed since the run began")
+        what = f"images, their order or {labels} have changed since the run began"
+        lines.append(f"    data: {what}")
         lines.append("That run cannot continue with changed data.")
-    elif _DATA in differences and (name := others[0]) not in differences:
+    elif starting.FINGERPRINT in differences and (name := others[0]) not in differences:
         lines.append(f"    {name}: {values[name]} there, {now[name]} now")
     resume = invocation.as_flags(resume=path)
     own_rate = {"learning_rate": PYTHON} if values["keras_schedule"] else {}

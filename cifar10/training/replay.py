@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
+from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
@@ -40,6 +41,9 @@ _OF_STATE = 0.8
 _FAR = 1e308  # Larger numbers, and what is none, count as infinity.
 # Rounding moves these by their size, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
+# How far rounding moves shares of a test set, in 16 bits: ten times what was measured.
+_OF_SCORES = 0.02
+_WHOLE = 1e-3  # How far from a whole number the right images may be.
 # Parts of names of what is compared by differences, because it may be 0.
 _SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that the data and the model give again.
@@ -107,6 +111,7 @@ class Replay:
                 f"{run} was trained differently (old, new): {changed}.\nRestore these "
                 "values, or give another --num_gpus or --data_dir."
             )
+        recorded.check_logits(training.run.facts.model_logits)
         self.determining = {*determining}
         self.facts = {name: training.run.entries[name] for name in FACTS}
         self._precision = training.config.network.precision
@@ -193,7 +198,8 @@ class Replay:
 
         The replay goes on from the checkpoint.
         """
-        if self.step == 0:  # Then a checkpoint and scores are of the initial values.
+        if self.step == self.begun:
+            # Without others' weights, a checkpoint of step 0 has the initial values.
             if not self.recorded.config.fine_tuning.initial_weights:
                 self._restore(0, anew=True)
                 if 0 in self.saved:
@@ -210,7 +216,12 @@ class Replay:
             yield from self._differences(found, line, self.bound, layout.METRICS)
 
     def _differences(
-        self, found: Mapping[str, float], line: dict[str, Any], bound: float, log: str
+        self,
+        found: Mapping[str, float],
+        line: dict[str, Any],
+        bound: float,
+        log: str,
+        of_shares: float = np.inf,
     ) -> Iterator[Difference]:
         """Compares what was recomputed with a line; all of it has to be there."""
         if self.bound:
@@ -225,7 +236,7 @@ class Replay:
             allowed = min(bound, 1e-6) if name == "learning_rate" else bound
             far = relative_difference(ours, logged)
             if bound and any(share in name for share in _SHARES):
-                far = abs(ours - logged)
+                far, allowed = abs(ours - logged), min(bound, of_shares)
             yield far > allowed, far, allowed, self.step, f"{name} in {log}"
 
     def _compare_checkpoint(self) -> Iterator[Difference]:
@@ -298,15 +309,26 @@ class Replay:
 
     def _compare_scores(self) -> Iterator[Difference]:
         """Compares the scores that the run shows of this step, and its temperatures."""
+        try:
+            yield from self._differences_of_scores()
+        except UsageError as error:
+            yield True, 2.0, 0.0, self.step, f"scores that are impossible: {error}"
+
+    def _differences_of_scores(self) -> Iterator[Difference]:
         state, towers = self._state, self.training.towers
         bound = ROUNDING[self._precision]
         if self.step not in (0, *self.saved):  # The weights are the replay's.
             bound = max(bound, self.bound)
         for split, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:
-                scored = self._scored_set(split, line["num_examples"])
+                count, log = line["num_examples"], scores.log_of(split)
+                scored = self._scored_set(split, count)
                 found = scored.score(state.averages, towers.devices[0]).scalars
-                yield from self._differences(found, line, bound, scores.log_of(split))
+                most = max(_OF_SCORES, 2 / count)  # Rounding may decide two images.
+                yield from self._differences(found, line, bound, log, most)
+                right = line[PRECISION] * count
+                if (far := abs(right - round(right)) / count) > _WHOLE / count:
+                    yield True, far, 0.0, self.step, f"whole images in {log}"
         folder = checkpoints.folder(self._directory, self.step)
         weights = [variable.value for variable in state.model.trainable_variables]
         of_files = dict(zip(temperature.FILES, (state.averages, weights), strict=True))

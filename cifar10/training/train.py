@@ -99,9 +99,15 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     # A finished run keeps its config.json, unless this step has become its end.
     is_new_end = saved == end and not (earlier and earlier.config.run.max_steps == end)
     is_pruned = (run.directory / layout.PRUNED).exists() and not fresh
-    if starts := not is_pruned and (saved is None or saved < end or is_new_end):
+    starts = not is_pruned and (saved is None or saved < end or is_new_end)
+    # A run that cannot be restored keeps its config.json; a fresh one has no directory.
+    restored = [] if fresh else loop.progress.restore()
+    if starts:
         note = starting.start_run(run, earlier, lock, fresh=fresh) or ""
-    restored = [*loop.progress.restore(), loop.progress.first_line()]
+    restored += [
+        *(loop.progress.restore() if fresh else ()),
+        loop.progress.first_line(),
+    ]
     if starts:
         starting.record_start(run, loop.step)
     return [*first_lines(training), wrap(note), wrap(taken), *restored]

@@ -150,6 +150,11 @@ def test_many_threads_never_see_a_mixture_while_weights_change(run_dir, follower
     np.testing.assert_array_equal(follower.predict(IMAGES).logits, expected[40])
 
 
+def test_a_gpu_that_is_missing_is_refused(run_dir):
+    with pytest.raises(UsageError, match="no GPU"):
+        Follower(run_dir, "/gpu:0")
+
+
 def test_a_thread_looks_for_checkpoints_and_survives_a_fault(
     run_dir, monkeypatch, caplog
 ):

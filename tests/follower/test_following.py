@@ -262,7 +262,24 @@ def test_scores_in_another_folder_of_the_run_are_refused(
     for split, folder in (("train_eval", "eval"), ("test", "."), ("test", "train")):
         with pytest.raises(UsageError, match=r"--eval_dir .* of the run"):
             follow(run_once=True, eval_data=split, eval_dir=str(run_dir / folder))
-    assert follow(run_once=True, eval_dir=str(tmp_path_factory.mktemp("e"))) == [10]
+    outside = tmp_path_factory.mktemp("e")
+    (outside / "link").symlink_to(run_dir)
+    for folder in ("eval_val", "checkpoints/10"):
+        with pytest.raises(UsageError, match=r"--eval_dir .* of the run"):
+            follow(run_once=True, eval_dir=str(outside / "link" / folder))
+    for folder in (outside, outside / "link" / "eval", run_dir / "mine"):
+        assert follow(run_once=True, eval_dir=str(folder)) == [10]
+
+
+def test_scores_in_the_folders_of_another_run_are_refused(
+    follow, run_dir, tmp_path_factory
+):
+    save(run_dir, 10)
+    other = tmp_path_factory.mktemp("runs") / "other"
+    shutil.copytree(run_dir, other)
+    for folder in (other, other / "eval", other / "train" / "mine"):
+        with pytest.raises(UsageError, match=r"--eval_dir .* of the run"):
+            follow(run_once=True, eval_dir=str(folder))
 
 
 def test_an_unusable_directory_is_refused(follow, run_dir):

@@ -9,7 +9,6 @@ from cifar10.config.config import Config
 from cifar10.config.data_flag import FILES
 from cifar10.errors import UsageError
 from cifar10.input import cifar, datasets, records
-from cifar10.interface.data import fitting
 from recorded_runs import recorded
 from small_folders import numbered, write
 
@@ -97,7 +96,10 @@ def test_data_with_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in
         datasets.find_again(recorded(**settings))
     # Nor of as many, wherever they are named: each would be taken for another.
     settings |= {"class_names": [*"abcdefghij"], "classes": 10}
-    for find in (datasets.find_again, lambda run: fitting(stand_in, run)):
+    for find in (
+        datasets.find_again,
+        lambda run: datasets.fitted(stand_in, run, "data"),
+    ):
         with pytest.raises(UsageError, match="class 0 is"):
             find(recorded(**settings))
 

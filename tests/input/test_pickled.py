@@ -48,6 +48,24 @@ def test_a_batch_repickled_by_python_3_is_read(tmp_path, protocol, kind):
     assert read(tmp_path, content).tobytes() == read(tmp_path, GOOD).tobytes()
 
 
+@pytest.mark.parametrize("protocol", range(6))
+def test_only_images_colour_by_colour_are_read(tmp_path, protocol):
+    """An image of [32, 32, 3] has as many bytes, and would be garbled."""
+    count = len(PIXELS)
+    for shape, is_read in (
+        ((count, 3, 32, 32), True),
+        ((count, 32, 32, 3), False),
+        ((3072, count), False),
+    ):
+        batch = {**LABELS, "data": PIXELS.reshape(shape)}
+        content = pickle.dumps(batch, protocol=protocol)
+        if is_read:
+            assert read(tmp_path, content).tobytes() == read(tmp_path, GOOD).tobytes()
+        else:
+            with pytest.raises(UsageError, match="colour by colour"):
+                read(tmp_path, content)
+
+
 class Harmful:
     """Creates a file when it is unpickled."""
 

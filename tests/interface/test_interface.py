@@ -15,7 +15,7 @@ import types
 import keras
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 import cifar10
 import runs
@@ -190,6 +190,17 @@ def test_values_that_an_array_would_lose_are_refused():
             as_dataset((images, labels))
 
 
+def test_pictures_that_are_to_be_rotated_are_refused(tmp_path):
+    """As phones write them; a folder's pictures are rotated."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(X[0]).save(tmp_path / "1.jpg", exif=exif)
+    pictures = [Image.open(tmp_path / "1.jpg"), *map(Image.fromarray, X[1:])]
+    with pytest.raises(UsageError, match=r"use ImageOps\.exif_transpose"):
+        as_dataset((pictures, Y))
+    as_dataset(([*map(ImageOps.exif_transpose, pictures)], Y))
+
+
 def test_evaluate_equals_the_evaluation_of_the_run(trained):
     record = trained[1]
     logged = runs.logged(record.train_dir / "eval")
@@ -211,7 +222,7 @@ def test_evaluate_equals_the_evaluation_of_the_run(trained):
 
 def test_other_arrays_do_not_resume_a_run(trained):
     train_dir = trained[0].train_dir
-    with pytest.raises(UsageError, match="images or labels") as caught:
+    with pytest.raises(UsageError, match="or labels have changed") as caught:
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
     assert "--fresh" in str(caught.value)
 

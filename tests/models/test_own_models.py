@@ -3,6 +3,7 @@
 import signal
 import sys
 import textwrap
+import types
 
 import keras
 import numpy as np
@@ -358,3 +359,78 @@ def test_a_run_checks_the_model_first(tmp_path, stand_in_dir):
         train(softmax)
     build_model(f"{__name__}:softmax", IMAGE_SHAPE, 10)  # As for an evaluation.
     assert not (tmp_path / "run").exists()
+
+
+# ---- What a model brings along from Keras
+
+
+def adapted():
+    layer = layers.Normalization()
+    layer.adapt(np.random.default_rng(0).uniform(0, 255, [8, 24, 24, 3]))
+    return layer
+
+
+def model_with(*first):
+    return keras.Sequential(
+        [
+            keras.Input(IMAGE_SHAPE),
+            *first,
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(4),
+        ]
+    )
+
+
+def of_compile():
+    model = model_with()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        (lambda: model_with(layers.Rescaling(1 / 255, name="scale")), "scale"),
+        (lambda: model_with(layers.Rescaling([1 / 127] * 3, -1, name="two")), "two"),
+        (
+            lambda: model_with(keras.Sequential([layers.Rescaling(1 / 255)])),
+            "rescaling",
+        ),
+        (lambda: model_with(layers.Normalization(mean=120, variance=60**2)), "normal"),
+        (lambda: model_with(adapted()), "normalization"),
+        (of_compile, "compile()"),
+        (lambda: model_with(layers.Rescaling(2.0), layers.Normalization()), None),
+        (lambda: model_with(layers.Rescaling(0.5, offset=0.001)), None),
+        (model_with, None),
+    ],
+)
+def test_what_a_run_does_not_use_or_need_of_a_model_is_said(
+    monkeypatch, capsys, build, word
+):
+    monkeypatch.setitem(
+        sys.modules, "brought", types.SimpleNamespace(of=lambda *_: build())
+    )
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    said = capsys.readouterr().err
+    assert (word in said and "brought:of" in said) if word else not said
+    build_model("brought:of", IMAGE_SHAPE, 4)  # As an evaluation does.
+    assert not capsys.readouterr().err
+
+
+def test_a_model_that_was_trained_is_no_new_model(monkeypatch):
+    """Its run would begin with trained weights."""
+    models = []
+
+    def cached(*_):
+        models[:] = models or [model_with()]
+        return models[0]
+
+    monkeypatch.setitem(sys.modules, "brought", types.SimpleNamespace(of=cached))
+    for _ in range(2):  # For evaluations.
+        build_model("brought:of", IMAGE_SHAPE, 4)
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    build_model("brought:of", IMAGE_SHAPE, 4)
+    with pytest.raises(UsageError, match="returned before"):
+        build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    models.clear()
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)

@@ -198,6 +198,17 @@ def test_a_directory_that_cannot_be_read_is_refused(tmp_path):
     assert "too long" in refusal(tmp_path / ("x" * 300), SETTINGS)
 
 
+def test_a_link_to_a_missing_folder_is_refused_until_the_folder_is_there(tmp_path):
+    """Its disk may not be mounted."""
+    link, folder = tmp_path / "link", tmp_path / "disk"
+    link.symlink_to(folder)
+    assert f"{folder}, which is missing" in refusal(link, SETTINGS)
+    assert not folder.exists()
+    folder.mkdir()
+    prepare(link)
+    assert read_config(folder)["model"] == "cnn"
+
+
 def test_a_start_that_cannot_be_recorded_is_refused(run):
     (run / "starts.jsonl").mkdir()
     with pytest.raises(UsageError, match=f"{run} cannot be used"):

@@ -267,6 +267,7 @@ def test_unusable_outputs_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
     for match, run, place, options in (
         ("already exists", run_dir, there, {}),
         ("already exists", run_dir, tmp_path / "link", {}),
+        ("of the run", run_dir, run_dir / "checkpoints" / "out.onnx", {}),
         ("no/out.keras cannot be written", run_dir, tmp_path / "no/out.keras", {}),
         ("config.json", there, output, {}),
         ("10, 20", run_dir, output, {"step": "15"}),

@@ -279,8 +279,44 @@ def test_scores_are_compared_on_the_scored_images(tmp_path, stand_in_dir, capsys
     place = f"precision @ 1 in {log.parent.name}/metrics.jsonl"
     assert found[2:] == [4, place]
     edit(log, lambda lines: [{**one, "num_examples": 10**6} for one in lines])
-    with pytest.raises(UsageError, match="there are only"):
-        audited(run, capsys)
+    (found,) = audited(run, capsys)["differences"]
+    assert "there are only" in found[3]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_score_that_no_number_of_images_has_is_found(
+    tmp_path, stand_in_dir, capsys, precision
+):
+    """By less than the bound on rounding, too."""
+    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
+    values |= {"max_steps": 4, "precision": precision}
+    run = trained(tmp_path / "run", num_gpus=1, **values)
+    words = ["--train_dir", run, "--run_once", "--num_examples", 100]
+    called(eval_command, capsys, *words)
+    capsys.readouterr()
+    assert not audited(run, capsys)["differs"]
+    log, name = run / "eval" / "metrics.jsonl", "precision @ 1"
+    intact = log.read_text()
+    (line,) = map(json.loads, intact.splitlines())
+    for rise in (0.0001, 0.03):
+        log.write_text(json.dumps(line | {name: line[name] + rise}) + "\n")
+        assert audited(run, capsys)["differs"], rise
+        log.write_text(intact)
+
+
+def test_scores_of_a_run_with_others_weights_are_compared_at_its_beginning(
+    tmp_path, stand_in_dir, capsys
+):
+    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
+    values |= {"num_gpus": 1, "max_steps": 8, "checkpoint_steps": 4, "eval_steps": 4}
+    first = trained(tmp_path / "first", **values)
+    run = trained(tmp_path / "run", **values, initial_weights=str(first))
+    capsys.readouterr()
+    assert not audited(run, capsys)["differs"]
+    log = run / "eval" / "metrics.jsonl"
+    edit(log, lambda lines: [*better_score(lines[:1]), *lines[1:]])
+    (found,) = audited(run, capsys)["differences"]
+    assert found[2:] == [4, "precision @ 1 in eval/metrics.jsonl"]
 
 
 @pytest.mark.parametrize("steps", ["5:21", "9:8", "0:3", "5", "a:b"])

@@ -371,13 +371,14 @@ def test_text_from_elsewhere_is_escaped(runs):
 
 def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypatch):
     run_dir = next(iter(runs))
-    output, other = tmp_path / "page.html", tmp_path / "other.json"
+    output, other = tmp_path / "page.html", tmp_path / "other.html"
     shutil.copy(run_dir / "config.json", other)
     for match, *run_dirs, place in (
         ("holds no run", run_dir, tmp_path, output),
         ("nowhere", tmp_path / "nowhere", output),
         ("cannot be written", run_dir, tmp_path / "no" / "page.html"),
         ("already exists", run_dir, other),
+        ("HTML", run_dir, tmp_path / "page.pdf"),
     ):
         with pytest.raises(UsageError, match=match):
             report(place, *run_dirs)

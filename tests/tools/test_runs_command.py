@@ -134,11 +134,26 @@ def test_the_state_of_each_run_follows_from_its_files(folder):
     assert listed(folder / "stopped").keys() == {"."}
 
 
+def test_a_copy_with_an_edited_seed_is_no_other_seed(folder):
+    """Three copies of a run would be the mean of three seeds, without a deviation."""
+    (run := folder / "stopped").joinpath("eval").mkdir()
+    describe(run, parameters=1, data_parts=["train", "test"], max_steps=30)
+    scores.append(run / "eval", 10, {"precision @ 1": 0.7}, 9)
+    shutil.copytree(run, folder / "copy")
+    settings = json.loads((run / "config.json").read_text()) | {"seed": 1}
+    (folder / "copy/config.json").write_text(json.dumps(settings))
+    said = call(folder).stdout
+    assert "the checkpoint of step 10: its seed is 0, but 1 in config.json" in said
+    assert "mean of 2 seeds" not in said
+
+
 def test_a_list_shows_the_facts_of_each_run_in_every_order(folder):
     """As text and as a table; what has most or changed last comes first."""
     (folder / "lost/big").write_bytes(bytes(3 * 10**6))
     run = folder / "stopped"
     describe(run, parameters=1, data_parts=["train", "test"], max_steps=30, seed=1)
+    shutil.rmtree(run / "checkpoints")
+    save(run, 10, seed=1)
     describe(folder / "finished", parameters=1, max_steps=10)
     (run / "eval").mkdir()
     scores.append(run / "eval", 5, {"precision @ 1": 0.1}, 9)

@@ -368,3 +368,71 @@ def test_an_end_before_the_last_checkpoint_leaves_the_run_unchanged(
     before = (tmp_path / "config.json").read_bytes()
     assert "Nothing to do" in run_to_the_end(tmp_path, stand_in_dir, max_steps=2)
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def short(run, stand_in_dir, *words, **flags):
+    """Trains in this process for some steps, with a small batch."""
+    flags = {"max_steps": 4, "checkpoint_steps": 2, "batch_size": 8, **flags}
+    flags |= {"log_frequency": 1}
+    return runs.call(
+        "train.py", *runs.training_flags(run, stand_in_dir, **flags), *words
+    )
+
+
+def test_a_resume_that_is_refused_leaves_the_run_unchanged(tmp_path, stand_in_dir):
+    """Else its `config.json` would have changed since the last checkpoint."""
+    short(run := tmp_path / "run", stand_in_dir)
+    shutil.copytree(run, whole := tmp_path / "whole")
+    for data in (run / "checkpoints").glob("*/state.data*"):
+        os.truncate(data, 100)
+    refused = short(run, stand_in_dir, max_steps=6)
+    assert refused.returncode == 2
+    for file in ("config.json", "starts.jsonl"):
+        assert (run / file).read_bytes() == (whole / file).read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(whole / "checkpoints", run / "checkpoints")
+    audited = runs.call("cifar10/__main__.py", "audit", run)
+    assert audited.returncode == 0, audited.stdout
+
+
+def test_missing_lines_of_the_log_are_reported(tmp_path, stand_in_dir):
+    """As in a copy that was made during the run, the log first."""
+    short(run := tmp_path / "run", stand_in_dir)
+    assert "missing or changed" not in short(run, stand_in_dir, max_steps=6).stdout
+    log = run / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
+    assert "missing or changed" in short(run, stand_in_dir, max_steps=8).stdout
+
+
+def test_a_torn_start_breaks_no_chain(tmp_path, stand_in_dir):
+    short(run := tmp_path / "run", stand_in_dir)
+    with (run / "starts.jsonl").open("a") as file:
+        file.write('{"step": 4, "ti')  # A machine lost its power.
+    assert short(run, stand_in_dir, max_steps=6).returncode == 0
+    audited = runs.call("cifar10/__main__.py", "audit", run)
+    assert audited.returncode == 0, audited.stdout
+
+
+@pytest.mark.parametrize("part", ["train", "labels"])
+def test_changed_files_of_a_known_data_set_do_not_continue_a_run(
+    tmp_path, stand_in_dir, part
+):
+    """Nor does the run of a version that recorded nothing of them end."""
+    shutil.copytree(stand_in_dir, own := tmp_path / "data")
+    short(run := tmp_path / "run", own)
+    (config,) = [json.loads((run / "config.json").read_text())]
+    assert config["data_fingerprint"]
+    scored = runs.call("eval.py", "--run_once", "--train_dir", run)
+    assert "changed" not in scored.stderr
+    assert (run / "eval").is_dir(), "they count as scores of the run"
+    file = next(own.rglob("*data_batch_3.bin"))
+    content = bytearray(before := file.read_bytes())
+    content[0 if part == "labels" else 1] ^= 1
+    file.write_bytes(content)
+    refused = short(run, own, max_steps=6)
+    assert refused.returncode == 2
+    assert "have changed since the run began" in refused.stderr
+    (run / "config.json").write_text(json.dumps(config | {"data_fingerprint": None}))
+    file.write_bytes(before)
+    assert short(run, own, max_steps=6).returncode == 0
+    assert json.loads((run / "config.json").read_text())["data_fingerprint"]

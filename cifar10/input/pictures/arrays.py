@@ -6,6 +6,7 @@ or, if grey, [count, height, width] or [count, height, width, 1]. Labels are who
 numbers, [count] or [count, 1].
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import numpy as np
 
 from cifar10 import files
 from cifar10.errors import UsageError, first_few, reason
-from cifar10.input.dataset_base import Dataset
+from cifar10.input.dataset_base import Dataset, numbered_class_names
 from cifar10.input.pictures.listing import MAX_CLASSES, split_of
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
@@ -35,18 +36,24 @@ def find_npz(path: Path) -> Dataset:
     path = path.expanduser().absolute()
     try:
         with files.opened(path, follow=True) as file:
-            found = _unpacked(file)
+            found, others = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
         raise UsageError(
             f"{path} cannot be used: {reason(error)}. An .npz file of pictures holds "
             f"arrays named {', '.join(_ARRAYS)}, as np.savez writes them, and "
             "must fit in memory. A folder of pictures may be larger than memory."
         ) from error
-    return array_dataset(found, str(path), "npz", path)
+    dataset = array_dataset(found, str(path), "npz", path)
+    unused = f"{path} has arrays of other names, which are not used: "
+    notes = [unused + first_few(others, 5)] if others else []
+    return dataclasses.replace(dataset, notes=[*dataset.notes, *notes])
 
 
-def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz file; refuses pickles and extreme compression."""
+def _unpacked(file: BinaryIO) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Reads the arrays of an .npz file, and the names of others.
+
+    Refuses pickles and extreme compression.
+    """
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -65,7 +72,7 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
         for name in (f"{kind}_{split}" for split in splits for kind in "xy"):
             with archive.open(f"{name}.npy") as stream:
                 found[name] = np.lib.format.read_array(stream, allow_pickle=False)
-        return found
+        return found, [name for name in names if name not in found]
 
 
 def array_dataset(
@@ -141,11 +148,6 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
     return [note] if unused else []
 
 
-def numbered_class_names(classes: int) -> tuple[str, ...]:
-    """Returns "class 0", "class 1" and so on: class names for a data set of arrays."""
-    return tuple(f"class {label}" for label in range(classes))
-
-
 def _images(array: np.ndarray, what: str) -> np.ndarray:
     """Checks an array of images, and returns uint8 [count, height, width, 3]."""
     if array.ndim == 3:
@@ -175,11 +177,15 @@ def checked_labels(
 ) -> np.ndarray:
     """Checks the labels of `count` images, and returns int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
-        numbers = "np.unique(y, return_inverse=True)[1]"
-        way = "y.argmax(1) of one-hot labels" if array.size > count else numbers
+        way = "y.argmax(1) of one-hot labels"
+        if array.size <= count:  # The same numbers for all splits.
+            way = "np.searchsorted(np.unique(y_train), y)"
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            way += ", without the images whose label is NaN"
+        how = f", such as {way}" if array.shape[:1] == (count,) else ""
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
-            f"each of {count:,} images, such as {way}."
+            f"each of {count:,} images{how}."
         )
     if not 0 <= int(array.min()) <= int(array.max()) < classes:
         raise UsageError(

@@ -56,6 +56,9 @@ _OF_PIXELS = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
 _ARITHMETIC = re.compile(rb"\xff[\xc9-\xcb\xcd-\xcf]\0.\x08(..)(..)", re.DOTALL)
 _MOST_SCANS = 20
 
+# No value of 12 bits is so large; such pictures are stored in 16 bits.
+_LEAST_OF_16_BITS = 2**12
+
 # The EXIF orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
 
@@ -204,7 +207,11 @@ def _fitted(
     upright: Image.Image = image
     orientation = _orientation(image)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
-        upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        pixels = np.asarray(image)
+        if pixels.max() < _LEAST_OF_16_BITS:
+            why = f"16-bit values of at most {pixels.max()} would be black in 8 bits"
+            raise PictureError(f"its {why}: scale them to 65535")
+        upright = Image.fromarray((pixels >> 8).astype(np.uint8))
     if (transparent := _transparent(image, content)) is not None:
         upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.
         upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))

@@ -60,8 +60,13 @@ _COPY = re.compile(
 )
 
 # Folders of all pictures, and of what describes them, which may be pictures itself.
-_ALL = {"image", "images", "img", "imgs", "jpegimages", "photos", "pictures"}
-_ABOUT = {"annotations", "labels", "masks", "segmentations", "trimaps"}
+_ALL = re.compile("(jpeg)?(image|img|photo|picture)s?")
+_ABOUT = "(annotation|label|mask|segmentation|trimap|ground ?truth|gt)s?"
+_ABOUT_FOLDER = re.compile(f"(?P<of>.*?){_ABOUT}(class|object|instance)?")
+# A file that describes the picture whose name it begins with.
+_ABOUT_FILE = re.compile(f"(?P<of>.+)[-_ .]{_ABOUT}([-_ ]?[0-9]+)?", re.IGNORECASE)
+# Blanks, seen or not, and what stands for them.
+_BLANKS = re.compile("[\\s_\u200b-\u200f\u2060\ufeff-]+")
 
 _SHOWN = 5  # Names in a message.
 _RENAME = " (rename any that are classes)"
@@ -90,9 +95,11 @@ def list_folder(
 
     Folders of `known` names are classes. With `whole`, all pictures are in `test`.
     """
-    *_, folders = _entries(directory, "")
-    tops = _folders_of_splits(directory, folders)
-    left_out = [] if "" in tops.values() else sorted({*folders} - {*tops.values()})
+    pictures, others, folders = _entries(directory, "")
+    tops, left_out = _folders_of_splits(directory, folders, known), []
+    if "" not in tops.values():
+        left_out = sorted({*folders} - {*tops.values()}) + others
+        left_out += [name for name, _, _ in pictures]
     splits: dict[Split, dict[str, list[File]]] = collections.defaultdict(dict)
     for split, top in tops.items():
         _add_classes(directory, top, splits["test" if whole else split], left_out)
@@ -114,6 +121,12 @@ def list_folder(
         notes.append(f"folders used as splits: {', '.join(read)}")
     if left_out:
         notes.append(f"left out: {_few(left_out)}")
+    alike = collections.defaultdict(list)
+    for name in first:
+        alike[_BLANKS.sub("", name).casefold()].append(repr(name))
+    if same := [name for names in alike.values() if len(names) > 1 for name in names]:
+        few = first_few(same, _SHOWN)
+        notes.append(f"classes that differ in case or blanks alone: {few}")
     groups = min(map(sorted, inner.values()), key=len)
     if [*splits] == ["train"] and len(groups) > 1:  # It will be divided.
         notes.append(
@@ -147,10 +160,13 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W\d_]+", "", nfc(name).casefold())
 
 
-def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, str]:
+def _folders_of_splits(
+    directory: Path, folders: Sequence[str], known: Collection[str]
+) -> dict[Split, str]:
     """Maps each split to its folder, with a slash at the end, or training to "".
 
-    A class may be called `train` if its pictures are directly in its folder.
+    A class may be called `train`, or have a name that is `known`, if its pictures are
+    directly in its folder.
     """
     named = {folder: split for folder in folders if (split := split_of(folder))}
     found, listed = {split: name for name, split in named.items()}, ", ".join(named)
@@ -158,6 +174,16 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
     entries = (_entries(directory, folder) for folder in named)
     if not any(inner and (are_several or not direct) for direct, _, inner in entries):
         if not are_several:
+            if (
+                not {"train"} >= {*found}
+                and len(folders) > 1
+                and listed[:-1] not in known
+            ):
+                raise UsageError(
+                    f"{directory}: {listed} is named like a split, but holds no class "
+                    "folders. Sort its pictures into class folders, move it away, or "
+                    "rename it if it is a class."
+                )
             return {"train": ""}
         raise UsageError(
             f"{directory}: {listed} hold no class folders. Sort their pictures into "
@@ -168,10 +194,12 @@ def _folders_of_splits(directory: Path, folders: Sequence[str]) -> dict[Split, s
         raise UsageError(f"{directory}: {why}.")
     others = [folder for folder in folders if folder not in named]
     if not are_several and any(_pictures(directory, one, []) for one in others):
+        lacking = "test" if "train" in found else "train"
         raise UsageError(
             f"{directory}: {listed} looks like a split, as it holds folders, but "
-            f"has {first_few(others, _SHOWN)} beside it. Move that away; if {listed} "
-            "is a class, put its pictures directly into it."
+            f"has {first_few(others, _SHOWN)} beside it. Move that away, or rename it "
+            f"to {lacking}/ if it is that; if {listed} is a class, put its pictures "
+            "directly into it."
         )
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
@@ -214,9 +242,13 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
         words = [*filter(None, re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name))]
         others = tuple(_letters(word) for word in words if not split_of(word))
         meant |= {(split_of(word), others) for word in words if split_of(word)}
-    are_portions = len(letters) == 1 and _PORTION.fullmatch(min(letters))
+    last = words[-1].casefold() if words else ""  # As in all names, if of a portion.
+    are_portions = len(letters) == 1 and _PORTION.fullmatch(last)
     are_mixed = len({others for _, others in meant}) < len(meant)
-    are_splits = are_portions or are_mixed or (letters & _ALL and letters & _ABOUT)
+    about = [*filter(None, map(_ABOUT_FOLDER.fullmatch, letters))]
+    described = [found["of"] for found in about if found["of"] in letters]
+    has_all = any(map(_ALL.fullmatch, letters)) and any(not one["of"] for one in about)
+    are_splits = are_portions or are_mixed or has_all or len(described) > 1
     return f"are named like splits{_RENAME}", inner if are_splits else ()
 
 
@@ -293,7 +325,7 @@ def _add_classes(
     left_out += [name for name, _, _ in pictures] + others
     for folder in folders:
         before = len(left_out)
-        if of_class := _pictures(directory, folder, left_out):
+        if of_class := _without_masks(_pictures(directory, folder, left_out), left_out):
             name = nfc(folder.removeprefix(top).removesuffix("/"))
             found.setdefault(name, []).extend(of_class)
             continue
@@ -304,6 +336,16 @@ def _add_classes(
                 f"extension. Rename the files in {folder}, for example to 1.jpg."
             )
         left_out.append(folder)
+
+
+def _without_masks(pictures: list[File], left_out: list[str]) -> list[File]:
+    """Leaves out pictures that describe another one, such as `1_mask.png`."""
+    stems = {name.rpartition(".")[0] for name, _, _ in pictures}
+    found = {stem: _ABOUT_FILE.fullmatch(stem) for stem in stems}
+    about = {stem for stem, of in found.items() if of and of["of"] in stems}
+    kept = [one for one in pictures if one[0].rpartition(".")[0] not in about]
+    left_out += [one[0] for one in pictures if one[0].rpartition(".")[0] in about]
+    return kept
 
 
 def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
@@ -321,8 +363,9 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
     """Returns the pictures, the other files and the subfolders of a folder.
 
     All are paths within `directory`, in the order of their names; folders end in a
-    slash. Hidden and system files and folders are left out. Links to
-    folders are not followed, and count as other files: a picture could get two classes.
+    slash. Hidden and system files and folders are left out. Links to folders, but for
+    splits in `directory` itself, are not followed, and count as other files: a picture
+    could get two classes.
     """
     pictures, others, folders = [], [], []
     try:
@@ -332,7 +375,11 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
             name = folder + entry.name
             if entry.name.startswith(".") or entry.name.lower() in _OF_SYSTEMS:
                 continue
-            is_folder = entry.is_dir(follow_symlinks=False)
+            is_split = not folder and entry.is_symlink() and split_of(entry.name)
+            is_folder = entry.is_dir(follow_symlinks=bool(is_split))
+            if is_split and not is_folder:
+                why = f"{name} is a link, but not to a folder"
+                raise UsageError(f"{directory}: {why}. Restore the folder it names.")
             if not is_folder and entry.name.rpartition(".")[2].lower() not in _ENDS:
                 # Not `entry.is_dir`, which raises an error for a link to itself.
                 is_link = entry.is_symlink() and os.path.isdir(entry.path)  # noqa: PTH112

@@ -117,6 +117,8 @@ def test_every_orientation_is_undone(orientation):
         (bytes(4) + b"ftypheic", "neither"),
         (packed(PIXELS, "TIFF"), "neither"),
         (bomb(0, 10), "damaged"),
+        (packed(np.arange(400, dtype=np.uint16).reshape(20, 20)), "at most 399"),
+        (packed(np.full((20, 20), 4095, np.uint16)), "at most 4095"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),
     ],
 )

@@ -3,6 +3,7 @@
 import errno
 import inspect
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from cifar10 import files
 from cifar10.errors import UsageError
-from cifar10.input.datasets import check_same_kind
+from cifar10.input.datasets import fitted
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import list_folder, split_of
 from cifar10.input.regrouping import divided
@@ -154,7 +155,7 @@ def test_both_forms_of_an_accent_are_one_class(tmp_path, cache):
     assert both.class_names == (one, "dog")
     assert everything(both)[0].keys() == set(names)
     described = {"image_shape": [SIZE, SIZE, 3], "class_names": [other, "dog"]}
-    check_same_kind(both, recorded(data="folder", **described), "it")
+    fitted(both, recorded(data="folder", **described), "it")
 
 
 @pytest.mark.parametrize(
@@ -402,6 +403,47 @@ def test_the_whole_data_set_may_be_a_link(pictures, cache, tmp_path):
     dataset = find(tmp_path / "link", cache)
     assert everything(dataset)[0].keys() == {*NAMES}
     assert not [note for note in dataset.notes if "link" in note]
+
+
+@pytest.mark.parametrize("part", ["train", "test", "val"])
+def test_a_part_may_be_a_link(tmp_path, cache, part):
+    """Such as to another disk; dropped, it would be replaced by training pictures."""
+    names = numbered(
+        3, *(f"{part}/{n}" for part in ("train", "test", "val") for n in "ab")
+    )
+    expected = everything(find(write(tmp_path / "set", *names), cache))
+    (tmp_path / "set" / part).rename(tmp_path / "elsewhere")
+    (tmp_path / "set" / part).symlink_to(tmp_path / "elsewhere")
+    found = everything(find(tmp_path / "set", cache))
+    assert found[0].keys() == expected[0].keys()
+    assert found[1] == expected[1] != set()
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert f"{part} is a link, but not to a folder" in refused(tmp_path / "set", cache)
+
+
+def test_files_and_links_beside_the_parts_are_reported(tmp_path, cache):
+    names = numbered(1, "train/a", "train/b", "test/a", "test/b")
+    folder = write(tmp_path / "set", *names, "loose.png")
+    (folder / "labels.csv").write_text("1,2\n")
+    (folder / "more").symlink_to(folder / "test")
+    (note,) = find(folder, cache).notes
+    for name in ("labels.csv", "loose.png", "more (link)"):
+        assert name in note
+
+
+def test_classes_that_look_the_same_are_reported(tmp_path, cache):
+    names = ("cat", "Cat", "dog ", "polar bear", "polar_bear", "dog\u200b", "wolf")
+    folder = write(tmp_path / "set", *numbered(2, *names))
+    (note,) = find(folder, cache).notes
+    for name in ("Cat", "cat", "dog ", "dog\u200b", "polar bear"):
+        assert repr(name) in note
+    assert "and 1 more" in note
+    assert "wolf" not in note
+
+
+def test_a_class_of_a_run_may_be_called_like_a_part(tmp_path):
+    folder = write(tmp_path / "set", *numbered(2, "cat", "dog", "test"))
+    assert list_folder(folder, ["cat", "dog", "test"]).classes == ["cat", "dog", "test"]
 
 
 # ---- bad pictures

@@ -108,8 +108,37 @@ def test_the_advice_for_other_labels_works(y):
     with pytest.raises(UsageError, match="such as") as refused:
         as_dataset((images, y))
     way = re.search(r"such as (.*?)( of one-hot labels)?\.$", str(refused.value))[1]
-    _, labels = as_dataset((images, eval(way))).read("train")  # noqa: S307
+    converted = eval(way, {"np": np, "y": y, "y_train": y})  # noqa: S307
+    _, labels = as_dataset((images, converted)).read("train")
     assert len({*labels.tolist()}) == 3
+
+
+def test_labels_of_two_splits_get_the_same_numbers():
+    """Which `np.unique` of each split alone would not give."""
+    x, y_train, y = arrays()["x_train"], np.array([*"cfcdfd"]), np.array([*"cfcfff"])
+    with pytest.raises(UsageError, match="such as") as refused:
+        as_dataset(((x, np.arange(6) % 3), (x, y)))
+    way = re.search(r"such as (.*)\.$", str(refused.value))[1]
+    assert [*eval(way, {"np": np, "y": y, "y_train": y_train})] == [0, 2, 0, 2, 2, 2]  # noqa: S307
+
+
+def test_missing_labels_are_named():
+    y = np.array([0, 1, np.nan, 1, 0, 1])
+    with pytest.raises(UsageError, match="without the images whose label is NaN"):
+        as_dataset((arrays()["x_train"], y))
+
+
+@pytest.mark.parametrize("count", [1, 5, 7, 12])
+def test_no_conversion_is_advised_for_labels_of_another_number(count):
+    for y in (np.arange(count) % 3, np.eye(3)[np.arange(count) % 3]):
+        with pytest.raises(UsageError, match=r"for each of 6 images\.$"):
+            as_dataset((arrays()["x_train"], y))
+
+
+def test_unused_arrays_of_a_file_are_named(tmp_path):
+    path, _ = saved(tmp_path / "set.npz", class_names=np.array(["cat", "dog"]))
+    (note,) = find_npz(path).notes
+    assert "not used: class_names" in note
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_run_continues_only_with_the_same_pictures(tmp_path, photos):
         changed.write_bytes(packed(np.asarray(image), compress_level=0))
     trained(run, copy, max_steps=2)
     changed.write_bytes(packed(picture(0, np.random.default_rng(1))))
-    with pytest.raises(UsageError, match="images or labels have changed"):
+    with pytest.raises(UsageError, match="or labels have changed"):
         trained(run, copy, max_steps=3)
 
 
@@ -167,8 +167,37 @@ def test_a_run_keeps_its_original_division_into_parts(tmp_path):
     assert scores["num_examples"] == 6 + len(more), done.stderr
     again = evaluate(run, data=str(photos), model=runs.SMALL)
     assert again["cross_entropy"] == pytest.approx(scores["cross_entropy"])
-    with pytest.raises(UsageError, match="images or labels have changed"):
+    with pytest.raises(UsageError, match="or labels have changed"):
         trained(run, photos, max_steps=3)
+
+
+def test_changed_pictures_at_the_same_path_give_no_scores_of_the_run(photos, tmp_path):
+    """They would displace its scores, and so its best checkpoint."""
+    run, own = tmp_path / "run", tmp_path / "photos"
+    shutil.copytree(photos, own)
+    trained(run, own, precision="float32", max_steps=1, eval_steps=1)
+    before = runs.logged(run / "eval")
+    shutil.copy(own / "test/a cat/0.png", own / "test/a cat/new.png")
+    done, _ = score(run, own)
+    assert "have changed" in done.stderr
+    assert "eval_on_photos" in done.stderr
+    assert runs.logged(run / "eval") == before
+    assert runs.logged(run / "eval_on_photos")[0]["num_examples"] == 19
+
+
+def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    trained(run, photos, precision="float32", max_steps=1)
+    shutil.copytree(photos / "test", other)
+    whole = evaluate(run, data=str(other))
+    assert whole["cross_entropy"] == evaluate(run)["cross_entropy"]
+    shutil.copytree(photos / "train", other / "train")
+    shutil.copytree(photos / "test", other / "test")
+    for name in CLASSES:
+        shutil.rmtree(other / name)
+    (other / "test/a cat/0.png").unlink()
+    part = evaluate(run, data=str(other))
+    assert part["cross_entropy"] != whole["cross_entropy"], "its test part"
 
 
 def test_more_pictures_continue_in_a_new_run(tmp_path):
@@ -255,6 +284,14 @@ def test_scores_on_other_pictures_are_kept_apart_from_the_run(photos, tmp_path):
         assert done.returncode == 2
         assert "training pictures" in done.stderr
         assert "have changed" not in done.stderr
+    for part in ("", "train", "train/a cat"):  # Its own, by another path.
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(photos / part)
+        words = ("--train_dir", run, "--run_once", "--eval_data", "all")
+        done = runs.call("eval.py", *words, "--data_dir", tmp_path / "link")
+        assert done.returncode == 2, part
+    done, scores = score(run, photos / "test", "--eval_data", "all")
+    assert scores["num_examples"] == 18
     done, _ = score(run, copy)  # The same pictures, moved.
     assert "not the run's" not in done.stderr
     assert [line["num_examples"] for line in runs.logged(run / "eval")] == [18]

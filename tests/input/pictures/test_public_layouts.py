@@ -239,11 +239,62 @@ REFUSED = {
 
 
 REFUSED |= {
+    "Pascal VOC: masks as pictures": (
+        numbered(2, "JPEGImages", "SegmentationClass", "SegmentationObject"),
+        "like splits",
+    ),
+    "images and their masks, singular": (numbered(2, "image", "mask"), "like splits"),
+    "images and ground truth": (numbered(2, "images", "ground_truth"), "like splits"),
+    "masks of each class": (
+        numbered(2, "cat", "cat_masks", "dog", "dog_masks"),
+        "like splits",
+    ),
+    "HAM10000: two parts of a download": (
+        numbered(2, "HAM10000_images_part_1", "HAM10000_images_part_2"),
+        "like splits",
+    ),
+    "Kaggle: test pictures without labels": (
+        numbered(2, "cat", "dog", "test"),
+        "test/ is named like a split",
+    ),
+    "the same with other words": (numbered(2, "cat", "dog", "Validation"), "rename it"),
+    "a split under another name": (
+        numbered(2, "learn/a", "learn/b", "test/a", "test/b"),
+        "rename it to train/",
+    ),
+}
+
+
+REFUSED |= {
     f"portions: {word}1, {word}2": (numbered(2, f"{word}1", f"{word}2"), "like splits")
     for word in ("part", "fold", "batch_", "Split ", "shard-0", "patient_00", "set")
 } | {
     f"a copy: {name}": (numbered(2, "cat", "dog", name), f": {name}. Give")
     for name in ("cat copy 2", "Kopie von cat", "cat (1)", "cat - Copy", "犬 - コピー")
+}
+
+
+READ |= {
+    "BUSI: a mask beside each picture": (
+        [
+            f"{c}/{c} ({n}){of}.png"
+            for c in ("benign", "normal")
+            for n in range(4)
+            for of in ("", "_mask", "_mask_1")
+        ],
+        ("benign", "normal"),
+        {"train": 6, "test": 2},
+    ),
+    "classes that are called masks": (
+        numbered(4, "with_mask", "without_mask", "masks"),
+        ("masks", "with_mask", "without_mask"),
+        {"train": 9, "test": 3},
+    ),
+    "a class of sets, and numbers": (
+        numbered(4, "sunset 1", "sunset 2", "1", "2"),
+        ("1", "2", "sunset 1", "sunset 2"),
+        {"train": 12, "test": 4},
+    ),
 }
 
 
