@@ -97,16 +97,14 @@ def build(
         dtype=keras.config.dtype_policy().variable_dtype,
         name=_WHITENING,
     )
-    net = whitening(images)
-    net = QuickGelu(name="gelu0")(net)
+    net = QuickGelu(name="gelu0")(whitening(images))
+    whitening.kernel.trainable = False
     for group, filters in enumerate((width, 4 * width, 4 * width), 1):
         net = _group(net, filters, depth, group)
     net = layers.GlobalMaxPooling2D(name="pool4")(net)
     net = layers.Rescaling(1 / (4 * width), name="scale")(net)
     options = {"use_bias": False, "kernel_initializer": _head_values, "name": "head"}
-    model = keras.Model(images, logits_layer(classes, **options)(net), name="airbench")
-    whitening.kernel.trainable = False
-    return model
+    return keras.Model(images, logits_layer(classes, **options)(net), name="airbench")
 
 
 def initialize(

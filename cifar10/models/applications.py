@@ -94,13 +94,8 @@ def _features(
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.
         warnings.filterwarnings("ignore", "`input_shape` is undefined")
-        return builder(
-            include_top=False,
-            weights=weights,
-            input_tensor=images,
-            input_shape=image_shape,
-            pooling="avg",
-        )
+        how = {"include_top": False, "weights": weights, "pooling": "avg"}
+        return builder(input_tensor=images, input_shape=image_shape, **how)
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:

@@ -60,9 +60,7 @@ def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
     if (last := next((v for v in reversed(read) if id(v) in trainable), None)) is None:
         return
     holding = [
-        index
-        for index, layer in enumerate(found)
-        if any(one is last for one in layer.variables)
+        n for n, layer in enumerate(found) if id(last) in map(id, layer.variables)
     ]
     head = holding.pop() if holding else _MODEL_ITSELF
     for index in reversed(holding):
@@ -98,17 +96,13 @@ def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
         kind = _snake_case(type(layer).__name__)
         number, name = counts[kind], layer.name
         counts[kind] += 1
-        side = ""
-        if isinstance(model, keras.layers.Bidirectional):
-            side = f"{name.partition('_')[0]}_"  # forward_ or backward_
+        has_sides = isinstance(model, keras.layers.Bidirectional)
+        side = f"{name.partition('_')[0]}_" if has_sides else ""  # forward_, backward_
         if same_but_number(name, f"{side}{kind}"):
             name = f"{kind}_{number}" if number and not side else f"{side}{kind}"
         of_others = {id(v) for one in _inner(layer) for v in one.variables}
-        own = [
-            variable
-            for variable in layer.variables
-            if id(variable) not in of_others and "float" in variable.dtype
-        ]
+        floats = [v for v in layer.variables if "float" in v.dtype]
+        own = [v for v in floats if id(v) not in of_others]
         if own and not isinstance(layer, keras.layers.Normalization):
             named[name] = own
         within = by_name(layer)

@@ -19,15 +19,8 @@ _BLOCKS = (3, 3, 5)
 
 
 def _convolution(filters: int, side: int, stride: int, name: str) -> keras.Layer:
-    return layers.Conv2D(
-        filters,
-        side,
-        stride,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        name=name,
-    )
+    how = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
+    return layers.Conv2D(filters, side, stride, name=name, **how)
 
 
 def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
@@ -53,9 +46,8 @@ def build(
 ) -> keras.Model:
     """Builds a network of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
-        raise UsageError(
-            f"--depth {depth}: give at least {len(_BLOCKS)}, one block for each scale."
-        )
+        least = f"at least {len(_BLOCKS)}, one block for each scale"
+        raise UsageError(f"--depth {depth}: give {least}.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

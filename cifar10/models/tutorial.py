@@ -14,16 +14,14 @@ from cifar10.layers import LocalResponseNormalization, WeightDecay, logits_layer
 WEIGHT_DECAY = 0.004
 
 
+def _initial(deviation: float, bias: float) -> dict[str, keras.Initializer]:
+    kernel = TruncatedNormal(stddev=deviation)
+    return {"kernel_initializer": kernel, "bias_initializer": Constant(bias)}
+
+
 def _convolution(name: str, bias: float, **options: object) -> keras.Layer:
-    return layers.Conv2D(
-        64,
-        5,
-        padding="same",
-        kernel_initializer=TruncatedNormal(stddev=5e-2),
-        bias_initializer=Constant(bias),
-        name=name,
-        **options,
-    )
+    options |= _initial(5e-2, bias)
+    return layers.Conv2D(64, 5, padding="same", name=name, **options)
 
 
 def _normalization(name: str) -> keras.Layer:
@@ -33,14 +31,8 @@ def _normalization(name: str) -> keras.Layer:
 
 
 def _hidden(units: int, name: str) -> keras.Layer:
-    return layers.Dense(
-        units,
-        activation="relu",
-        kernel_initializer=TruncatedNormal(stddev=0.04),
-        bias_initializer=Constant(0.1),
-        kernel_regularizer=WeightDecay(WEIGHT_DECAY),
-        name=name,
-    )
+    options = {"kernel_regularizer": WeightDecay(WEIGHT_DECAY), **_initial(0.04, 0.1)}
+    return layers.Dense(units, activation="relu", name=name, **options)
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
