@@ -237,11 +237,8 @@ def flags_of(
     usual |= {"keep_best": int(bool(values["eval_steps"]))} | _kept_of(source, values)
     length = next(name for name in reversed(fields.LENGTHS) if values[name])
     others = [*options((fields.Checkpoints, fields.Output)), "num_gpus", "accumulate"]
-    names = [
-        name
-        for name in (*fields.result_determining(run.config), *others)
-        if name in known and name not in fields.LENGTHS
-    ]
+    listed = [*fields.result_determining(run.config), *others]
+    names = [name for name in listed if name in known.keys() - fields.LENGTHS]
     found = {
         name: values[name]
         for name in ("data", "data_dir", "corrections", "recipe", *names, length)

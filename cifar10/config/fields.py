@@ -40,8 +40,6 @@ _Group = TypeVar("_Group")
 
 _Towers: TypeAlias = Annotated[int, Range(1, 64)]  # A larger number is a typing error.
 _NotNegative: TypeAlias = Annotated[float, Range(0.0)]
-_Pixels: TypeAlias = Annotated[int, Range(8, 1024)]
-_Images: TypeAlias = Annotated[int, Range(1, 10**6)]
 _AboveZero: TypeAlias = Annotated[float, Range(1e-6)]
 # The maximum is 11 days, because timers overflow at far larger numbers.
 _Seconds: TypeAlias = Annotated[float, Range(1.0, 1e6)]
@@ -139,7 +137,7 @@ class Batch(Checked):
 
     num_gpus: Annotated[_Towers | None, FLAG_ONLY] = None
     split_gpu: Annotated[_Towers, FLAG_ONLY] = 1
-    batch_size: _Images = 128
+    batch_size: Annotated[int, Range(1, 10**6)] = 128
     global_batch_size: Annotated[Count | None, RESULT] = None
     accumulate: Annotated[int, Range(1, 4096)] = 1
     variable_update: Literal["auto", "towers", "mirrored"] = "auto"
@@ -194,7 +192,7 @@ class Dataset(Checked):
     data: Annotated[str, RESULT, Help(f" {data_flag.PATH}")] = "auto"
     data_dir: Annotated[str | None, WORKER, FLAG_ONLY] = None
     data_url: Annotated[str | None, WORKER] = None
-    image_size: Annotated[_Pixels | None, RESULT] = None
+    image_size: Annotated[int, Range(8, 1024), RESULT] | None = None
     validation_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.1
     val_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.0
     max_bad_images: Annotated[Fraction, WORKER] = 0.01
@@ -279,9 +277,8 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        optimizers.check_optimizer(
-            self.optimizer, self.momentum, self.optimizer_arguments
-        )
+        optimizer, arguments = self.optimizer, self.optimizer_arguments
+        optimizers.check_optimizer(optimizer, self.momentum, arguments)
         if self.stages and not self.schedule_ends:
             raise UsageError(
                 f"--schedule {self.schedule}: stages need a schedule that ends. Give "

@@ -28,11 +28,8 @@ def described(text: str | None) -> dict[str, Any]:
     name, command = invocation.program_name(), "python -m cifar10"
     if name.endswith(".py"):
         name, command = f"python {name}", rf"{command} \w+"
-    return {
-        "description": re.sub(command, name, text or ""),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
-    }
+    text, kind = re.sub(command, name, text or ""), argparse.RawDescriptionHelpFormatter
+    return {"description": text, "formatter_class": kind, "allow_abbrev": False}
 
 
 def add_flags(
@@ -60,12 +57,8 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         metavar = f"{{{choices}}}" if choices else _UNITS[kind]
         details = {"type": kind, "metavar": metavar}
     details |= {"dest": declared.name, "default": argparse.SUPPRESS}
-    group.add_argument(
-        f"--{declared.name}",
-        required=required,
-        help=argparse.SUPPRESS if hidden else help_text,
-        **details,
-    )
+    shown = argparse.SUPPRESS if hidden else help_text
+    group.add_argument(f"--{declared.name}", required=required, help=shown, **details)
     if alias := _ALIASES.get(declared.name):
         group.add_argument(f"--{alias}", help=argparse.SUPPRESS, **details)
 
@@ -94,10 +87,9 @@ def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str
     elif one and one.in_flags:
         fix = f"{parser.prog} has no such flag. train_multi_gpu.py has it."
     else:
-        found = [_closest(name, known) for name in names]
-        closest = " and ".join(f"--{name}" for names in found for name in names)
-        fix = "there is no such flag. "
-        fix += f"Did you mean {closest}?" if closest else "See --help."
+        found = [f"--{flag}" for name in names for flag in _closest(name, known)]
+        hint = f"Did you mean {' and '.join(found)}?" if found else "See --help."
+        fix = f"there is no such flag. {hint}"
     return f"{' '.join(unknown)}: {fix}"
 
 

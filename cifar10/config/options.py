@@ -111,10 +111,9 @@ class Option:
 
     def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
-            types = typing.get_args(self.type) or (self.type,)
-            kinds = [kind.__name__ for kind in types]
-            kind = " or ".join(kinds).replace("NoneType", "None")
-            return f"it is not of type {kind}"
+            kinds = typing.get_args(self.type) or (self.type,)
+            names = " or ".join(kind.__name__ for kind in kinds)
+            return f"it is not of type {names.replace('NoneType', 'None')}"
         if callable(value):  # A function of a Python program, which has no limits.
             return None
         if self.choices and value not in self.choices:
@@ -169,9 +168,7 @@ def options(declared: Any) -> dict[str, Option]:
     hints = typing.get_type_hints(declared, include_extras=True)
     texts = _attribute_texts(declared)
     found = {}
-    for field in dataclasses.fields(declared):
-        if not field.kw_only:
-            continue
+    for field in [one for one in dataclasses.fields(declared) if one.kw_only]:
         plain = types[field.name]
         words = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
         marks = _marks(hints[field.name])
@@ -227,7 +224,6 @@ def is_a(value: Any, hint: Any) -> bool:
     if kind is dict:
         is_dict = isinstance(value, dict)
         return is_dict and all(is_a(item, parts[1]) for item in value.values())
-    if isinstance(value, int) and float in (hint, *parts):
-        return not isinstance(value, bool)
-    has_bool = bool in (hint, *parts)
-    return isinstance(value, hint) and (has_bool or not isinstance(value, bool))
+    if isinstance(value, bool):
+        return bool in (hint, *parts)
+    return isinstance(value, hint | int if float in (hint, *parts) else hint)

@@ -60,13 +60,13 @@ def _refuse(given: Mapping[str, Any], beside: str, *names: str) -> None:
 
 def _check_takes_logits(what: str, function: Callable) -> None:
     """Refuses a loss or metric that would take logits for probabilities."""
+    from_logits = None
     if hasattr(function, "get_config"):
         from_logits = function.get_config().get("from_logits")
     else:
-        parameters: dict[str, Any] = {}
-        with contextlib.suppress(TypeError, ValueError):  # For built-in callables.
-            parameters = {**inspect.signature(function).parameters}
-        from_logits = getattr(parameters.get("from_logits"), "default", None)
+        # A built-in callable may have no signature.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            from_logits = inspect.signature(function).parameters["from_logits"].default
     function = getattr(function, "func", function)  # Unwraps a `functools.partial`.
     name = getattr(function, "__name__", type(function).__name__)
     if name.replace("_", "").lower() in _OF_PROBABILITIES:

@@ -97,10 +97,9 @@ class RecordedRun:
         """Reads a valid `config.json`; makes another user's file harmless."""
         path = directory / layout.CONFIG
         content, entries = _read(directory, path)
-        try:
+        is_own = False
+        with contextlib.suppress(OSError, RuntimeError):  # No readable home folder.
             is_own = files.note("runs", content).is_file()
-        except (OSError, RuntimeError):  # The home folder is missing or not readable.
-            is_own = False
         if not is_own:
             entries = {**inert(entries), **dict.fromkeys(_PLACES)}
         if wrong := _wrong(entries):
