@@ -100,11 +100,10 @@ def resolve_precision(
     # Without oneDNN, these instructions are unused.
     is_native = uses_onednn(by_default=True) and bool(bfloat16_features())
     if any("gpu" in device.lower() for device in devices):
-        capabilities = [
-            tf.config.experimental.get_device_details(gpu).get("compute_capability")
-            for gpu in tf.config.get_visible_devices("GPU")
-        ]
-        is_native = all((one or (0, 0)) >= _NATIVE_CAPABILITY for one in capabilities)
+        gpus = tf.config.get_visible_devices("GPU")
+        details = map(tf.config.experimental.get_device_details, gpus)
+        capabilities = [one.get("compute_capability") or (0, 0) for one in details]
+        is_native = all(one >= _NATIVE_CAPABILITY for one in capabilities)
     return "bfloat16" if is_native else "float32"
 
 

@@ -85,7 +85,7 @@ class TrainedModel:
         self.is_to_calibrate = False
         with tf.device(device):
             self._averages = [
-                tf.Variable(value, trainable=False) for value in self._last_values
+                tf.Variable(v, trainable=False) for v in self._last_values
             ]
         self.trainable = self._averages if use_averages else self._last_values
         self._checkpoints = directory / layout.CHECKPOINTS

@@ -54,7 +54,6 @@ class Sums:
     def of(cls, outcomes: Outcomes, classes: int) -> Sums:
         """Sums the outcomes of images whose labels are 0 to `classes - 1`."""
         places = outcomes.labels * np.int64(classes) + outcomes.predictions
-        confusion = np.bincount(places, minlength=classes**2)
         is_right = outcomes.predictions == outcomes.labels
         confidence = np.nan_to_num(outcomes.confidence)  # 0 if not finite.
         bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
@@ -62,7 +61,7 @@ class Sums:
         return cls(
             float(np.sum(outcomes.cross_entropy, dtype=np.float64)),
             np.bincount(outcomes.ranks, minlength=classes)[:classes],
-            confusion.reshape(classes, classes),
+            np.bincount(places, minlength=classes**2).reshape(classes, classes),
             np.stack([np.bincount(bins, one, _BINS) for one in of_each]),
         )
 

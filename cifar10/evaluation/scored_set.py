@@ -142,11 +142,8 @@ def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
-    moved = [
-        (images, 0.25),
-        (padded[:, 2:, 2:], 0.125),
-        (padded[:, :height, :width], 0.125),
-    ]
+    up_left, down_right = padded[:, 2:, 2:], padded[:, :height, :width]
+    moved = [(images, 0.25), (up_left, 0.125), (down_right, 0.125)]
     return [
         (seen, weight)
         for view, weight in moved
@@ -194,27 +191,23 @@ class ScoredSet:
     ) -> None:
         self._own_metrics = own_metrics
         self.dataset = dataset
-        self._scorer = Scorer(
-            model, test_time_augmentation=scoring.test_time_augmentation
-        )
+        augment = scoring.test_time_augmentation
+        self._scorer = Scorer(model, test_time_augmentation=augment)
         if scoring.split == "val" and "val" not in dataset.splits:
             why = f"{dataset.description} has no val split"
             raise UsageError(f"{why}. Train with --val_fraction.")
         self.split = scoring.split
         images, labels = dataset.read(scoring.split)
         if (count := scoring.num_examples or len(images)) > len(images):
-            raise UsageError(
-                f"--num_examples {count}: there are only {len(images):,} images."
-            )
+            why = f"there are only {len(images):,} images"
+            raise UsageError(f"--num_examples {count}: {why}.")
         size, distortion = min(scoring.batch_size, count), config.images.distortions
         self._batches = evaluation_batches(images, labels, size, distortion, count)
         is_averaged = scoring.use_averages and config.update.moving_average_decay != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "training" if scoring.split == "train" else scoring.split
-        views = ", six views each" if scoring.test_time_augmentation else ""
-        self.subject = (
-            f"{count:,} {kind} images of {dataset.description}; {variables}{views}."
-        )
+        how = f"{variables}, six views each" if augment else variables
+        self.subject = f"{count:,} {kind} images of {dataset.description}; {how}."
         # Only the user's program can compute it.
         self._has_own_loss = config.loss.loss is not None
         self._writer: tf.summary.SummaryWriter | None = None

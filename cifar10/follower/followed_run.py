@@ -102,8 +102,7 @@ class FollowedRun:
                 self.say_news(f"Training has finished at step {self.step}.")
                 return
             waiting = "Waiting for the next checkpoint."
-            if self.step is None:
-                waiting = self.why_no_weights
+            waiting = self.why_no_weights if self.step is None else waiting
             self.say_news(f"{waiting}\nChecking every {interval:g} s.")
             time.sleep(interval)
 
@@ -121,31 +120,26 @@ class FollowedRun:
         """Override to use a loaded checkpoint; raise an exception to refuse it."""
 
     def _load_newest(self, model: TrainedModel) -> bool:
-        steps = checkpoints.steps(self._folder)
+        folder, wanted = self._folder, self._wanted
+        steps = checkpoints.steps(folder)
         loaded = -1 if self.step is None else self.step
-        newest_only = self._wanted is None  # A new best may be an older step.
+        newest_only = wanted is None  # A new best may be an older step.
         done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
 
         def load(checkpoint: Checkpoint) -> None:
             model.load(checkpoint)
             self._use(model, checkpoint)
 
+        tolerated = UsageError, OSError  # The run is still followed.
         newest, refused = restoring.restore_newest(
-            self._folder,
-            load,
-            model.run,
-            wanted=self._wanted,
-            skip=done,
-            tolerate=(UsageError, OSError),  # The run is still followed.
+            folder, load, model.run, wanted=wanted, skip=done, tolerate=tolerated
         )
         whys = {step: reason(error) for step, error in refused.items()}
         for step, why in whys.items():
             self._add_refusal(f"The checkpoint of step {step} is refused: {why}")
         if newest is None:
             if self.step is None:
-                self.why_no_weights = restoring.why_none(
-                    self._folder, self._wanted, whys
-                )
+                self.why_no_weights = restoring.why_none(folder, wanted, whys)
             return False
         self.step, self._manifest = newest.step, newest.manifest
         return True

@@ -120,9 +120,8 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         if "gpu" in device.lower() and not tf.config.list_physical_devices("GPU"):
             raise UsageError(f"Follower: device={device}: there is no GPU.")
         of = getattr(train_dir, "train_dir", train_dir)  # It may be a `Record`.
-        directory = layout.absolute_path(str(of))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
-        super().__init__(directory, device, wanted=step, **reading)
+        super().__init__(layout.absolute_path(str(of)), device, wanted=step, **reading)
         self._snapshot: Snapshot | None = None  # Another thread may replace it.
         self._looking = threading.Lock()
         self.closed = threading.Event()

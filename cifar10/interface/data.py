@@ -12,8 +12,6 @@ from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
-_ORIENTATION = 0x0112  # Of EXIF.
-_WHERE = "arrays from Python"
 # The splits that pairs of arrays stand for, by the number of pairs.
 _ORDERS = {2: WITHOUT_VAL, 3: SPLITS}
 _EXPECTED = (
@@ -42,7 +40,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             found[f"x_{name}"], found[f"y_{name}"] = map(_array, pair)
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return arrays.array_dataset(found, _WHERE, name_of(data), None)
+    return arrays.array_dataset(found, "arrays from Python", name_of(data), None)
 
 
 def _array(values: Any) -> np.ndarray:
@@ -52,7 +50,7 @@ def _array(values: Any) -> np.ndarray:
     if any(map(np.ma.is_masked, (values, *pictures))) or modes - {"L", "RGB"}:
         raise ValueError("a mask or palette would be lost: fill it, or convert to RGB")
     exif = (one.getexif() for one in pictures if hasattr(one, "getexif"))
-    if any(of.get(_ORIENTATION, 1) != 1 for of in exif):
+    if any(of.get(0x0112, 1) != 1 for of in exif):  # The orientation.
         raise ValueError("a picture is to be rotated: use ImageOps.exif_transpose")
     return np.asarray(values)
 
@@ -76,8 +74,7 @@ def _in_memory(data: Any) -> Any:
     if len(shapes := [getattr(one, "shape", None) for one in specs]) != 2:
         raise UsageError(f"data: {data} yields no pairs. {_EXPECTED}")
     sizes = [getattr(shape, "num_elements", int)() or 1 for shape in shapes]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if count * sum(sizes) > memory:
+    if count * sum(sizes) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise UsageError(
             f"data: {data} has {count:,} images, more than this machine's memory can "
             "hold. Give fewer, or a folder of pictures."

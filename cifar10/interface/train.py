@@ -23,9 +23,6 @@ from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, logs, scores
 
-# The entries of a line of `metrics.jsonl` that are not metrics.
-_FACTS = ("step", "time", "seconds")
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -139,23 +136,12 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
 
 def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
     """Reads the record of a run from its directory."""
-    lines = logs.read_steps(train_dir / layout.METRICS)
-    return Record(
-        train_dir=train_dir,
-        step=step,
-        ended=_why_ended(train_dir, step, config),
-        seconds=seconds,
-        history={
-            line["step"]: {
-                name: math.nan if value is None else value
-                for name, value in line.items()
-                if name not in _FACTS
-            }
-            for line in lines
-        },
-        scores=scores.deciding(train_dir).values,
-        config=config,
-    )
+    history, others = {}, ("step", "time", "seconds")  # Entries that are no metrics.
+    for line in logs.read_steps(train_dir / layout.METRICS):
+        values = {k: math.nan if v is None else v for k, v in line.items()}
+        history[line["step"]] = {k: values[k] for k in values if k not in others}
+    ended, scored = _why_ended(train_dir, step, config), scores.deciding(train_dir)
+    return Record(train_dir, step, ended, seconds, history, scored.values, config)
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
