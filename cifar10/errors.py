@@ -70,8 +70,7 @@ class NotFiniteError(Exception):
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"at step {step} {what}")
-        self.step = step
-        self.what = what
+        self.step, self.what = step, what
 
 
 class CorruptedError(NotFiniteError):

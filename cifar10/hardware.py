@@ -54,8 +54,7 @@ def count_gpus() -> int:
     GPU that was lost.
     """
     with contextlib.suppress(subprocess.SubprocessError):
-        command = [sys.executable, "-c", _COUNT_GPUS]
-        quiet = subprocess.DEVNULL
+        command, quiet = [sys.executable, "-c", _COUNT_GPUS], subprocess.DEVNULL
         return int(subprocess.check_output(command, stderr=quiet, timeout=60))  # noqa: S603
     return 0
 

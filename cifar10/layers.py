@@ -46,10 +46,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
-        self.depth_radius = depth_radius
-        self.bias = bias
-        self.alpha = alpha
-        self.beta = beta
+        self.depth_radius, self.bias = depth_radius, bias
+        self.alpha, self.beta = alpha, beta
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Normalizes activations, floating [batch, height, width, channels]."""

@@ -19,9 +19,6 @@ from cifar10.models.probe import probe
 from cifar10.models.registry import OPTIONS, build_model, is_code
 from cifar10.run_directory import checkpoints, restoring, temperature
 
-# Values that this version can evaluate; other versions may have recorded others.
-_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
-
 
 class TrainedModel:
     """The model of a run, with initial values until `load` or `restore` is called.
@@ -50,7 +47,8 @@ class TrainedModel:
     ) -> None:
         self.run = run = RecordedRun.read(directory)
         run.check_model(trust_model)
-        for key, known in _KNOWN.items():
+        # Other versions may have recorded values that this version cannot evaluate.
+        for key, known in (("distortions", DISTORTIONS), ("precision", PRECISIONS)):
             if (recorded := run.values[key]) not in known:
                 raise UsageError(
                     f"{directory}: {key} is {recorded!a}, but this version "
@@ -81,8 +79,7 @@ class TrainedModel:
         self._last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self.use_averages = use_averages
-        self.temperature = 1.0
-        self.is_to_calibrate = False
+        self.temperature, self.is_to_calibrate = 1.0, False
         with tf.device(device):
             self._averages = [
                 tf.Variable(v, trainable=False) for v in self._last_values

@@ -42,9 +42,7 @@ class FollowedRun:
         self.why_no_weights = f"Nothing has been read from {directory} yet."
         self.refusals: list[str] = []
         self._said: set[str] = set()
-        self._device = device
-        self._wanted = wanted
-        self._reading = reading
+        self._device, self._wanted, self._reading = device, wanted, reading
         self._folder = directory / layout.CHECKPOINTS
         self._manifest: dict[str, Any] = {}  # The last loaded checkpoint's.
 

@@ -73,9 +73,8 @@ class Augmentation:
 
 def _stream(seed: tf.Tensor, name: str) -> tf.Tensor:
     """Returns a step's seed for one of `STREAMS`."""
-    number = 2**32 * (1 + STREAMS.index(name))
     with tf.device("/cpu:0"):
-        return seed + tf.constant([number, 0], tf.int64)
+        return seed + tf.constant([2**32 * (1 + STREAMS.index(name)), 0], tf.int64)
 
 
 def erase(
@@ -116,10 +115,8 @@ def cut_out(
         horizontal: float32 [batch], position from left (0) to right (1).
         side: Side of the square for images of 32 x 32 pixels; scaled for other images.
     """
-    sizes = [
-        tf.fill(vertical.shape, tf.constant(round(size * side / 32), tf.float64))
-        for size in images.shape[1:3]
-    ]
+    sides = (round(size * side / 32) for size in images.shape[1:3])
+    sizes = [tf.fill(vertical.shape, tf.constant(one, tf.float64)) for one in sides]
     return tf.where(_rectangle(images, (vertical, horizontal), sizes), 0.0, images)
 
 
@@ -155,10 +152,8 @@ def mix(
     is_mixup = kind < of_mixup
     is_cutmix = ~is_mixup & (kind < of_mixup + of_cutmix)
     place = tf.cast(chance * _QUANTILES, tf.int64)
-    to_mixup, to_cutmix = (
-        tf.gather(quantiles_of_beta(way["alpha"] if way else None), place)
-        for way in ways
-    )
+    alphas = (way["alpha"] if way else None for way in ways)
+    to_mixup, to_cutmix = (tf.gather(quantiles_of_beta(one), place) for one in alphas)
 
     _, height, width, _ = images.shape
     side = tf.sqrt(1.0 - to_cutmix)

@@ -147,10 +147,10 @@ def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor
     Returns tensors, float32 [steps * batch]. No image's numbers depend on the slicing.
     """
     end = batch_slice.first + batch_slice.batch_size
+    shape = [count, batch_slice.global_batch_size]
     with tf.device("/cpu:0"):  # A GPU would start a kernel for each step.
         of_steps = [
-            uniform([count, batch_slice.global_batch_size], of_step)
-            for of_step in tf.unstack(tf.reshape(seed, [-1, 2]))
+            uniform(shape, one) for one in tf.unstack(tf.reshape(seed, [-1, 2]))
         ]
         drawn = tf.stack(of_steps, axis=1)[:, :, batch_slice.first : end]
     return tf.unstack(tf.reshape(drawn, [count, -1]))
@@ -258,9 +258,8 @@ def _neighbours(
     centres = tf.clip_by_value(centres, 0.0, taken[:, None] - 1.0)
     lower = tf.floor(centres)
     upper = tf.minimum(lower + 1.0, taken[:, None] - 1.0)
-    before, after = (first[:, None] + pixel for pixel in (lower, upper))
-    neighbours = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
-    return neighbours, tf.cast(centres - lower, tf.float32)
+    before, after = (tf.cast(first[:, None] + one, tf.int64) for one in (lower, upper))
+    return (before, after), tf.cast(centres - lower, tf.float32)
 
 
 def _change_brightness_and_contrast(

@@ -78,21 +78,16 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
         raise _RefusedError(f"it does not hold {count:,} uint8 images and labels")
     others = [scan.numbers[key] for key in scan.numbers.keys() - {*label_keys}]
     runs = (some[at:] for some in others for at in range(len(some)))
-    if not any(some[: len(of)] == of for some in runs for of in _shapes(count)):
-        raise _RefusedError(
-            f"its images are not [{count}, {_PIXELS}], colour by colour"
-        )
+    possible = [count, _PIXELS], [count, 3, 32, 32]
+    if not any(some[: len(of)] == of for some in runs for of in possible):
+        expected = f"[{count}, {_PIXELS}], colour by colour"
+        raise _RefusedError(f"its images are not {expected}")
     if any(each.min() < 0 or each.max() > np.iinfo(np.uint8).max for each in labels):
         raise _RefusedError("its labels do not fit in bytes")
     columns = [each.astype(np.uint8)[:, np.newaxis] for each in labels]
-    pixels = np.frombuffer(scan.pixels, np.uint8)
     order: Any = "F" if scan.is_by_column else "C"
-    rows = pixels.reshape((count, _PIXELS), order=order)
+    rows = np.frombuffer(scan.pixels, np.uint8).reshape((count, _PIXELS), order=order)
     return np.concatenate([*columns, rows], axis=1)
-
-
-def _shapes(count: int) -> Sequence[list[int]]:
-    return [count, _PIXELS], [count, 3, 32, 32]
 
 
 class _Scan:

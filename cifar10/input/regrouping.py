@@ -60,9 +60,8 @@ def divided(
     contents = (nfc(name).encode(errors="surrogateescape") for name in names)
     digests = (hashlib.sha256(content).digest()[:8] for content in contents)
     hashes = np.array([*map(int.from_bytes, digests)], np.uint64)
-    ordered = hashes[np.lexsort((hashes, labels))]
     ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
-    of_classes = np.split(ordered, ends[:-1])
+    of_classes = np.split(hashes[np.lexsort((hashes, labels))], ends[:-1])
     wanted = [*shares.values()]
     limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
     division = run.facts.data_division if run else None

@@ -103,9 +103,8 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     processes = config.processes
     if processes.local_workers or processes.max_restarts or processes.seeds:
-        raise UsageError(
-            "Config: give local_workers, max_restarts and seeds to `cifar10 train`."
-        )
+        names = "local_workers, max_restarts and seeds"
+        raise UsageError(f"Config: give {names} to `cifar10 train`.")
     began, deterministic = time.perf_counter(), config.speed.deterministic
     uses_onednn = hardware.uses_onednn(by_default=True)
     if deterministic and "tensorflow" in sys.modules and uses_onednn:
@@ -127,9 +126,8 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         elif is_main:
             stop = _SignalsOfSteps(stack)
         workers = cluster.from_environment()
-        step = training.train(
-            config, stop, workers, hooks=hooks, dataset=as_dataset(config.data_objects)
-        )
+        dataset = as_dataset(config.data_objects)
+        step = training.train(config, stop, workers, hooks=hooks, dataset=dataset)
     train_dir = layout.absolute_path(config.run.train_dir)
     return read_record(train_dir, step, time.perf_counter() - began, config)
 

@@ -34,8 +34,7 @@ class Decoder:
     """
 
     def __init__(self, seconds: float, max_pixels: int) -> None:
-        self._seconds = seconds
-        self._max_pixels = max_pixels
+        self._seconds, self._max_pixels = seconds, max_pixels
         self._processes: dict[int, ProcessPoolExecutor] = {}
 
     def decode(

@@ -92,9 +92,8 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    description = export_formats.describe(
-        trained, step, with_preprocessing=options.with_preprocessing
-    )
+    prepares = options.with_preprocessing
+    description = export_formats.describe(trained, step, with_preprocessing=prepares)
     dataset = datasets.find_again(trained.run, options.data_dir)
     model = export_formats.in_float32(trained)
     images, expected = export_formats.examples(model, dataset, description)

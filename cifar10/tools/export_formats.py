@@ -27,8 +27,6 @@ from cifar10.tools.exported import exporting
 from cifar10.trained_model import TrainedModel
 
 _DESCRIPTION = "cifar10.json"
-# Keras's names of the formats.
-_KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
 # Images on which an export is compared with the run's model.
 _IMAGES = 256
 # Layers of this package, and the layers of Keras that compute the same more slowly.
@@ -67,8 +65,7 @@ def describe(
 def in_float32(trained: TrainedModel) -> keras.Model:
     """Returns the model of a run in float32, the only precision of the converters."""
     name, classes = trained.run.config.network.model, len(trained.class_names)
-    how: dict[str, Any] = {"precision": "float32", "options": trained.options}
-    model = build_model(name, trained.image_shape, classes, **how)
+    model = build_model(name, trained.image_shape, classes, options=trained.options)
     variables = model.trainable_variables + model.non_trainable_variables
     values = [*trained.trainable, *trained.non_trainable]
     for variable, value in zip(variables, values, strict=True):
@@ -91,8 +88,9 @@ def write_model(
         if file_format == "keras":
             wrapped.save(path)
         else:
+            kind = "tf_saved_model" if file_format == "savedmodel" else file_format
             how = {"verbose": False, "input_signature": wrapped.inputs}
-            wrapped.export(path, _KERAS_FORMATS[file_format], **how)
+            wrapped.export(path, kind, **how)
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
         (path / _DESCRIPTION).write_text(text, encoding="utf-8")

@@ -92,12 +92,11 @@ def predict_files(options: Options) -> int:
     names = map(Path, options.images)
     paths = [*dict.fromkeys(path for name in names for path in list_pictures(name))]
     maps = _places_of_maps(paths, options.explain) if options.explain else {}
-    device = devices.place_evaluation(options.device)
     decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)
     read = 0
     with Follower(
         options.train_dir,
-        device,
+        devices.place_evaluation(options.device),
         step=options.step,
         use_averages=options.use_averages,
         trust_model=options.trust_model,

@@ -44,7 +44,6 @@ packages of the extra `report`.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
 _TIME = "%Y-%m-%d %H:%M %Z"
-_LARGEST_MATRIX = 20  # Classes; a larger confusion matrix is left out.
 
 # The settings to show first.
 _MAIN = (
@@ -150,11 +149,9 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
     from cifar10.run_directory.scores import interval
     from cifar10.tools.report_curves import COLOURS, draw
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    strict = jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=strict)
     environment.globals |= {"draw": draw, "interval": interval, "rounded": rounded}
     environment.filters |= {
         "own_metrics": lambda lines: sorted(
@@ -169,7 +166,7 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
         rows=_compare(runs),
         seeds=seeds if any(row.interval for row in seeds) else [],
         colours=COLOURS,
-        largest_matrix=_LARGEST_MATRIX,
+        largest_matrix=20,  # Classes; a larger confusion matrix is left out.
         now=now,
         metrics=STEP_METRICS,
     )

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
 
 # The colour of each run; further runs begin again with the first one.
 COLOURS = tuple(TABLEAU_COLORS.values())
-_MOST_MARKERS = 40  # A curve of more points is a line alone.
 _GREY = "#8a929b"  # Readable on white and on black.
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # Does not turn text into paths.
@@ -48,7 +47,7 @@ def draw(
                 [line[over] for line in lines],
                 [line[metric] for line in lines],
                 color=COLOURS[number % len(COLOURS)],
-                marker="." if len(lines) <= _MOST_MARKERS else None,
+                marker="." if len(lines) <= 40 else None,  # Else a line alone.
                 gid=f"curve-{number + 1}",
             )
         if len(values) == 1:  # A constant would get an axis of a few percent.

@@ -70,8 +70,9 @@ def find_folder(
     if shares and "train" in given:
         free = np.flatnonzero(split_of == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
-        to, found_division = divided(some, some_labels, classes, shares, run)
-        split_of[free] = to
+        split_of[free], found_division = divided(
+            some, some_labels, classes, shares, run
+        )
     shards = Shards(home, directory, files, split_of, image_size)
     left_out = shards.left_out
     labels = {split: labels_of[indices] for split, indices in shards.indices.items()}
@@ -110,15 +111,14 @@ def find_folder(
             )
         return shards.read(split), labels[split]
 
+    usable = counted(len(files) - len(left_out), "picture")
+    kinds = f"{len(classes):,} classes at {image_size} x {image_size}"
     return Dataset(
         name=FOLDER,
         directory=directory,
         image_shape=(image_size, image_size, 3),
         class_names=tuple(classes),
-        description=(
-            f"{counted(len(files) - len(left_out), 'picture')} of {len(classes):,} "
-            f"classes at {image_size} x {image_size} in {directory}"
-        ),
+        description=f"{usable} of {kinds} in {directory}",
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
         splits=tuple(labels),

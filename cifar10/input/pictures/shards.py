@@ -88,8 +88,7 @@ class ImagesOnDisk:
         self.shape = (len(indices), *image_shape)
         self._image_bytes = math.prod(image_shape)
         self.nbytes = len(indices) * self._image_bytes
-        self._per_file = per_file
-        self._indices = indices
+        self._per_file, self._indices = per_file, indices
         opened = contextlib.ExitStack()
         weakref.finalize(self, opened.close)
         found = (files.opened(path, buffering=0) for path in paths)
@@ -106,10 +105,8 @@ class ImagesOnDisk:
         numbers, indices = np.divmod(self._indices[chosen], self._per_file)
         size = self._image_bytes
         images = np.empty((len(numbers), *self.shape[1:]), np.uint8)
-        wanted = [
-            (self._files[number], start)
-            for number, start in zip(numbers, (indices * size).tolist(), strict=True)
-        ]
+        holding = [self._files[number] for number in numbers]
+        wanted = [*zip(holding, (indices * size).tolist(), strict=True)]
         # Request all images from the disk before waiting for the first.
         for file, start in wanted:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
@@ -134,8 +131,7 @@ class Shards:
     def __init__(
         self, home: Path, source: Path, listed: list[File], given: np.ndarray, side: int
     ) -> None:
-        self._home = home
-        self._source = source
+        self._home, self._source = home, source
         self._shape = (side, side, 3)
         fitting = _SHARD_BYTES // math.prod(self._shape)
         self._per_shard = max(1, min(SHARD_PICTURES, fitting))
