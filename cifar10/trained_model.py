@@ -7,10 +7,9 @@ import keras
 import tensorflow as tf
 
 from cifar10 import files
-from cifar10.config import layout
+from cifar10.config import layout, run_config
 from cifar10.config.fields import DISTORTIONS, PRECISIONS, Network
 from cifar10.config.options import options
-from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
@@ -45,7 +44,7 @@ class TrainedModel:
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        self.run = run = RecordedRun.read(directory)
+        self.run = run = run_config.RecordedRun.read(directory)
         run.check_model(trust_model)
         # Other versions may have recorded values that this version cannot evaluate.
         for key, known in (("distortions", DISTORTIONS), ("precision", PRECISIONS)):

@@ -54,7 +54,6 @@ _Sections: TypeAlias = Annotated[
 _Schedule: TypeAlias = Annotated[
     str, Choices({name: curve.help for name, curve in schedule.CURVES.items()})
 ]
-_WITH_MOMENTUM = Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")
 _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, such as 0:5")]
 _Own: TypeAlias = Annotated[
     Callable | str | None, Form("(?!)", IN_PROGRAM), *(FLAG_ONLY, RECIPE_ONLY)
@@ -266,7 +265,7 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
 
     optimizer: Annotated[str | type, Choices(optimizers.NAMES)] = "sgd"
     optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
-    momentum: Annotated[Fraction, _WITH_MOMENTUM] = 0.0
+    momentum: Annotated[Fraction, Help(f" {', '.join(optimizers.WITH_MOMENTUM)}")] = 0.0
     learning_rate: _NotNegative = 0.1
     schedule: _Schedule = "staircase"
     keras_schedule: _Own = None

@@ -31,13 +31,10 @@ class _Evaluator(FollowedRun):
     """Follows a run and scores its checkpoints on a set of images."""
 
     def __init__(self, options: Options, device: str) -> None:
-        super().__init__(
-            layout.absolute_path(options.train_dir),
-            device,
-            wanted=options.step,
-            use_averages=options.use_averages,
-            trust_model=options.trust_model,
-        )
+        averaged, trusted = options.use_averages, options.trust_model
+        reading = {"use_averages": averaged, "trust_model": trusted}
+        directory = layout.absolute_path(options.train_dir)
+        super().__init__(directory, device, wanted=options.step, **reading)
         self._options = options
 
     def _prepare(self, model: TrainedModel) -> None:

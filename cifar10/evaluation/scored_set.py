@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import trained_model
 from cifar10.config.fields import CALIBRATED, Groups
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
@@ -21,16 +20,15 @@ from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
-from cifar10.evaluation.metrics import Outcomes
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning
 from cifar10.input.records import Split
 from cifar10.layers import fuses_activations
 from cifar10.process import moving_line
-from cifar10.run_directory import scores
-from cifar10.run_directory.logs import writing
+from cifar10.run_directory import logs, scores
 from cifar10.towers.graphs import traced
+from cifar10.trained_model import evaluation_logits
 
 _FIX = "Free space or make the folder writable, or name another one with --eval_dir."
 
@@ -51,7 +49,7 @@ class Scorer:
 
     def score(
         self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
-    ) -> tuple[Outcomes, float]:
+    ) -> tuple[metrics.Outcomes, float]:
         """Scores the model on a device, with given values of the trainable variables.
 
         `batches` are made by `evaluation_batches`. Returns the outcomes of the images
@@ -68,7 +66,7 @@ class Scorer:
                 chosen = mask.numpy()
                 found.append([tensor.numpy()[chosen] for tensor in (labels, *each)])
         columns = map(np.concatenate, zip(*found, strict=True))
-        return Outcomes(*columns), float(penalties)
+        return metrics.Outcomes(*columns), float(penalties)
 
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
@@ -93,10 +91,8 @@ class Scorer:
         parts, context = [], contextvars.copy_context()
         context.run(fuses_activations.set, True)
         for view, weight in views(images) if self._augment else [(images, 1.0)]:
-            state = values, self._model.non_trainable_variables
-            logits, penalties = context.run(
-                trained_model.evaluation_logits, self._model, *state, view
-            )
+            given = values, self._model.non_trainable_variables, view
+            logits, penalties = context.run(evaluation_logits, self._model, *given)
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
 
@@ -156,7 +152,7 @@ class Result(NamedTuple):
 
     sums: metrics.Sums
     scalars: dict[str, float]  # By the names that training uses.
-    outcomes: Outcomes
+    outcomes: metrics.Outcomes
     calibrated: metrics.Sums | None  # At the temperature; None if it is 1.
 
 
@@ -242,7 +238,7 @@ class ScoredSet:
     def record(self, events: Path, step: int, result: Result) -> None:
         """Writes a result to files in a folder. A `DiskError` ends the event file."""
         writer, self._writer = self._writer, None
-        with writing(events, _FIX):
+        with logs.writing(events, _FIX):
             if writer is None:
                 events.mkdir(parents=True, exist_ok=True)
                 writer = tf.summary.create_file_writer(str(events))

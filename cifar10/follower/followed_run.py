@@ -9,7 +9,6 @@ from cifar10.config import layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, reason, say
 from cifar10.run_directory import checkpoints, restoring
-from cifar10.run_directory.checkpoints import Checkpoint
 from cifar10.run_directory.early_stopping import why_ended
 from cifar10.trained_model import TrainedModel
 
@@ -114,7 +113,7 @@ class FollowedRun:
     def _prepare(self, model: TrainedModel) -> None:
         """Override to prepare the model before any checkpoint is loaded into it."""
 
-    def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
+    def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         """Override to use a loaded checkpoint; raise an exception to refuse it."""
 
     def _load_newest(self, model: TrainedModel) -> bool:
@@ -124,7 +123,7 @@ class FollowedRun:
         newest_only = wanted is None  # A new best may be an older step.
         done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
 
-        def load(checkpoint: Checkpoint) -> None:
+        def load(checkpoint: checkpoints.Checkpoint) -> None:
             model.load(checkpoint)
             self._use(model, checkpoint)
 

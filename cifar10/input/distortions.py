@@ -68,8 +68,7 @@ def distort(
     _, height, width, _ = images.shape
     if distortion in TRANSLATIONS:
         columns = _translated(left, width, distortion)
-        flip = tf.reshape(flip, [-1, 1])
-        columns = tf.where(flip, width - 1 - columns, columns)
+        columns = tf.where(tf.reshape(flip, [-1, 1]), width - 1 - columns, columns)
         rows = _translated(top, height, distortion)
         return normalize(_take_pixels(images, rows, columns))
     flip = side[:, None] < 0.5

@@ -99,8 +99,7 @@ class _Scan:
         self._flag = False  # The newest truth value.
         self.numbers = defaultdict[str, list[int]](list)  # By the text before them.
         self.texts: set[str] = set()
-        self.pixels = b""
-        self.is_by_column = False
+        self.pixels, self.is_by_column = b"", False
 
     def see(self, kind: str, value: Any) -> None:
         """Takes an opcode and its argument; refuses those that no batch needs."""

@@ -13,7 +13,6 @@ from typing import Any
 from cifar10 import hardware
 from cifar10.config import fields, layout
 from cifar10.config.config import Config
-from cifar10.config.fields import Groups
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
@@ -143,7 +142,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
-    trained: Groups = config
+    trained: fields.Groups = config
     manifest: Mapping[str, Any] = {"step": step}
     if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
         trained = RecordedRun.read(train_dir).config

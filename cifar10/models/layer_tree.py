@@ -30,10 +30,7 @@ def unseeded(model: "keras.Layer") -> "keras.Variable | None":
 
 def layers(model: "keras.Layer") -> "list[keras.Layer]":
     """Returns all layers of a model, each followed by the layers nested in it."""
-    found: list[keras.Layer] = []
-    for layer in _inner(model):
-        found += [layer, *layers(layer)]
-    return found
+    return [one for layer in _inner(model) for one in (layer, *layers(layer))]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ TensorFlow is imported only to build a model, so the command line checks names f
 """
 
 import dataclasses
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping

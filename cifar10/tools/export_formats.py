@@ -22,8 +22,7 @@ from cifar10 import layers as ours
 from cifar10.input import datasets
 from cifar10.input.distortions import prepare
 from cifar10.models.registry import ARCHITECTURES, build_model
-from cifar10.tools import preparation
-from cifar10.tools.exported import exporting
+from cifar10.tools import exported, preparation
 from cifar10.trained_model import TrainedModel
 
 _DESCRIPTION = "cifar10.json"
@@ -83,7 +82,7 @@ def write_model(
 
     A file's `path` ends as its format (`export.Options.file_format`) requires.
     """
-    with exporting(file_format), warnings.catch_warnings(action="ignore"):
+    with exported.exporting(file_format), warnings.catch_warnings(action="ignore"):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
             wrapped.save(path)

@@ -43,13 +43,10 @@ def draw(
         figure = Figure(figsize=(6.0, 3.1), layout="constrained")
         axes = figure.add_subplot()
         for number, lines in enumerate(drawn):
-            axes.plot(
-                [line[over] for line in lines],
-                [line[metric] for line in lines],
-                color=COLOURS[number % len(COLOURS)],
-                marker="." if len(lines) <= 40 else None,  # Else a line alone.
-                gid=f"curve-{number + 1}",
-            )
+            points = ([line[name] for line in lines] for name in (over, metric))
+            colour = COLOURS[number % len(COLOURS)]
+            marker = "." if len(lines) <= 40 else None  # Else a line alone.
+            axes.plot(*points, color=colour, marker=marker, gid=f"curve-{number + 1}")
         if len(values) == 1:  # A constant would get an axis of a few percent.
             axes.set_ylim(*sorted((0, 1.2 * values.pop() or 1)))
         if over != "step":  # Both axes are fractions, which should be equal.

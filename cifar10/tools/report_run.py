@@ -5,17 +5,15 @@ A missing or damaged file is not an error: the report notes it and shows the res
 
 import base64
 import contextlib
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import layout
-from cifar10.config.run_config import RecordedRun
+from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet, Scoring
@@ -29,8 +27,7 @@ _LARGEST = 1e100  # Matplotlib's sums overflow with values that are much larger.
 _HARDEST = 24
 
 
-@dataclasses.dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """The scores of a checkpoint on the whole test set."""
 
     subject: str  # Which images and variables were scored, in words.
@@ -44,9 +41,8 @@ class ReportedRun:
     """The contents of a run's directory, with lists sorted by step."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self.path = path
-        self.name = name  # Unique in the report.
-        self.recorded = RecordedRun.read(path)
+        self.path, self.name = path, name  # The name is unique in the report.
+        self.recorded = run_config.RecordedRun.read(path)
         self.logged = _lines(path / layout.METRICS)
         self.split = scores.decided_by(path)[0]
         # Evaluations of the same number of images.

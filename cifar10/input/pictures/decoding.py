@@ -54,13 +54,6 @@ _OF_PIXELS = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
 # A frame of a JPEG file in arithmetic coding, with its height and width. Its time is
 # not checked, so it may have as many scans as make 20 times `MAX_PIXELS`.
 _ARITHMETIC = re.compile(rb"\xff[\xc9-\xcb\xcd-\xcf]\0.\x08(..)(..)", re.DOTALL)
-_MOST_SCANS = 20
-
-# No value of 12 bits is so large; such pictures are stored in 16 bits.
-_LEAST_OF_16_BITS = 2**12
-
-# The EXIF orientations that exchange width and height.
-_SIDEWAYS = range(5, 9)
 
 
 class PictureError(UsageError):
@@ -152,7 +145,7 @@ def _without_metadata(content: bytes) -> tuple[bytes, int]:
     """
     if frame := content.startswith(b"\xff") and _ARITHMETIC.search(content):
         pixels = math.prod(map(int.from_bytes, frame.groups()))
-        if pixels * content.count(b"\xff\xda") > _MOST_SCANS * MAX_PIXELS:
+        if pixels * content.count(b"\xff\xda") > 20 * MAX_PIXELS:
             raise PictureError("takes too long to decode.")
     if not content.startswith(b"\x89"):
         bare = content.replace(b"Photoshop 3.0\0", b"Photoshop 3.0-")
@@ -208,7 +201,7 @@ def _fitted(
     orientation = _orientation(image)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         pixels = np.asarray(image)
-        if pixels.max() < _LEAST_OF_16_BITS:
+        if pixels.max() < 2**12:  # Values of 12 bits are stored in 16, too.
             why = f"16-bit values of at most {pixels.max()} would be black in 8 bits"
             raise PictureError(f"its {why}: scale them to 65535")
         upright = Image.fromarray((pixels >> 8).astype(np.uint8))
@@ -218,8 +211,9 @@ def _fitted(
     mode = "RGBA" if upright.has_transparency_data else "RGB"
     if upright.mode != mode:  # `convert` copies the image even if nothing changes.
         upright = upright.convert(mode)
-    # Resize before the other steps, so that they copy only small images.
-    size = (height, width) if orientation in _SIDEWAYS else (width, height)
+    # Resize before the other steps, so that they copy only small images. Orientations
+    # from 5 to 8 exchange width and height.
+    size = (height, width) if orientation >= 5 else (width, height)
     upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
     if orientation != 1:
         # A copy without other EXIF data, which raise errors if they are malformed.

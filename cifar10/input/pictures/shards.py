@@ -28,7 +28,6 @@ import numpy as np
 from cifar10 import files
 from cifar10.errors import UsageError
 from cifar10.input.pictures import cache, decoding
-from cifar10.input.pictures.decoding import PictureError
 from cifar10.input.pictures.listing import File
 from cifar10.input.records import SPLITS, Split
 from cifar10.process import moving_line
@@ -206,7 +205,7 @@ class Shards:
             content = decoding.read(self._source / name)
             try:
                 images[index] = decoding.decode(content, name, *self._shape[:2])
-            except PictureError as error:
+            except decoding.PictureError as error:
                 return str(error)
             return None
 
