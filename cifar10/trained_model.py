@@ -13,8 +13,7 @@ from cifar10.config.options import options
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
-from cifar10.model import inference
-from cifar10.models.probe import probe
+from cifar10.model import inference, probe
 from cifar10.models.registry import OPTIONS, build_model, is_code
 from cifar10.run_directory import checkpoints, restoring, temperature
 

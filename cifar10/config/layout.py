@@ -40,13 +40,13 @@ def refuse_own_folder(path: Path, flag: str) -> None:
 
     Links are resolved. Other folders within a run, which its user made, are allowed.
     """
-    real = path.resolve()
+    real = Path(os.path.realpath(path))
     for run in (real, *real.parents):
         first = real.relative_to(run).parts[:1] or (EVALUATION_EVENTS,)
-        is_own = first[0] in FOLDERS or first[0].startswith(EVALUATION_EVENTS)
+        is_own = first[0] in FOLDERS or first[0].split("_")[0] == EVALUATION_EVENTS
         if is_own and (run / CONFIG).is_file() and (run / CHECKPOINTS).is_dir():
             why = f"{flag} {path} is among the files of the run {run}"
-            raise UsageError(f"{why}. Name another folder.")
+            raise UsageError(f"{why}. Name another place.")
 
 
 def refuse_link(folder: Path) -> None:

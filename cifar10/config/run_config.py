@@ -43,7 +43,7 @@ class Facts:
     data_is_real: bool = True  # Not a stand-in.
     data_description: Annotated[str, WORKER] = ""
     data_division: str | None = None  # As `regrouping.divided` returns it.
-    data_fingerprint: str | None = None  # None for CIFAR.
+    data_fingerprint: str | None = None  # Earlier: None for CIFAR.
     data_parts: list[str] = dataclasses.field(default_factory=list)  # The splits.
     # Height, width, channels of the data's images.
     image_shape: list[int] = dataclasses.field(default_factory=list)
@@ -159,7 +159,7 @@ class RecordedRun:
         limit = bound * max(map(abs, logits), default=0.0)
         if any(abs(then - now) > limit for then, now in pairs):
             why = f"computes other logits than when the run {self.directory} began"
-            how = "Restore its code, or begin a new run in another directory."
+            how = "Restore its code, with random constants as weights, or begin anew."
             raise UsageError(f"--model {network.model} {why}. {how}")
 
 

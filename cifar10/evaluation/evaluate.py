@@ -3,6 +3,7 @@
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
+import os
 from typing import Any
 
 from cifar10.config import layout
@@ -56,7 +57,7 @@ class _Evaluator(FollowedRun):
         self._events = self.directory / folder
         if options.eval_dir:
             own, self._events = self._events, layout.absolute_path(options.eval_dir)
-            if self._events.resolve() != own.resolve():
+            if os.path.realpath(self._events) != os.path.realpath(own):
                 layout.refuse_own_folder(self._events, "--eval_dir")
         else:
             layout.refuse_link(self._events)

@@ -6,7 +6,7 @@ from typing import Any
 from cifar10.config import data_flag, fields, layout
 from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.train import Record, know_model
 from cifar10.models.registry import PYTHON
@@ -30,7 +30,8 @@ def evaluate(
     Args:
         run: The `Record` that `train` returned, or the run's directory.
         data: The images to score, in the forms that `Config` takes. Arrays (x, y) count
-            as the split that `split` names. None for the data of the run.
+            as the split that `split` names, and another folder without splits as the
+            test split. None for the data of the run.
         model: The function that builds the model, if `run` is a directory and the
             function cannot be imported.
         split: `test`, `train`, or `val` if the data has that split.
@@ -92,9 +93,8 @@ def evaluate(
     # The first GPU, with memory that grows as needed, or else the CPU.
     devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
-    trained = TrainedModel(
-        directory, device, use_averages=use_averages, trust_model=trusted
-    )
+    how: dict[str, Any] = {"use_averages": use_averages, "trust_model": trusted}
+    trained = TrainedModel(directory, device, **how)
     found_step = trained.restore(step)
     known = trained.run.config.network.model
     names = trusted, PYTHON + f"{trusted}".partition(":")[2]  # With and without module.
@@ -104,13 +104,9 @@ def evaluate(
         dataset = datasets.find_again(trained.run)
     else:
         dataset = _dataset_to_score(trained.run, data, dataset, split)
-    scored = ScoredSet(
-        trained.model,
-        trained.run.config,
-        datasets.fitted(dataset, trained.run, "data"),
-        scoring,
-        own_metrics=own_metrics,
-    )
+    dataset = datasets.fitted(dataset, trained.run, "data")
+    given = trained.model, trained.run.config, dataset, scoring
+    scored = ScoredSet(*given, own_metrics=own_metrics)
     result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}
 
@@ -126,7 +122,8 @@ def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> 
         wanted["val_fraction"] = 0.0
     group = fields.unchecked(fields.Dataset, wanted)
     found = datasets.find_for(group, given, run=run)
-    is_divided = split == "test" and found.division
-    if is_divided and not datasets.has_training_images(found, run):
+    is_own = datasets.is_of_run(found, run) or datasets.has_training_images(found, run)
+    if split == "test" and found.division and not is_own:
+        say(f"Note: {found.directory} has no splits: all its pictures are scored.")
         found = datasets.find_for(group, given, run=run, whole=True, say_notes=False)
     return found

@@ -1,6 +1,7 @@
 """Imports users' models and checks that they can be trained."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cifar10 import errors
@@ -38,6 +40,7 @@ _HIDDEN = (
     "saves memory."
 )
 _OF_PIXELS = 0.02  # A larger factor than those that scale 255 to 1 or 2.
+_say_once = functools.cache(say)  # Each replica builds the model.
 _RETURNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _ROUNDING = 0.01  # In a sum of probabilities, in bfloat16.
 
@@ -136,7 +139,7 @@ def check(
             name, model, image_shape, classes, deterministic=deterministic, trace=trace
         )
         for note in _notes(model):
-            say(f"Note: --model {name}: {note}.")
+            _say_once(f"Note: --model {name}: {note}.")
         if model in _RETURNED:
             why = "the function returned a model that it returned before"
             raise UsageError(f"--model {name}: {why}. Let it build a new one.")
@@ -151,12 +154,12 @@ def _notes(model: keras.Model) -> Iterator[str]:
         scale: Any = 1.0
         if isinstance(layer, keras.layers.Rescaling):
             scale = layer.scale
-        elif isinstance(layer, keras.layers.Normalization):
-            scale = tf.math.rsqrt(layer.variance)
-        if tf.reduce_max(tf.abs(scale)) < _OF_PIXELS:
+        elif isinstance(layer, keras.layers.Normalization) and not layer.invert:
+            scale = np.asarray(getattr(layer, "variance", 1.0)) ** -0.5  # If adapted.
+        if np.abs(np.asarray(scale, float)).max() < _OF_PIXELS:
             yield (
                 f"its layer {layer.name} scales pixels from 0 to 255, but images have "
-                "mean 0 and deviation 1. Leave it out"
+                "mean 0 and deviation 1. Leave it out, or scale images back before it"
             )
 
 

@@ -95,8 +95,8 @@ def holds_run(path: Path) -> bool:
     """Returns whether a directory holds a run; refuses files and other content."""
     if not path.exists():
         if path.is_symlink():
-            why = f"is a link to {path.resolve()}, which is missing. Mount or create it"
-            raise UsageError(f"--train_dir {path} {why}.")
+            why = f"is a link to {os.path.realpath(path)}, which is missing"
+            raise UsageError(f"--train_dir {path} {why}. Mount or create that.")
         return False
     if not path.is_dir():
         raise UsageError(f"--train_dir {path} is a file; it has to be a directory.")

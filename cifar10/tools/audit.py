@@ -38,7 +38,7 @@ UNCHECKED = {
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
 # Entries that no command shows, and a number of images, which is that of the scores.
-UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED}
+UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED, "model_logits"}
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

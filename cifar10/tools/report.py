@@ -76,7 +76,8 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Path(self.output or "").suffix not in ("", ".html", ".htm"):
+        ending = Path(self.output or "").suffix.lower()
+        if ending not in ("", ".html", ".htm") and ending[1:].isalpha():
             why = f"{_FLAG} {self.output}: the page is an HTML file"
             raise UsageError(f"{why}. Let its name end in .html.")
 

@@ -176,8 +176,8 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     if saved:
         manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, saved[-1])
         for name, value in run.config.identity.items():
-            if manifest.get(name) != value:
-                why = f"its {name} is {manifest.get(name)}, but {value} in config.json"
+            if (there := manifest.get(name)) != value:
+                why = f"its {name} is {there}, but {value} in config.json"
                 raise UsageError(f"the checkpoint of step {saved[-1]}: {why}")
         if why_ended(run.config, manifest) or (path / layout.PRUNED).exists():
             averages = manifest.get(checkpoints.AVERAGES, {})

@@ -28,8 +28,7 @@ from cifar10.errors import UsageError, say
 from cifar10.input import calls, cifar, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
-from cifar10.model import inference, loss
-from cifar10.models.probe import probe
+from cifar10.model import inference, loss, probe
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals

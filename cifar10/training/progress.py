@@ -99,11 +99,12 @@ class Progress:
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
             has_ended = why_ended(self._config, manifest) == "max_hours"
             self.is_time_up = has_ended or (self._path / layout.PRUNED).exists()
-            there = checkpoints.link_of(manifest)
-            here = checkpoints.make_link(self._directory, self.step, {})
-            if there.get("log", here.get("log")) != here.get("log"):
+            log = checkpoints.make_link(self._directory, self.step, {}).get("log")
+            if checkpoints.link_of(manifest).get("log", log) != log:
                 what = f"NOTE: up to step {self.step}, lines of {layout.METRICS} are"
-                messages.append(f"{what} missing or changed, as an audit will show.")
+                messages.append(
+                    f"{what} missing or changed. An audit will report this."
+                )
         return messages
 
     def load(self, **options: Any) -> restoring.Loaded:

@@ -317,14 +317,15 @@ class Replay:
     def _differences_of_scores(self) -> Iterator[Difference]:
         state, towers = self._state, self.training.towers
         bound = ROUNDING[self._precision]
-        if self.step not in (0, *self.saved):  # The weights are the replay's.
+        if are_replayed := self.step not in (0, *self.saved):  # The weights are.
             bound = max(bound, self.bound)
         for split, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:
                 count, log = line["num_examples"], scores.log_of(split)
                 scored = self._scored_set(split, count)
                 found = scored.score(state.averages, towers.devices[0]).scalars
-                most = max(_OF_SCORES, 2 / count)  # Rounding may decide two images.
+                # Rounding may decide two images.
+                most = bound if are_replayed else max(_OF_SCORES, 2 / count)
                 yield from self._differences(found, line, bound, log, most)
                 right = line[PRECISION] * count
                 if (far := abs(right - round(right)) / count) > _WHOLE / count:

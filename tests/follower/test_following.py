@@ -264,9 +264,10 @@ def test_scores_in_another_folder_of_the_run_are_refused(
             follow(run_once=True, eval_data=split, eval_dir=str(run_dir / folder))
     outside = tmp_path_factory.mktemp("e")
     (outside / "link").symlink_to(run_dir)
-    for folder in ("eval_val", "checkpoints/10"):
+    (outside / "inner").symlink_to(run_dir / "checkpoints")
+    for folder in ("link/eval_val", "link/checkpoints/10", "inner/mine"):
         with pytest.raises(UsageError, match=r"--eval_dir .* of the run"):
-            follow(run_once=True, eval_dir=str(outside / "link" / folder))
+            follow(run_once=True, eval_dir=str(outside / folder))
     for folder in (outside, outside / "link" / "eval", run_dir / "mine"):
         assert follow(run_once=True, eval_dir=str(folder)) == [10]
 

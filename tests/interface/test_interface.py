@@ -199,6 +199,9 @@ def test_pictures_that_are_to_be_rotated_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"use ImageOps\.exif_transpose"):
         as_dataset((pictures, Y))
     as_dataset(([*map(ImageOps.exif_transpose, pictures)], Y))
+    exif[0x0112] = 0  # Some cameras write it; it rotates nothing.
+    Image.fromarray(X[0]).save(tmp_path / "1.jpg", exif=exif)
+    as_dataset(([Image.open(tmp_path / "1.jpg"), *pictures[1:]], Y))
 
 
 def test_evaluate_equals_the_evaluation_of_the_run(trained):

@@ -381,6 +381,20 @@ def model_with(*first):
     )
 
 
+class Holding(keras.Model):
+    """Has a layer that it does not call."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.held, self.last = layer, model_with()
+
+    def build(self, _):
+        self.built = True  # `last` is.
+
+    def call(self, inputs):
+        return self.last(inputs)
+
+
 def of_compile():
     model = model_with()
     model.compile("adam", "sparse_categorical_crossentropy")
@@ -401,6 +415,13 @@ def of_compile():
         (of_compile, "compile()"),
         (lambda: model_with(layers.Rescaling(2.0), layers.Normalization()), None),
         (lambda: model_with(layers.Rescaling(0.5, offset=0.001)), None),
+        (lambda: model_with(layers.Rescaling(255)), None),
+        (lambda: model_with(layers.Rescaling(tf.constant([1, 2, 3]))), None),
+        (lambda: Holding(layers.Normalization()), None),
+        (
+            lambda: model_with(layers.Normalization(invert=True, mean=9, variance=9e3)),
+            None,
+        ),
         (model_with, None),
     ],
 )

@@ -14,7 +14,7 @@ from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.models.probe import probe
+from cifar10.model import probe
 from cifar10.training.replay import Replay
 from recorded_runs import recorded
 

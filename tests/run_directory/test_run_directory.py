@@ -204,6 +204,8 @@ def test_a_link_to_a_missing_folder_is_refused_until_the_folder_is_there(tmp_pat
     link.symlink_to(folder)
     assert f"{folder}, which is missing" in refusal(link, SETTINGS)
     assert not folder.exists()
+    (tmp_path / "loop").symlink_to("loop")
+    assert f"{tmp_path}/loop" in refusal(tmp_path / "loop", SETTINGS)
     folder.mkdir()
     prepare(link)
     assert read_config(folder)["model"] == "cnn"

@@ -201,9 +201,9 @@ def _fitted(
     orientation = _orientation(image)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         pixels = np.asarray(image)
-        if pixels.max() < 2**12:  # Values of 12 bits are stored in 16, too.
-            why = f"16-bit values of at most {pixels.max()} would be black in 8 bits"
-            raise PictureError(f"its {why}: scale them to 65535")
+        if 0 < pixels.max() < 2**12:  # Values of 12 bits are stored in 16, too.
+            why = f"its 16-bit values are at most {pixels.max()}, and would be black"
+            raise PictureError(f"{why} in 8 bits: scale them to 65535")
         upright = Image.fromarray((pixels >> 8).astype(np.uint8))
     if (transparent := _transparent(image, content)) is not None:
         upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.

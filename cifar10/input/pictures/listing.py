@@ -61,12 +61,12 @@ _COPY = re.compile(
 
 # Folders of all pictures, and of what describes them, which may be pictures itself.
 _ALL = re.compile("(jpeg)?(image|img|photo|picture)s?")
-_ABOUT = "(annotation|label|mask|segmentation|trimap|ground ?truth|gt)s?"
+_ABOUT = "(annotation|label|mask|segmentation|trimap|ground ?truth)s?"
 _ABOUT_FOLDER = re.compile(f"(?P<of>.*?){_ABOUT}(class|object|instance)?")
 # A file that describes the picture whose name it begins with.
-_ABOUT_FILE = re.compile(f"(?P<of>.+)[-_ .]{_ABOUT}([-_ ]?[0-9]+)?", re.IGNORECASE)
-# Blanks, seen or not, and what stands for them.
-_BLANKS = re.compile("[\\s_\u200b-\u200f\u2060\ufeff-]+")
+_ABOUT_FILE = re.compile(f"(?i)(?P<of>.+)[-_ .]({_ABOUT}|gt|seg)([-_ ]?[0-9]+)?")
+# What stands for a blank between words, and blanks that are not seen.
+_BLANK, _UNSEEN = re.compile(r"(?<=\w)[\s_-]+(?=\w)"), "[\u200b-\u200f\u2060\ufeff]"
 
 _SHOWN = 5  # Names in a message.
 _RENAME = " (rename any that are classes)"
@@ -95,7 +95,7 @@ def list_folder(
 
     Folders of `known` names are classes. With `whole`, all pictures are in `test`.
     """
-    pictures, others, folders = _entries(directory, "")
+    pictures, others, folders = _entries(directory, "", of_splits=True)
     tops, left_out = _folders_of_splits(directory, folders, known), []
     if "" not in tops.values():
         left_out = sorted({*folders} - {*tops.values()}) + others
@@ -123,10 +123,11 @@ def list_folder(
         notes.append(f"left out: {_few(left_out)}")
     alike = collections.defaultdict(list)
     for name in first:
-        alike[_BLANKS.sub("", name).casefold()].append(repr(name))
+        seen = re.sub(_UNSEEN, "", name).strip()
+        alike[_BLANK.sub(" ", seen).casefold()].append(repr(name))
     if same := [name for names in alike.values() if len(names) > 1 for name in names]:
         few = first_few(same, _SHOWN)
-        notes.append(f"classes that differ in case or blanks alone: {few}")
+        notes.append(f"classes that differ in case, blanks, - or _ alone: {few}")
     groups = min(map(sorted, inner.values()), key=len)
     if [*splits] == ["train"] and len(groups) > 1:  # It will be divided.
         notes.append(
@@ -171,14 +172,13 @@ def _folders_of_splits(
     named = {folder: split for folder in folders if (split := split_of(folder))}
     found, listed = {split: name for name, split in named.items()}, ", ".join(named)
     are_several = len(named) > 1
-    entries = (_entries(directory, folder) for folder in named)
+    entries = [_entries(directory, folder) for folder in named]
     if not any(inner and (are_several or not direct) for direct, _, inner in entries):
         if not are_several:
-            if (
-                not {"train"} >= {*found}
-                and len(folders) > 1
-                and listed[:-1] not in known
-            ):
+            holds_pictures = any(direct for direct, _, _ in entries)
+            is_class = "train" in found or listed[:-1] in known
+            # Of two folders it is a class, as `valid` beside `invalid`.
+            if holds_pictures and len(folders) > 2 and not is_class:
                 raise UsageError(
                     f"{directory}: {listed} is named like a split, but holds no class "
                     "folders. Sort its pictures into class folders, move it away, or "
@@ -189,7 +189,8 @@ def _folders_of_splits(
             f"{directory}: {listed} hold no class folders. Sort their pictures into "
             "class folders, or rename any that are classes themselves."
         )
-    if len(found) < len(named):
+    places = {os.path.realpath(directory / folder) for folder in named}
+    if len(found) < len(named) or len(places) < len(named):
         why = f"two of {listed} mean the same split. Merge them, or move one away"
         raise UsageError(f"{directory}: {why}.")
     others = [folder for folder in folders if folder not in named]
@@ -243,12 +244,21 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
         others = tuple(_letters(word) for word in words if not split_of(word))
         meant |= {(split_of(word), others) for word in words if split_of(word)}
     last = words[-1].casefold() if words else ""  # As in all names, if of a portion.
-    are_portions = len(letters) == 1 and _PORTION.fullmatch(last)
+    are_portions = len(letters) == 1 and (
+        _PORTION.fullmatch(min(letters)) or last in ("part", "fold", "batch", "shard")
+    )
     are_mixed = len({others for _, others in meant}) < len(meant)
     about = [*filter(None, map(_ABOUT_FOLDER.fullmatch, letters))]
     described = [found["of"] for found in about if found["of"] in letters]
-    has_all = any(map(_ALL.fullmatch, letters)) and any(not one["of"] for one in about)
-    are_splits = are_portions or are_mixed or has_all or len(described) > 1
+    masks = [found[0] for found in about if not found["of"]]
+    images = [*filter(_ALL.fullmatch, letters)]
+    are_all = len(images) + len(masks) == len(letters)
+    are_many = any(one[-1] == "s" for one in images) and any(
+        one[-1] == "s" for one in masks
+    )
+    if (images and masks and (are_all or are_many)) or len(described) > 1:
+        return f"are named like pictures and their masks{_RENAME}", inner
+    are_splits = are_portions or are_mixed
     return f"are named like splits{_RENAME}", inner if are_splits else ()
 
 
@@ -281,7 +291,7 @@ def _check_classes(
             f"{directory}/{top} has pictures in {found}. Two to {MAX_CLASSES:,} "
             f"classes are needed.{fix}\nA folder of pictures has a subfolder for each "
             "class (cat/1.jpg, dog/2.jpg), or train/ and test/ with such subfolders. "
-            "Links to folders are not followed."
+            "Links to other folders are not followed."
         )
     why, doubtful = _doubt(inner)
     if doubtful and not are_known:
@@ -341,8 +351,7 @@ def _add_classes(
 def _without_masks(pictures: list[File], left_out: list[str]) -> list[File]:
     """Leaves out pictures that describe another one, such as `1_mask.png`."""
     stems = {name.rpartition(".")[0] for name, _, _ in pictures}
-    found = {stem: _ABOUT_FILE.fullmatch(stem) for stem in stems}
-    about = {stem for stem, of in found.items() if of and of["of"] in stems}
+    about = {s for s in stems if (of := _ABOUT_FILE.fullmatch(s)) and of["of"] in stems}
     kept = [one for one in pictures if one[0].rpartition(".")[0] not in about]
     left_out += [one[0] for one in pictures if one[0].rpartition(".")[0] in about]
     return kept
@@ -359,13 +368,15 @@ def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
     return found
 
 
-def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[str]]:
+def _entries(
+    directory: Path, folder: str, *, of_splits: bool = False
+) -> tuple[list[File], list[str], list[str]]:
     """Returns the pictures, the other files and the subfolders of a folder.
 
     All are paths within `directory`, in the order of their names; folders end in a
-    slash. Hidden and system files and folders are left out. Links to folders, but for
-    splits in `directory` itself, are not followed, and count as other files: a picture
-    could get two classes.
+    slash. Hidden and system files and folders are left out. Links to folders are
+    not followed, but for splits if it may hold them, and count as other files: a
+    picture could get two classes.
     """
     pictures, others, folders = [], [], []
     try:
@@ -375,7 +386,7 @@ def _entries(directory: Path, folder: str) -> tuple[list[File], list[str], list[
             name = folder + entry.name
             if entry.name.startswith(".") or entry.name.lower() in _OF_SYSTEMS:
                 continue
-            is_split = not folder and entry.is_symlink() and split_of(entry.name)
+            is_split = of_splits and entry.is_symlink() and split_of(entry.name)
             is_folder = entry.is_dir(follow_symlinks=bool(is_split))
             if is_split and not is_folder:
                 why = f"{name} is a link, but not to a folder"

@@ -79,6 +79,7 @@ def palette(colour, **options):
         (packed(Image.new("RGBA", (20, 20), (0, 0, 0, 51))), (204, 204, 204)),
         (palette((10, 20, 30), transparency=1), (255, 255, 255)),
         (packed(np.full((20, 20), 0xC8FF, np.uint16)), (200, 200, 200)),
+        (packed(np.zeros((20, 20), np.uint16)), (0, 0, 0)),
         (packed(Image.new("CMYK", (20, 20), (0, 255, 255, 0)), "JPEG"), (255, 0, 0)),
     ],
 )

@@ -185,11 +185,12 @@ def test_changed_pictures_at_the_same_path_give_no_scores_of_the_run(photos, tmp
     assert runs.logged(run / "eval_on_photos")[0]["num_examples"] == 19
 
 
-def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path):
+def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path, capsys):
     run, other = tmp_path / "run", tmp_path / "other"
     trained(run, photos, precision="float32", max_steps=1)
     shutil.copytree(photos / "test", other)
     whole = evaluate(run, data=str(other))
+    assert "all its pictures are scored" in capsys.readouterr().err
     assert whole["cross_entropy"] == evaluate(run)["cross_entropy"]
     shutil.copytree(photos / "train", other / "train")
     shutil.copytree(photos / "test", other / "test")
@@ -198,6 +199,16 @@ def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path):
     (other / "test/a cat/0.png").unlink()
     part = evaluate(run, data=str(other))
     assert part["cross_entropy"] != whole["cross_entropy"], "its test part"
+
+
+def test_a_moved_folder_is_scored_on_the_same_pictures(photos, tmp_path):
+    """All of its pictures would include those that were trained on."""
+    run, flat = tmp_path / "run", tmp_path / "flat"
+    shutil.copytree(photos / "train", flat)
+    trained(run, flat, precision="float32", max_steps=1)
+    expected = evaluate(run)["cross_entropy"]
+    flat.rename(tmp_path / "moved")
+    assert evaluate(run, data=str(tmp_path / "moved"))["cross_entropy"] == expected
 
 
 def test_more_pictures_continue_in_a_new_run(tmp_path):

@@ -241,13 +241,19 @@ REFUSED = {
 REFUSED |= {
     "Pascal VOC: masks as pictures": (
         numbered(2, "JPEGImages", "SegmentationClass", "SegmentationObject"),
-        "like splits",
+        "like pictures and their masks",
     ),
-    "images and their masks, singular": (numbered(2, "image", "mask"), "like splits"),
-    "images and ground truth": (numbered(2, "images", "ground_truth"), "like splits"),
+    "images and their masks, singular": (
+        numbered(2, "image", "mask"),
+        "like pictures and their masks",
+    ),
+    "images and ground truth": (
+        numbered(2, "images", "ground_truth"),
+        "like pictures and their masks",
+    ),
     "masks of each class": (
         numbered(2, "cat", "cat_masks", "dog", "dog_masks"),
-        "like splits",
+        "like pictures and their masks",
     ),
     "HAM10000: two parts of a download": (
         numbered(2, "HAM10000_images_part_1", "HAM10000_images_part_2"),
@@ -285,10 +291,35 @@ READ |= {
         ("benign", "normal"),
         {"train": 6, "test": 2},
     ),
+    "pictures of masks alone": (
+        [f"{name}/{number}_mask.png" for name in "ab" for number in range(4)],
+        ("a", "b"),
+        {"train": 6, "test": 2},
+    ),
     "classes that are called masks": (
         numbered(4, "with_mask", "without_mask", "masks"),
         ("masks", "with_mask", "without_mask"),
         {"train": 9, "test": 3},
+    ),
+    "a class called like a split, of two": (
+        numbered(4, "valid", "invalid"),
+        ("invalid", "valid"),
+        {"train": 6, "test": 2},
+    ),
+    "classes that are pictures or masks among others": (
+        numbered(4, "lamp", "mask", "picture"),
+        ("lamp", "mask", "picture"),
+        {"train": 9, "test": 3},
+    ),
+    "makes of cars": (
+        numbered(4, "Ford", "Ford GT", "Mustang", "Mustang GT"),
+        ("Ford", "Ford GT", "Mustang", "Mustang GT"),
+        {"train": 12, "test": 4},
+    ),
+    "numbered sets of bricks": (
+        numbered(4, "Lego Set 75001", "Lego Set 75002"),
+        ("Lego Set 75001", "Lego Set 75002"),
+        {"train": 6, "test": 2},
     ),
     "a class of sets, and numbers": (
         numbered(4, "sunset 1", "sunset 2", "1", "2"),
