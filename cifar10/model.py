@@ -137,7 +137,7 @@ def probe(model: keras.Model, image_shape: tuple[int, int, int]) -> list[float]:
 
     By these, a run recognizes its model: they tell models with variables of the same
     shapes apart. The list is empty if they are not finite, vary from call to call, or
-    need a GPU.
+    cannot be computed on the CPU.
     """
     shape = (_IMAGES, *image_shape)
     variables = model.trainable_variables, model.non_trainable_variables

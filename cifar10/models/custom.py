@@ -158,8 +158,8 @@ def _notes(model: keras.Model) -> Iterator[str]:
             scale = np.asarray(getattr(layer, "variance", 1.0)) ** -0.5  # If adapted.
         if np.abs(np.asarray(scale, float)).max() < _OF_PIXELS:
             yield (
-                f"its layer {layer.name} scales pixels from 0 to 255, but images have "
-                "mean 0 and deviation 1. Leave it out, or scale images back before it"
+                f"its {type(layer).__name__} scales pixels from 0 to 255, but images "
+                "have mean 0 and deviation 1. Leave it out, or scale them back before"
             )
 
 

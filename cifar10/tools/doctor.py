@@ -82,9 +82,7 @@ class Finding:
 
     part: str  # Such as "memory".
     text: str  # What was found out.
-    kind: str = (
-        ""  # `PROBLEM` if it is broken, `NOTE` for advice, empty if all is well.
-    )
+    kind: str = ""  # `PROBLEM` if it is broken, `NOTE` for advice; empty: all is well.
     fix: str = ""  # How to fix a problem, or what else to do.
 
     def __str__(self) -> str:

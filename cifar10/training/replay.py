@@ -317,7 +317,7 @@ class Replay:
     def _differences_of_scores(self) -> Iterator[Difference]:
         state, towers = self._state, self.training.towers
         bound = ROUNDING[self._precision]
-        if are_replayed := self.step not in (0, *self.saved):  # The weights are.
+        if are_replayed := self.step not in (0, *self.saved):  # Of the weights.
             bound = max(bound, self.bound)
         for split, lines in self.scored.items():
             for line in [line for line in lines if line["step"] == self.step]:

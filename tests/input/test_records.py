@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input import records
+from cifar10.input import cifar, records
 
 TINY = {
     base.name: dataclasses.replace(
@@ -99,6 +99,16 @@ def test_a_label_out_of_range_is_named(tmp_path):
     (tmp_path / "train.bin").write_bytes(content)
     with pytest.raises(UsageError, match="record 2: the label is 100"):
         records.read_split(tmp_path, TINY["cifar100"], "train")
+
+
+def test_only_the_real_cifar10_passes_for_it(real_data_dir, capsys):
+    dataset = cifar.find("cifar10", str(real_data_dir), None)
+    images, labels = dataset.read("train")
+    assert cifar.fingerprinted(dataset, images, labels).fingerprint
+    assert not capsys.readouterr().err
+    labels[7] ^= 1
+    cifar.fingerprinted(dataset, images, labels)
+    assert "not the official images" in capsys.readouterr().err
 
 
 def test_the_real_cifar10_has_its_published_sizes_and_means(real_data_dir):

@@ -181,8 +181,8 @@ def _folders_of_splits(
             if holds_pictures and len(folders) > 2 and not is_class:
                 raise UsageError(
                     f"{directory}: {listed} is named like a split, but holds no class "
-                    "folders. Sort its pictures into class folders, move it away, or "
-                    "rename it if it is a class."
+                    "folders. Move it away, rename it if it is a class, or sort it "
+                    "into class folders, and put those beside it into train/."
                 )
             return {"train": ""}
         raise UsageError(
@@ -196,11 +196,11 @@ def _folders_of_splits(
     others = [folder for folder in folders if folder not in named]
     if not are_several and any(_pictures(directory, one, []) for one in others):
         lacking = "test" if "train" in found else "train"
+        way = "rename it to" if len(others) == 1 else "put those into"
         raise UsageError(
-            f"{directory}: {listed} looks like a split, as it holds folders, but "
-            f"has {first_few(others, _SHOWN)} beside it. Move that away, or rename it "
-            f"to {lacking}/ if it is that; if {listed} is a class, put its pictures "
-            "directly into it."
+            f"{directory}: {listed} looks like a split, as it holds folders, but has "
+            f"{first_few(others, _SHOWN)} beside it. Move that away, or {way} "
+            f"{lacking}/; if {listed} is a class, put its pictures directly into it."
         )
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")

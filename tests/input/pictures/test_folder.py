@@ -421,6 +421,25 @@ def test_a_part_may_be_a_link(tmp_path, cache, part):
     assert f"{part} is a link, but not to a folder" in refused(tmp_path / "set", cache)
 
 
+def test_the_advice_for_a_lone_part_works(tmp_path, cache):
+    folder = write(tmp_path / "set", *numbered(4, "cat", "dog", "test"))
+    assert "put those beside it into train/" in refused(folder, cache)
+    for number, name in enumerate(["cat", "cat", "dog", "dog"]):
+        (folder / "test" / name).mkdir(exist_ok=True)
+        (folder / f"test/{number}.png").rename(folder / f"test/{name}/{number}.png")
+    assert "put those into train/" in refused(folder, cache)
+    (folder / "train").mkdir()
+    for name in ("cat", "dog"):
+        (folder / name).rename(folder / "train" / name)
+    tests = everything(find(folder, cache))[1]
+    assert tests == {
+        "test/cat/0.png",
+        "test/cat/1.png",
+        "test/dog/2.png",
+        "test/dog/3.png",
+    }
+
+
 def test_one_folder_is_not_two_parts(tmp_path, cache):
     """Its training pictures would be scored."""
     folder = write(tmp_path / "set", *numbered(3, "train/a", "train/b"))
