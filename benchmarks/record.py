@@ -143,17 +143,23 @@ def main() -> None:
     parser = report.build_parser("record", __doc__, has_rows=False)
     add = parser.add_argument
     add("--recipe", default="fast", help="what to train: a name, or a file")
+    add("--max_steps", type=int, help="of each training, in place of the recipe's")
     add("--seeds", type=int, default=10, help="trainings, at least 2")
     add("--level", type=float, default=94.0, help="of the record, in percent")
     flags = parser.parse_args()
-    report.check_at_least(2, flags, "seeds")  # One score has no deviation and no p.
+    # One score has no deviation and no p; the first step is not timed.
+    report.check_at_least(2, flags, "seeds", "max_steps")
     if not 50 < flags.level < 100:
         raise UsageError(f"--level {flags.level}: give a percentage, such as 94.")
     check(flags.recipe)
     about = machine.describe()
     dataset = datasets.find("cifar10", flags.data_dir)
+    name = flags.recipe
+    if flags.max_steps:
+        name += f", {flags.max_steps} steps"
+    options = {"recipe": flags.recipe, "dataset": dataset, "steps": flags.max_steps}
     [result] = measure_in_turn(
-        [Row(flags.recipe, OURS, {"recipe": flags.recipe, "dataset": dataset})],
+        [Row(name, OURS, options)],
         flags.seeds,
         prepare=lambda *_: None,
         measure=lambda _, child, seed: child.ask("run", seed),

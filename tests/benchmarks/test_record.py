@@ -1,5 +1,6 @@
 """The board of records: p, the row, what is refused, and a machine's joules."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -173,6 +174,22 @@ def test_one_seed_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["record", "--seeds", "1"])
     with pytest.raises(UsageError, match="--seeds 1"):
         record.main()
+
+
+def test_given_steps_are_trained_and_named_in_the_row(checkout, monkeypatch, capsys):
+    def measure(rows, seeds, **_):
+        [row] = rows
+        assert (row.options["steps"], seeds) == (400, 3)
+        return [dataclasses.replace(measured(0.9417, 0.9416, 0.9415), row=row)]
+
+    monkeypatch.setattr(record, "measure_in_turn", measure)
+    monkeypatch.setattr(datasets, "find", lambda *_: None)
+    recipe = str(checkout / "mine.toml")
+    flags = ["--recipe", recipe, "--max_steps", "400", "--seeds", "3"]
+    monkeypatch.setattr(sys, "argv", ["record", *flags])
+    record.main()
+    assert f"| {recipe}, 400 steps |" in capsys.readouterr().out
+    assert f"| {recipe}, 400 steps |" in record.BOARD.read_text()
 
 
 # Joules.
