@@ -80,11 +80,11 @@ class Classifier:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"The picture has over {_MOST_PIXELS:,} pixels.")
                 upright = ImageOps.exif_transpose(image)
-                colours = upright.convert("RGB" if channels == 3 else "L")
+                fitted = _fitted(upright, (width, height))
         except _NO_PICTURE as error:
             raise ValueError(f"The body is not a readable picture: {error}.") from error
-        fitted = ImageOps.fit(colours, (width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(fitted).reshape(1, height, width, channels)
+        colours = fitted.convert("RGB" if channels == 3 else "L")
+        pixels = np.asarray(colours).reshape(1, height, width, channels)
         (probabilities,) = self._session.run(None, {"images": pixels})[0]
         names = self.description["class_names"]
         ranked = np.argsort(-probabilities, kind="stable")[:top_k]
@@ -92,6 +92,17 @@ class Classifier:
             {"class": names[index], "probability": float(probabilities[index])}
             for index in ranked
         ]
+
+
+def _fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Crops and resizes a picture as in training, on white if it is transparent."""
+    if picture.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
+    picture = ImageOps.fit(picture, size, Image.Resampling.BICUBIC)
+    if picture.mode == "RGB":
+        return picture
+    return Image.alpha_composite(Image.new("RGBA", size, "white"), picture)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

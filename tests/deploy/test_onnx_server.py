@@ -40,12 +40,32 @@ def huge():
     return bytes(picture)
 
 
+def transparent():
+    """A picture whose pixels have colours where nobody sees them."""
+    pixels = np.random.default_rng(2).integers(0, 256, (30, 40, 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def deep():
+    """A grey picture of 16 bits."""
+    pixels = np.linspace(0, 65535, 1200).reshape(30, 40).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+PICTURES = {"cat.png": png(), "icon.png": transparent(), "xray.png": deep()}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, stand_in_dir):
-    """A folder with a picture, and an exported model; `predicted` are the run's own."""
+    """A folder with pictures, and an exported model; `predicted` are the run's own."""
     folder = tmp_path_factory.mktemp("onnx")
-    run, picture = folder / "run", folder / "cat.png"
-    picture.write_bytes(png())
+    run, pictures = folder / "run", [folder / name for name in PICTURES]
+    for picture in pictures:
+        picture.write_bytes(PICTURES[picture.name])
     named = {"model": "small_runs:small", "class_names": [*synthetic.CLASS_NAMES]}
     small_runs.describe(run, data_dir=str(stand_in_dir), **named)
     run_config.mark_as_own((run / "config.json").read_bytes())
@@ -53,7 +73,7 @@ def folder(tmp_path_factory, stand_in_dir):
     words = ("--output", folder / "model.onnx", "--with_preprocessing")
     done = runs.call("cifar10/__main__.py", "export", *words, "--train_dir", run)
     assert done.returncode == 0, done.stderr
-    words = ("predict", picture, "--json", "--train_dir", run)
+    words = ("predict", *pictures, "--json", "--train_dir", run)
     done = runs.call("cifar10/__main__.py", *words)
     (folder / "predicted.json").write_text(done.stdout)
     return folder
@@ -61,7 +81,8 @@ def folder(tmp_path_factory, stand_in_dir):
 
 @pytest.fixture(scope="module")
 def predicted(folder):
-    return json.loads((folder / "predicted.json").read_text())["predictions"]
+    lines = (folder / "predicted.json").read_text().splitlines()
+    return [json.loads(line)["predictions"] for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +130,15 @@ def test_the_documented_code_names_the_predicted_class(folder, predicted):
     )
     name, probability = done.stdout.rsplit(maxsplit=1)
     found = [{"class": name, "probability": float(probability)}]
-    assert_alike(found, predicted[:1])
+    assert_alike(found, predicted[0][:1])
 
 
-def test_the_server_answers_like_serve_but_without_tensorflow(
-    folder, client, predicted
-):
-    answer = client.post("/predict", content=(folder / "cat.png").read_bytes())
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["step"] == 10
-    assert_alike(answer.json()["predictions"], predicted)
+def test_the_server_answers_like_serve_but_without_tensorflow(client, predicted):
+    for content, expected in zip(PICTURES.values(), predicted, strict=True):
+        answer = client.post("/predict", content=content)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["step"] == 10
+        assert_alike(answer.json()["predictions"], expected)
     (best,) = client.post("/predict?top_k=1", content=png(9, 70)).json()["predictions"]
     assert 0 < best["probability"] <= 1
     assert client.get("/health").json()["weights_step"] == 10
