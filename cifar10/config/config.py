@@ -163,10 +163,7 @@ class Config(fields.Groups):
         if keep.stop_after_no_gain and not keep.eval_steps:
             what = f"--stop_after_no_gain {keep.stop_after_no_gain}"
             raise UsageError(f"{what} needs --eval_steps.")
-        max_steps = self.run.max_steps
-        if keep.eval_steps and keep.eval_steps > max_steps:
-            fix = f"give at most --max_steps {max_steps}"
-            raise UsageError(f"--eval_steps {keep.eval_steps}: {fix}.")
+        _refuse_longer("eval_steps", keep.eval_steps, self.run.max_steps)
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
                 "best_by total_loss: evaluations do not compute your loss function. "
@@ -296,7 +293,19 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         others |= {*schedule.PARAMETERS} if "schedule" not in given else set()
         changed |= others & read_recipe(given["recipe"]).keys()
     _refuse_unused(changed, values)
+    if {"data_dir", "data_url"} <= given.keys():
+        what = f"--data_url has no effect with --data_dir {given['data_dir']}"
+        raise UsageError(f"{what}. Omit one.")
+    # An earlier version accepted this of a run, which can still be replayed.
+    most = values.get("max_steps", fields.Run.max_steps)
+    _refuse_longer("verify_steps", given.get("verify_steps"), most)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
+
+
+def _refuse_longer(name: str, period: int | None, max_steps: int) -> None:
+    if period and period > max_steps:
+        fix = f"give at most --max_steps {max_steps}"
+        raise UsageError(f"--{name} {period}: {fix}.")
 
 
 def _parameters_of_others(chosen: str) -> set[str]:

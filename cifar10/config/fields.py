@@ -345,7 +345,8 @@ class Checkpoints(Checked):
         on_nan: action if a loss or gradient is not finite: stop; skip the update;
             rollback to the last checkpoint, and leave out the batches since then
         verify_steps: steps between two verified steps, whose gradients two devices
-            compute; if these differ, --on_nan applies (default: none)
+            compute; if these differ, the run stops, or with --on_nan rollback
+            goes back (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
             so that a scheduler or --max_restarts restarts the run (default: 600 with
             NCCL, which may wait forever; else never)

@@ -228,6 +228,8 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
         del given["model"]  # The run keeps its name for the model.
     known = options(fields.ALL).keys() - options(fields.Processes).keys()
     values = {field: run.entries[field] for field in known & run.entries.keys()}
+    if (keep := run.config.checkpoints).keep_best == bool(keep.eval_steps):
+        values.pop("keep_best", None)  # The default, which follows from --eval_steps.
     if given.get("data", "auto") not in ("auto", values["data"]):
         del values["data_dir"]  # It holds the run's data, not the other.
     return {**values, "train_dir": str(run.directory), "fresh": False}

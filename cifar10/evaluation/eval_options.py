@@ -5,6 +5,7 @@ from typing import Literal
 
 from cifar10.config import run_options
 from cifar10.config.options import Count
+from cifar10.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,14 @@ class Options(run_options.RunOptions):
     calibrate: bool = False
     device: run_options.Device = "auto"
     json: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        seconds = self.eval_interval_secs
+        if self.once and seconds != Options.eval_interval_secs:
+            what = f"--eval_interval_secs {seconds:g} has no effect on one checkpoint"
+            how = "--run_once, --step and --calibrate to follow the run"
+            raise UsageError(f"{what}. Omit it, or omit {how}.")
 
     @property
     def once(self) -> bool:

@@ -17,7 +17,7 @@ from cifar10.config.fields import CALIBRATED, Groups
 from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.config.run_options import SCORED_BATCH_SIZE
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.input.dataset_base import Dataset, Images
@@ -197,6 +197,10 @@ class ScoredSet:
         if (count := scoring.num_examples or len(images)) > len(images):
             why = f"there are only {len(images):,} images"
             raise UsageError(f"--num_examples {count}: {why}.")
+        seen, of = len(np.unique(labels[:count])), len(np.unique(labels))
+        if seen < of and (np.diff(labels) >= 0).all():  # Folders are read by class.
+            what = f"--num_examples {count}: the images are sorted by class"
+            say(f"Note: {what}, so the scores are of {seen} of {of} classes.")
         size, distortion = min(scoring.batch_size, count), config.images.distortions
         self._batches = evaluation_batches(images, labels, size, distortion, count)
         is_averaged = scoring.use_averages and config.update.moving_average_decay != 0

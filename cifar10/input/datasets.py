@@ -82,8 +82,8 @@ def find_for(
         val_fraction=wanted.val_fraction,
         run=run,
     )
-    given_splits = () if run or dataset.name == FOLDER else dataset.splits
-    check_fractions(given_splits, {"val": wanted.val_fraction}, "the data")
+    given_splits = () if dataset.name == FOLDER else dataset.splits
+    check_fractions(given_splits, {"val": wanted.val_fraction}, "the data", run)
     for note in dataset.notes if say_notes else ():
         say(f"Note: {note.removesuffix('.')}.")
     dataset = with_val(dataset, wanted.val_fraction)

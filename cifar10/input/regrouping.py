@@ -81,11 +81,18 @@ def divided(
     return splits, limits.astype(">u8").tobytes().hex()
 
 
-def check_fractions(given: Collection, wanted: Mapping[Any, float], of: Any) -> None:
-    """Refuses a fraction for a split that the data has already."""
+def check_fractions(
+    given: Collection, wanted: Mapping[Any, float], of: Any, run: RecordedRun | None
+) -> None:
+    """Refuses a fraction for a split that the data has already, unless `run` has it.
+
+    A fraction of 1, which no flag can give, makes all pictures that split.
+    """
     for split, share in wanted.items():
         name = _FRACTIONS[split]
-        if split in given and share != getattr(fields.Dataset, name):
+        usual = {1.0, getattr(fields.Dataset, name)}
+        usual |= {getattr(run.config.dataset, name)} if run else set()
+        if split in given and share not in usual:
             raise UsageError(f"--{name} {share:g}: {of} has a {split} split. Omit it.")
 
 

@@ -115,7 +115,8 @@ def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> 
     """Finds the data set that is named, or `given` as one, to score a run on it."""
     from cifar10.input import datasets
 
-    wanted = vars(run.config.dataset) | {"data_dir": None, "corrections": None}
+    wanted = vars(run.config.dataset) | {"data_dir": None}
+    wanted |= {"corrections": None} if data is not None or split != "train" else {}
     if given is None:
         wanted |= data_flag.located({"data": str(data)})
     if data is not None and split == "train":  # Scores all of the given images.

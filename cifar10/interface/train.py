@@ -137,7 +137,8 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
     for line in logs.read_steps(train_dir / layout.METRICS):
         values = {k: math.nan if v is None else v for k, v in line.items()}
         history[line["step"]] = {k: values[k] for k in values if k not in others}
-    ended, scored = _why_ended(train_dir, step, config), scores.deciding(train_dir)
+    ended, by = _why_ended(train_dir, step, config), config.checkpoints.best_by
+    scored = scores.deciding(train_dir, by=by)
     return Record(train_dir, step, ended, seconds, history, scored.values, config)
 
 

@@ -10,7 +10,6 @@ import re
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -39,7 +38,17 @@ _HIDDEN = (
     "which would miss a tower's value. Remove that wrapper: --xla compiles, --sections "
     "saves memory."
 )
-_OF_PIXELS = 0.02  # A larger factor than those that scale 255 to 1 or 2.
+# A factor and an offset, in units of the result, beyond which pixels from 0 to 255 are
+# meant: a larger factor than those that scale 255 to 1 or 2, and a smaller offset than
+# those that centre pixels.
+_OF_PIXELS, _OFFSET = 0.02, 10.0
+_LIKE_PIXELS = 10.0  # A factor that scales standardized images back to pixels.
+# Operations that pass on values of images, perhaps at other places.
+_PASSING = (
+    "Cast|Identity|StridedSlice|Pack|Unpack|Split.*|Concat.*|Reverse.*|Transpose|"
+    "Resize.*|Pad.*|MirrorPad|Reshape|ExpandDims|Squeeze|SelectV2"
+)
+_BOUNDING = ("Relu", "Relu6", "Softplus", "Tanh")
 _say_once = functools.cache(say)  # Each replica builds the model.
 _RETURNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _ROUNDING = 0.01  # In a sum of probabilities, in bfloat16.
@@ -138,7 +147,7 @@ def check(
         check_training(
             name, model, image_shape, classes, deterministic=deterministic, trace=trace
         )
-        for note in _notes(model):
+        for note in _notes(model, trace[0]):
             _say_once(f"Note: --model {name}: {note}.")
         if model in _RETURNED:
             why = "the function returned a model that it returned before"
@@ -146,21 +155,65 @@ def check(
         _RETURNED.add(model)
 
 
-def _notes(model: keras.Model) -> Iterator[str]:
+def _notes(
+    model: keras.Model, traced: tf.types.experimental.ConcreteFunction
+) -> Iterator[str]:
     """Yields what a model brings along that a run does not use, or misuses."""
     if model.compiled:
         yield "its compile() is not used. Give optimizer, loss and metrics to Config"
-    for layer in layer_tree.layers(model):
-        scale: Any = 1.0
-        if isinstance(layer, keras.layers.Rescaling):
-            scale = layer.scale
-        elif isinstance(layer, keras.layers.Normalization) and not layer.invert:
-            scale = np.asarray(getattr(layer, "variance", 1.0)) ** -0.5  # If adapted.
-        if np.abs(np.asarray(scale, float)).max() < _OF_PIXELS:
+    name, scale, offset = _prepared(traced.graph)
+    if scale < _OF_PIXELS or abs(offset) > _OFFSET * scale:
+        yield (
+            f"its {name} scales or moves pixels from 0 to 255, but images have mean 0 "
+            "and deviation 1. Leave it out, or scale them back before"
+        )
+    for layer in layer_tree.layers(model) if scale < _LIKE_PIXELS else ():
+        is_keras = type(layer).__module__.startswith("keras.")
+        least, most = getattr(layer, "value_range", (-1, 1)) if is_keras else (-1, 1)
+        if least >= 0:
             yield (
-                f"its {type(layer).__name__} scales pixels from 0 to 255, but images "
-                "have mean 0 and deviation 1. Leave it out, or scale them back before"
+                f"its {type(layer).__name__} expects pixels from 0 to {most:g}, but "
+                "images have mean 0 and deviation 1. Give value_range=(-5, 5), or "
+                "scale them back before"
             )
+            break  # One of RandAugment's layers is enough.
+    if (kind := _last(traced).type) in _BOUNDING:
+        yield (
+            f"it ends in {kind.lower()}, which bounds the logits. Leave that out, "
+            "unless your loss needs it"
+        )
+
+
+def _prepared(graph: tf.Graph) -> tuple[str, float, float]:
+    """Returns by how much a model scales and moves images before any layer computes.
+
+    Follows the images, the first input of `graph`, through constants, of which it takes
+    the mean. Returns the last such operation's name, the factor, and the offset.
+    """
+    found = {graph.inputs[0].name: ("", 1.0, 0.0)}
+    captured = {inner.name: outer for outer, inner in graph.captures}
+    for op in graph.get_operations():
+        if not (known := [found[one.name] for one in op.inputs if one.name in found]):
+            continue
+        (name, scale, offset), constant = known[0], None
+        others = [one for one in op.inputs if one.name not in found]
+        if len(others) == 1 and others[0].dtype.is_floating:
+            source = others[0]
+            while source.op.type in ("Squeeze", "Reshape"):
+                source = source.op.inputs[0]
+            value = tf.get_static_value(captured.get(source.name, source))
+            constant = None if value is None else float(np.mean(value, dtype=float))
+        if op.type in ("Mul", "RealDiv") and constant:
+            factor = constant if op.type == "Mul" else 1.0 / constant
+            scale, offset = scale * abs(factor), offset * factor
+        elif op.type in ("Sub", "AddV2", "BiasAdd") and constant is not None:
+            offset += -constant if op.type == "Sub" else constant
+        elif not re.fullmatch(_PASSING, op.type):
+            break
+        if constant is not None:  # Keras numbers unnamed layers.
+            name = re.sub(r"_\d+(?=/|$)", "", op.name.partition("/")[2])
+        found |= {one.name: (name, scale, offset) for one in op.outputs}
+    return [*found.values()][-1]
 
 
 def _hold_generators(
@@ -202,7 +255,7 @@ def check_training(
     for problem in itertools.chain(
         _problems_of_class(model),
         _problems_of_graph(traced.graph, call.hidden, deterministic=deterministic),
-        _problems_of_outputs(traced.outputs[0].op, rows),
+        _problems_of_outputs(traced, rows),
     ):
         raise UsageError(f"--model {name}: {problem}")
 
@@ -247,16 +300,24 @@ def _problems_of_graph(
             )
 
 
-def _problems_of_outputs(op: tf.Operation, rows: tf.Tensor) -> Iterator[str]:
-    while op.type in ("Identity", "Cast", "Reshape"):
-        op = op.inputs[0].op
+def _problems_of_outputs(
+    traced: tf.types.experimental.ConcreteFunction, rows: tf.Tensor
+) -> Iterator[str]:
     sums = tf.reduce_sum(rows, axis=1)
     is_one = tf.reduce_all(rows >= 0.0) & tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING)
-    if is_one or op.type == "Sigmoid":
+    if is_one or _last(traced).type == "Sigmoid":
         yield (
             f"it ends in a {'softmax' if is_one else 'sigmoid'}, but the loss takes "
             "logits. Leave that out (keras.applications: classifier_activation=None)."
         )
+
+
+def _last(traced: tf.types.experimental.ConcreteFunction) -> tf.Operation:
+    """Returns the last operation that computes the outputs."""
+    op = traced.outputs[0].op
+    while op.type in ("Identity", "Cast", "Reshape"):
+        op = op.inputs[0].op
+    return op
 
 
 def _traced(

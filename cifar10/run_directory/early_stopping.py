@@ -83,7 +83,7 @@ def ranked_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
     """Maps steps to their deciding scores, logged or recorded, best first."""
     found = record.scores
     with contextlib.suppress(DiskError):
-        found = {**found, **scores.deciding(run).values}
+        found = {**found, **scores.deciding(run, by=record.best_by).values}
     return {step: found[step] for step in scores.ranked(found, record.best_by)}
 
 
@@ -109,7 +109,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         which: int | str = best  # If a score could not be logged, or cannot be read.
         with contextlib.suppress(DiskError):
             which = BEST if scores.best(run, kept) == [best] else best
-            _, by, images, on_test = scores.deciding(run, "test")
+            _, by, images, on_test = scores.deciding(run, "test", record.best_by)
             if split == "val" and best in on_test:
                 shown = scores.shown(by, on_test[best], images)
                 lines.append(f"  on test:       {shown}")

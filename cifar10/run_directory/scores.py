@@ -45,13 +45,14 @@ def decided_by(run: Path) -> tuple[str, str]:
     return "test", PRECISION
 
 
-def deciding(run: Path, on: str | None = None) -> Deciding:
+def deciding(run: Path, on: str | None = None, by: str | None = None) -> Deciding:
     """Returns the scores that determine the best checkpoint of a run.
 
-    With `on`, returns the same scores on that split, which may decide nothing.
+    With `on`, returns the same scores on that split, which may decide nothing; with
+    `by`, the scores of that name.
     """
-    split, by = decided_by(run)
-    split = on or split
+    split, recorded = decided_by(run)
+    split, by = on or split, by or recorded
     scored = comparable(logs.read_lines(run / log_of(split))).items()
     # Whole numbers of any size are none that `eval` writes; null was not finite.
     known = [(at, one[by]) for at, one in scored if isinstance(one.get(by, 0), _SCORE)]

@@ -50,6 +50,8 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     trust_model = given.pop("trust_model", None)
     if train_dir is not None:
         given = {**_division_of(train_dir), **given}
+    elif trust_model:
+        raise UsageError(f"--trust_model {trust_model} needs --train_dir.")
     found = _look_at(given, train_dir, trust_model)
     print(json.dumps(found) if as_json else "\n".join(_lines(found)))
     return 0

@@ -79,7 +79,10 @@ def _assemble(requested: Config) -> "Training":
         found: dict[str, np.ndarray] = {"x_train": black, "y_train": labels}
         dataset = array_dataset(found, "no file", data, None)
         dataset = dataclasses.replace(dataset, class_names=known.class_names)
-    return assemble(requested.with_values(sections="1", memory_limit=None), dataset)
+    # No run's settings, and no trial of XLA, which would compute steps.
+    alone = {"fresh": True, "xla": bool(requested.speed.xla)}
+    config = requested.with_values(sections="1", memory_limit=None, **alone)
+    return assemble(config, dataset)
 
 
 def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:

@@ -66,6 +66,8 @@ class Options(run_options.RunOptions):
         super().__post_init__()
         if self.follow and self.step is not None:
             raise UsageError("--follow and --step cannot be combined. Leave out one.")
+        if self.interval_secs != Options.interval_secs and not self.follow:
+            raise UsageError(f"--interval_secs {self.interval_secs:g} needs --follow.")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

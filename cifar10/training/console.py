@@ -1,15 +1,17 @@
 """Prints the first lines, the log lines and the last lines of a training run."""
 
 import math
+import re
 import shlex
 import textwrap
 import time
 from collections.abc import Mapping
 
+from cifar10.config import data_flag
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
-from cifar10.errors import counted, format_duration, format_number, rounded
+from cifar10.errors import counted, first_few, format_duration, format_number, rounded
 from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
@@ -120,10 +122,32 @@ def first_lines(training: Training) -> list[str]:
     config, placement = training.config, training.placement
     lines = [_parts(config, training.run, len(training.images))]
     lines.append(training.sections or "")
+    lines.append(_mirroring(training))
     is_alone = len(placement.devices) > 1 == training.workers.count
     if is_alone and placement.suits_nccl and config.batch.variable_update == "auto":
         lines.append(_FASTER)
     return [*map(wrap, lines)]
+
+
+def _mirroring(training: Training) -> str:
+    """Returns a note if pictures are mirrored whose classes that may change."""
+    config, sides = training.config, {"left": "right", "right": "left"}
+    distortions = config.images.distortions
+    if distortions == "none" or config.dataset.data != data_flag.FOLDER:
+        return ""
+    folded = [name.casefold() for name in training.run.facts.class_names]
+    changed = [
+        name
+        for name in folded
+        if (other := re.sub("left|right", lambda found: sides[found[0]], name)) != name
+        and other in folded
+    ]
+    if len(folded) >= 10 and max(map(len, folded)) == 1:  # Digits or letters.
+        changed = folded
+    if not changed:
+        return ""
+    what = f"--distortions {distortions} mirrors pictures, which may change their class"
+    return f"NOTE: {what} ({first_few(changed, 3)}). Give a new run --distortions none."
 
 
 def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:

@@ -127,9 +127,18 @@ def take_initial_weights(
     line = f"Starts: with {len(layers)} of {len(variables)} layers from {source}."
     if new := [name for name in variables if name not in layers]:
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
-    if any(_has_seen_val(origin, run) for origin in _origins(run)):
-        seen = "these weights were trained on images that are val here"
-        line += f"\nNOTE: {seen}. Scores on val are too good; scores on test are not."
+    origins = [*_origins(run)]
+    now = config.dataset
+    for was in [one.config.dataset for one in origins[:1]]:
+        is_same = (was.data, was.data_dir) == (now.data, now.data_dir)
+        if is_same and was.corrections and not now.corrections:
+            line += "\nNOTE: the run that gave these weights had --corrections "
+            line += f"{was.corrections}; this run has none."
+    seen = {split for one in origins for split in _seen_splits(one, run)}
+    if names := " and ".join(sorted(seen)):
+        line += f"\nNOTE: these weights were trained on images that are {names} here. "
+        others = "; scores on test are not" if "test" not in seen else ""
+        line += f"Scores on {names} are too good{others}."
     return line
 
 
@@ -142,18 +151,26 @@ def _origins(run: RecordedRun) -> Iterator[RecordedRun]:
         origin = run_of_weights({**origin.entries, "fresh": True})
 
 
-def _has_seen_val(origin: RecordedRun, run: RecordedRun) -> bool:
-    """Returns whether `origin` trained on images that `run` holds out as val.
+def _seen_splits(origin: RecordedRun, run: RecordedRun) -> set[str]:
+    """Returns the splits of `run` with images on which `origin` was trained.
 
-    The val split of a larger fraction contains that of a smaller one. Of a folder, a
-    run takes the division from the run that gives its weights.
+    The split of a larger fraction contains that of a smaller one. A folder's test split
+    has the lowest hashes, `val` the next.
     """
     was, now = origin.config.dataset, run.config.dataset
-    # Of CIFAR, fingerprints are of the training split alone.
-    is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
-    is_same |= now.data in data_flag.NAMES
-    is_divided = is_same and was.data == now.data != data_flag.FOLDER
-    return is_divided and was.val_fraction < now.val_fraction
+    before, after = was.val_fraction, {"val": now.val_fraction}
+    if now.data == data_flag.FOLDER:
+        is_same = was.data_dir == now.data_dir and bool(run.facts.data_division)
+        before = round(was.validation_fraction + before, 9)
+        after["test"] = now.validation_fraction
+        after["val"] = round(now.validation_fraction + now.val_fraction, 9)
+    else:  # Of CIFAR, fingerprints are of the training split alone.
+        is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
+        is_same |= now.data in data_flag.NAMES
+    is_same &= was.data == now.data
+    return {
+        one for one in run.facts.data_parts if is_same and after.get(one, 0) > before
+    }
 
 
 def find_weights(

@@ -205,7 +205,7 @@ class Progress:
             "loss_averages": self.metric_averages,
             "gradient_noise": self.noise_averages,
             **self.early_stopping.to_manifest(),
-            **({"hours": self.hours} if self._config.run.max_hours else {}),
+            "hours": self.hours,
             **further,
         }
         parts = self._state.trackables()

@@ -107,6 +107,10 @@ class WhatIf(Replay):
 
     def _train_as(self, training: Training, update: Update) -> None:
         towers, self.training = training.towers, training
+        optimizer = self._state.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # In float16.
+        if hasattr(optimizer, "highest_rate"):
+            optimizer.highest_rate = training.config.update.learning_rate
         if towers.update is not update:
             towers.update = update
             towers.freeze(towers.tower.frozen)  # Retraces the step.

@@ -287,6 +287,15 @@ def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
     assert config.processes.worker_timeout == 300.0, "of that process, not of the run"
 
 
+def test_a_resume_that_begins_to_score_keeps_the_best_checkpoint(parse, recorded):
+    def kept(*words):
+        return parse("--resume", recorded, *words, num_gpus=1).checkpoints.keep_best
+
+    assert kept() == 0
+    assert kept("--eval_steps", "100") == 1
+    assert kept("--eval_steps", "100", "--keep_best", "3") == 3
+
+
 def test_resume_refuses_another_directory_or_recipe(refusal, recorded, tmp_path):
     for words in (
         ["--fresh"],

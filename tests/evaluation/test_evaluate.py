@@ -204,3 +204,7 @@ def test_meaningless_options_are_named():
         with pytest.raises(UsageError, match=f"--{field} {value}"):
             eval_command.Options(**{field: value})
     eval_command.Options(batch_size=1, num_examples=1)
+    for once in ({"run_once": True}, {"step": "5"}, {"calibrate": True}):
+        with pytest.raises(UsageError, match="--eval_interval_secs 5 has no effect"):
+            eval_command.Options(eval_interval_secs=5.0, **once)
+    eval_command.Options(eval_interval_secs=5.0)

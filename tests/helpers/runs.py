@@ -76,7 +76,7 @@ def call(script, *words):
     return subprocess.CompletedProcess(script, code, out.getvalue(), err.getvalue())
 
 
-_OF_CHAIN = ("chain", "sha256", "time")
+_OF_CHAIN = ("chain", "hours", "sha256", "time")
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 

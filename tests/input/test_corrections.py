@@ -234,6 +234,25 @@ def test_a_run_resumes_only_with_its_own_corrections(tmp_path, photos):
         assert f"or their corrections in {file}, have changed" in done.stderr
 
 
+def test_a_run_with_corrected_weights_says_that_it_has_no_corrections(
+    tmp_path, photos, capsys
+):
+    import cifar10
+
+    given = {"data": str(photos), "model": runs.SMALL, "batch_size": 4, "max_steps": 1}
+    given |= {"image_size": 8, "distortions": "none"}
+    fixes = listed(tmp_path, "train/cat/0.png,")
+    cifar10.train(
+        cifar10.Config(**given, corrections=fixes, train_dir=tmp_path / "first")
+    )
+    again = {**given, "initial_weights": str(tmp_path / "first")}
+    for name, more in (("without", {}), ("with", {"corrections": fixes})):
+        capsys.readouterr()
+        cifar10.train(cifar10.Config(**again, **more, train_dir=tmp_path / name))
+        said = " ".join(capsys.readouterr().out.split())
+        assert (f"--corrections {fixes}; this run has none" in said) is not more
+
+
 def test_a_program_corrects_its_arrays(tmp_path):
     import cifar10
 
@@ -246,9 +265,15 @@ def test_a_program_corrects_its_arrays(tmp_path):
         max_steps=1,
         train_dir=tmp_path / "run",
     )
-    cifar10.train(config)
+    record = cifar10.train(config)
     settings = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "leaves out 1 and moves 1" in settings["data_description"]
+    corrected = np.arange(12) % 2
+    corrected[4] = 1
+    rest = np.arange(12) != 3
+    found = cifar10.evaluate(record, split="train")
+    expected = cifar10.evaluate(record, data=(images[rest], corrected[rest]))
+    assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"])
 
 
 def test_val_is_unchanged_when_a_training_picture_is_left_out(tmp_path):

@@ -57,6 +57,7 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"max_bad_images": 0.5}, "max_bad_images has no effect with --data auto"),
         ({"data": "synthetic", "data_url": "http://a/"}, "data_url has no effect"),
         ({"data": "photos", "data_url": "http://a/"}, "data_url has no effect"),
+        ({"data_dir": "/data", "data_url": "http://a/"}, "with --data_dir /data"),
     ],
 )
 @pytest.mark.usefixtures("place")

@@ -120,8 +120,12 @@ def test_a_fraction_for_a_given_split_is_refused_before_preparation(
         find(folder, cache, **given)
     assert not cache.exists()
     of_run = recorded(class_names=["cat", "dog"], **given)
-    kept = find(folder, cache, **given, run=of_run)
+    wanted = {"validation_fraction": 0.1, **given}
+    kept = find(folder, cache, **wanted, run=of_run)
     assert content(kept) == {"train": 4, "test": 4, "val": 4}, "an earlier run goes on"
+    other = recorded(class_names=["cat", "dog"], data_division="")
+    with pytest.raises(UsageError, match=f"{next(iter(given))}.*Omit it"):
+        find(folder, cache, **wanted, run=other)  # For a run with another's weights.
 
 
 def test_a_val_fraction_of_arrays_with_val_is_refused():
@@ -130,3 +134,5 @@ def test_a_val_fraction_of_arrays_with_val_is_refused():
         datasets.find_for(wanted, arrays)
     of_run = recorded(val_fraction=0.2)
     assert datasets.find_for(wanted, arrays, run=of_run) is arrays
+    with pytest.raises(UsageError, match=r"--val_fraction 0.2: .*Omit it"):
+        datasets.find_for(wanted, arrays, run=recorded(val_fraction=0.1))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from keras.applications import mobilenet_v2, resnet50
 
 import runs
 from cifar10.errors import STOP_SIGNALS, UsageError
@@ -301,7 +302,7 @@ def refused(own_models, built="Own()", called="logits"):
             "(24, 24, 3)",
         ),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
-        ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
+        ("keras.Model(images, keras.ops.sigmoid(logits))", "ends in a sigmoid"),
         ("dense_on(keras.Input(image_shape, dtype='uint8'))", "its input is uint8"),
         ("with_own(dense_on(images), 'train_step')", "overrides train_step()"),
     ],
@@ -381,6 +382,42 @@ def model_with(*first):
     )
 
 
+def computing(function):
+    """A model that prepares its images by operations."""
+    images = keras.Input(IMAGE_SHAPE)
+    return keras.Model(images, model_with()(function(images)))
+
+
+def ending(function):
+    """A model that computes its logits by a last function."""
+    model = model_with()
+    return keras.Model(model.inputs, function(model.outputs[0]))
+
+
+# Makes pixels of standardized images.
+BACK = layers.Rescaling(64.0, 120.0, name="back")
+
+
+class Ranged(layers.Layer):
+    """Has a word of Keras's layers for something else."""
+
+    value_range = 255.0
+
+    def call(self, inputs):
+        return inputs
+
+
+class Dividing(keras.Model):
+    """Divides its images in its own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = model_with()
+
+    def call(self, inputs):
+        return self.last(inputs / 255.0)
+
+
 class Holding(keras.Model):
     """Has a layer that it does not call."""
 
@@ -404,18 +441,38 @@ def of_compile():
 @pytest.mark.parametrize(
     ("build", "word"),
     [
-        (lambda: model_with(layers.Rescaling(1 / 255)), "Rescaling"),
-        (lambda: model_with(layers.Rescaling([1 / 127] * 3, -1)), "Rescaling"),
+        (lambda: model_with(layers.Rescaling(1 / 255)), "rescaling"),
+        (lambda: model_with(layers.Rescaling([1 / 127] * 3, -1)), "rescaling"),
         (
             lambda: model_with(keras.Sequential([layers.Rescaling(1 / 255)])),
-            "Rescaling",
+            "rescaling",
         ),
         (
             lambda: model_with(layers.Normalization(mean=120, variance=60**2)),
-            "Normalization",
+            "normalization",
         ),
-        (lambda: model_with(adapted()), "Normalization"),
+        (lambda: model_with(adapted()), "normalization"),
         (of_compile, "compile()"),
+        (lambda: computing(lambda images: images / 255.0), "its truediv "),
+        (lambda: computing(lambda images: 0.5 + images * (1 / 255)), "pixels"),
+        (lambda: computing(lambda images: layers.Resizing(9, 9)(images) / 255), "div"),
+        (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
+        (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
+        (Dividing, "its truediv "),
+        (lambda: model_with(layers.RandomContrast(0.2)), "RandomContrast"),
+        (lambda: model_with(layers.RandomContrast(0.2, value_range=(-5, 5))), None),
+        (lambda: model_with(layers.RandomContrast(0.2, (0, 1))), "from 0 to 1,"),
+        (lambda: model_with(BACK, layers.RandomContrast(0.2)), None),
+        (lambda: model_with(BACK, layers.Rescaling(1 / 255)), None),
+        (lambda: computing(lambda x: resnet50.preprocess_input(BACK(x))), None),
+        (lambda: model_with(Ranged()), None),
+        (lambda: ending(keras.ops.relu), "ends in relu,"),
+        (lambda: ending(keras.ops.tanh), "ends in tanh,"),
+        (lambda: ending(lambda logits: 30 * keras.ops.tanh(logits / 30)), None),
+        (lambda: computing(lambda images: (images * 64 + 120) / 255), None),
+        (lambda: computing(lambda x: x[..., :1] * [1.0, 2.0, 3.0] - [[0.1]]), None),
+        (lambda: computing(lambda images: (images - 0.5) / 0.25), None),
+        (lambda: computing(lambda images: images[..., ::-1]), None),
         (lambda: model_with(layers.Rescaling(2.0), layers.Normalization()), None),
         (lambda: model_with(layers.Rescaling(0.5, offset=0.001)), None),
         (lambda: model_with(layers.Rescaling(255)), None),

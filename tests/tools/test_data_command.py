@@ -171,7 +171,11 @@ def test_arrays_and_cifar_are_shown_as_well(tmp_path, monkeypatch):
 
 
 def test_mistakes_are_refused():
-    for first, *more in (("nowhere",), ("cifar10", "--image_size", "64")):
+    for first, *more in (
+        ("nowhere",),
+        ("cifar10", "--image_size", "64"),
+        ("--trust_model", "my_models:small", "cifar10"),
+    ):
         done = call(first, *more)
         assert done.returncode == 2
         assert first in done.stderr

@@ -143,6 +143,7 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
     for options, why in (
         ({"top_k": 0}, "--top_k"),
         ({"interval_secs": float("nan")}, "--interval_secs"),
+        ({"interval_secs": 9.0}, "--interval_secs 9 needs --follow"),
     ):
         with pytest.raises(UsageError, match=why):
             predict(small_run, folder, **options)

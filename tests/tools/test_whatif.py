@@ -111,6 +111,17 @@ def test_a_setting_changes_only_the_named_steps(run_dir, tmp_path, capsys):
         np.testing.assert_array_equal(reached[name], before[name], err_msg=name)
 
 
+def test_another_rate_of_muon_is_that_of_a_run_begun_with_it(tmp_path, capsys):
+    """Biases and heads have rates of their own, which it leaves as they are."""
+    muon = {"optimizer": "muon", "schedule": "linear"}
+    run = trained(tmp_path / "run", **muon, learning_rate=0.1)
+    other = trained(tmp_path / "other", **muon, learning_rate=0.3)
+    out = tmp_path / "out"
+    words = ["--steps", f"1:{STEPS}", "--learning_rate", "0.3", "--out", out]
+    assert called(capsys, run, *words)[0] == 0
+    runs.assert_equal(values_of(out, STEPS), values_of(other, STEPS))
+
+
 def test_a_picture_outside_all_batches_changes_nothing(run_dir, tmp_path, capsys):
     said = rank(run_dir, tmp_path, capsys, *range(48))
     drawn = {int(one) for one in re.findall("in 1 window: train picture (.*)", said)}

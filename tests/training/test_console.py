@@ -17,6 +17,7 @@ from cifar10.process.moving_line import LINE
 from cifar10.towers.devices import Placement
 from cifar10.training import console
 from cifar10.training.train import train
+from recorded_runs import recorded
 
 TRAINING = {"num_gpus": 1, "batch_size": 4, "max_steps": 60, "checkpoint_steps": 50}
 
@@ -125,6 +126,36 @@ def test_a_note_recommends_the_faster_way_on_several_gpus(
     said = " ".join(console.first_lines(training))
     assert ("--variable_update mirrored" in said) is is_advised
     assert ("prediction" in said) is is_advised
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "named"),
+    [
+        (("ahead", "Turn Left", "Turn Right"), {}, "(turn left, turn right)"),
+        ((*"0123456789",), {}, "(0, 1, 2 and 7 more)"),
+        ((*"01234",), {}, None),
+        (("left", "other"), {}, None),
+        (("cat", "dog"), {}, None),
+        (("left", "right"), {"distortions": "none"}, None),
+    ],
+)
+def test_a_note_names_classes_that_mirroring_may_change(
+    monkeypatch, tmp_path, names, given, named
+):
+    monkeypatch.setattr(console, "_parts", lambda *_: "")
+    training = types.SimpleNamespace(
+        config=Config(data=str(tmp_path), **given),
+        placement=Placement(("/cpu:0",), False, ""),
+        workers=Workers(),
+        images=[],
+        run=recorded(class_names=[*names]),
+        sections=None,
+    )
+    said = " ".join(" ".join(console.first_lines(training)).split())
+    assert (f"mirrors pictures, which may change their class {named}" in said) is bool(
+        named
+    )
+    assert ("mirrors" in said) is bool(named)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ def test_hours_count_over_resumes(train, capsys):
     follower.look()
     assert follower.has_finished
     assert train("run", max_hours=8.0)[0] == 9
+    # Steps that no limit of hours ended took their time, too.
+    _, run = train("steps", max_steps=3)
+    assert train("steps", max_hours=6.0)[0] == 7
     assert not follower.has_finished or follower.look()
     assert train("run", max_steps=10)[0] == 10
 

@@ -354,10 +354,13 @@ def test_the_named_score_decides_the_best(tmp_path, stand_in_dir, capsys):
             run / "eval", step, {"precision @ 1": step / 10, "cross_entropy": loss}, 200
         )
     assert restoring.candidates(run / "checkpoints", "best") == [4]
-    assert read_record(run, 8, 1.0, PythonConfig(best_by="cross_entropy")).best == (
-        4,
-        1.0,
-    )
+    for by, best in (("cross_entropy", (4, 1.0)), ("precision @ 1", (8, 0.8))):
+        assert read_record(run, 8, 1.0, PythonConfig(best_by=by)).best == best
+    # The run has ended, so it is only told by the score that is named now.
+    capsys.readouterr()
+    named = {"max_steps": 8, "best_by": "precision @ 1"}
+    train(run, stand_in_dir, **{**options, **named})
+    assert "Best:   precision @ 1 = 0.800" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -448,6 +451,7 @@ def test_the_last_lines_say_why_a_run_ended_and_that_its_best_is_gone(tmp_path):
 def test_meaningless_flags_are_refused():
     for options, flag in (
         ({"eval_steps": 11, "max_steps": 10}, "--eval_steps 11"),
+        ({"verify_steps": 11, "max_steps": 10}, "--verify_steps 11"),
         ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5 .* --eval_steps"),
         ({"best_by": "accuracy"}, "--best_by accuracy: .*precision @ 1, .*macro F1"),
     ):

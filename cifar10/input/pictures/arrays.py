@@ -28,6 +28,8 @@ from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 # size if that is more. Real pictures are compressed less. Grey pictures later take
 # three times as many bytes.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
+# scikit-learn's digits go up to it; pixels up to 255 that do are black to the eye.
+_DARK = 16
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
 
@@ -107,6 +109,9 @@ def array_dataset(
             raise UsageError(f"{why}. Leave its images out, or add some to x_train.")
     classes = 1 + int(max(some.max() for some in labels.values()))
     notes = _check_used(labels["train"], classes, where) if "train" in labels else []
+    if "train" in images and 0 < (most := images["train"].max()) <= _DARK:
+        why = f"pixels of x_train in {where} are at most {most} of 255, almost black"
+        notes = [*notes, f"{why}. Unless this is intended, scale them"]
     height, width, channels = shapes.pop()
     count = sum(map(len, labels.values()))
     counts = f"{count:,} pictures of {classes:,} classes"

@@ -60,7 +60,7 @@ def find_folder(
     split_of, found_division = np.array(listing.splits), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
     given = {*split_of.tolist()}
-    check_fractions(() if run else given, wanted, directory)
+    check_fractions(given, wanted, directory, run)
     label_of = {nfc(name): label for label, name in enumerate(of_run)}
     if "train" not in given and {*classes} <= {*label_of}:
         # Pictures to score may lack classes of the run.

@@ -199,12 +199,17 @@ def _fitted(
     image.load()
     upright: Image.Image = image
     orientation = _orientation(image)
+    highest = 0
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         pixels = np.asarray(image)
-        if 0 < pixels.max() < 2**12:  # Values of 12 bits are stored in 16, too.
-            why = f"its 16-bit values are at most {pixels.max()}, and would be black"
-            raise PictureError(f"{why} in 8 bits: scale them to 65535")
+        highest = int(pixels.max())
         upright = Image.fromarray((pixels >> 8).astype(np.uint8))
+    elif image.format == "PNG" and image.mode == "RGB" and content[24] == 16:
+        upper = int(np.asarray(image).max())  # Pillow reads the upper bytes.
+        highest = upper and 255 + 256 * upper
+    if 0 < highest < 2**12:  # Values of 12 bits are stored in 16, too.
+        why = f"its 16-bit values are at most {highest}, and would be black"
+        raise PictureError(f"{why} in 8 bits: scale them to 65535")
     if (transparent := _transparent(image, content)) is not None:
         upright = upright.convert("RGB")  # A copy, as the alpha channel is added to it.
         upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))

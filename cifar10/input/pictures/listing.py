@@ -63,8 +63,10 @@ _COPY = re.compile(
 _ALL = re.compile("(jpeg)?(image|img|photo|picture)s?")
 _ABOUT = "(annotation|label|mask|segmentation|trimap|ground ?truth)s?"
 _ABOUT_FOLDER = re.compile(f"(?P<of>.*?){_ABOUT}(class|object|instance)?")
-# A file that describes the picture whose name it begins with.
-_ABOUT_FILE = re.compile(f"(?i)(?P<of>.+)[-_ .]({_ABOUT}|gt|seg)([-_ ]?[0-9]+)?")
+# What the name of a file that describes a picture has besides the picture's name.
+_OF_ABOUT = re.compile(
+    f"(?i)(?<=/)({_ABOUT}|gt|seg)[-_ ./]|[-_ .]({_ABOUT}|gt|seg)([-_ ]?[0-9]+)?$"
+)
 # What stands for a blank between words, and blanks that are not seen.
 _BLANK, _UNSEEN = re.compile(r"(?<=\w)[\s_-]+(?=\w)"), "[\u200b-\u200f\u2060\ufeff]"
 
@@ -351,7 +353,7 @@ def _add_classes(
 def _without_masks(pictures: list[File], left_out: list[str]) -> list[File]:
     """Leaves out pictures that describe another one, such as `1_mask.png`."""
     stems = {name.rpartition(".")[0] for name, _, _ in pictures}
-    about = {s for s in stems if (of := _ABOUT_FILE.fullmatch(s)) and of["of"] in stems}
+    about = {s for s in stems if (of := _OF_ABOUT.sub("", s)) != s and of in stems}
     kept = [one for one in pictures if one[0].rpartition(".")[0] not in about]
     left_out += [one[0] for one in pictures if one[0].rpartition(".")[0] in about]
     return kept

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from cifar10.input.pictures import decoding
+from picture_files import png
 from small_folders import packed, pixels
 from small_pictures import (
     HALVES,
@@ -80,6 +81,7 @@ def palette(colour, **options):
         (palette((10, 20, 30), transparency=1), (255, 255, 255)),
         (packed(np.full((20, 20), 0xC8FF, np.uint16)), (200, 200, 200)),
         (packed(np.zeros((20, 20), np.uint16)), (0, 0, 0)),
+        (png(np.zeros((20, 20, 3), int), 16, 2), (0, 0, 0)),
         (packed(Image.new("CMYK", (20, 20), (0, 255, 255, 0)), "JPEG"), (255, 0, 0)),
     ],
 )
@@ -120,6 +122,7 @@ def test_every_orientation_is_undone(orientation):
         (bomb(0, 10), "damaged"),
         (packed(np.arange(400, dtype=np.uint16).reshape(20, 20)), "at most 399"),
         (packed(np.full((20, 20), 4095, np.uint16)), "at most 4095"),
+        (png(np.full((9, 9, 3), 900), 16, 2), "at most 1023"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),
     ],
 )

@@ -71,6 +71,15 @@ def test_the_fingerprint_depends_only_on_the_images_and_labels(tmp_path):
         assert find_npz(tmp_path / "3.npz").fingerprint != first
 
 
+@pytest.mark.parametrize(("most", "is_noted"), [(0, 0), (1, 1), (16, 1), (17, 0)])
+def test_images_that_are_almost_black_cause_a_note(tmp_path, most, is_noted):
+    dark = np.zeros((6, 5, 4, 3), np.uint8)
+    dark[3, 2, 1] = most
+    path, _ = saved(tmp_path / "set.npz", x_train=dark)
+    notes = " ".join(find_npz(path).notes)
+    assert (f"at most {most} of 255" in notes) is bool(is_noted)
+
+
 @pytest.mark.parametrize(
     ("others", "named"),
     [

@@ -185,6 +185,47 @@ def test_changed_pictures_at_the_same_path_give_no_scores_of_the_run(photos, tmp
     assert runs.logged(run / "eval_on_photos")[0]["num_examples"] == 19
 
 
+def test_a_part_of_pictures_sorted_by_class_is_named(photos, tmp_path):
+    run = tmp_path / "run"
+    trained(run, photos, precision="float32", max_steps=1)
+    note = "the images are sorted by class, so the scores are of 1 of 3 classes"
+    done, scores = score(run, photos, "--num_examples", 6)
+    assert note in " ".join(done.stderr.split())
+    assert scores["num_examples"] == 6
+    for words in ((), ("--num_examples", 18), ("--num_examples", 13)):
+        assert "sorted" not in score(run, photos, *words)[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seen"),
+    [
+        ({}, {}, ""),
+        ({}, {"val_fraction": 0.2}, "val"),
+        ({}, {"validation_fraction": 0.3}, "test"),
+        ({}, {"validation_fraction": 0.3, "val_fraction": 0.2}, "test and val"),
+        ({"val_fraction": 0.2}, {"validation_fraction": 0.3, "val_fraction": 0}, ""),
+        ({"validation_fraction": 0.4}, {"val_fraction": 0.3}, ""),
+    ],
+)
+def test_held_out_pictures_seen_by_the_initial_weights_are_reported(
+    photos, tmp_path, capsys, before, now, seen
+):
+    """By the names that are held out, and that the weights' run had as `train`."""
+    flat, options = tmp_path / "flat", {"precision": "float32", "max_steps": 1}
+    shutil.copytree(photos / "train", flat)
+    usual = {"validation_fraction": 0.1, "val_fraction": 0.0}
+    first = trained(tmp_path / "first", flat, **options, **{**usual, **before})
+    capsys.readouterr()
+    given = {**usual, **now, "initial_weights": str(tmp_path / "first")}
+    trained(tmp_path / "second", flat, **options, **given)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (f"trained on images that are {seen} here" in said) == bool(seen)
+    runs_ = [RecordedRun.read(tmp_path / name) for name in ("first", "second")]
+    was, is_ = [datasets.find_again(one).paths for one in runs_]
+    both = [part for part in ("test", "val") if {*is_.get(part, ())} & {*was["train"]}]
+    assert " and ".join(both) == seen, first
+
+
 def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path, capsys):
     run, other = tmp_path / "run", tmp_path / "other"
     trained(run, photos, precision="float32", max_steps=1)

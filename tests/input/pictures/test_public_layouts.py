@@ -291,6 +291,16 @@ READ |= {
         ("benign", "normal"),
         {"train": 6, "test": 2},
     ),
+    "masks named before their pictures": (
+        [f"{c}/{of}{n}.png" for c in "ab" for n in range(4) for of in ("", "mask_")],
+        ("a", "b"),
+        {"train": 6, "test": 2},
+    ),
+    "a folder of masks in each class": (
+        [f"{c}/{of}{n}.png" for c in "ab" for n in range(4) for of in ("", "masks/")],
+        ("a", "b"),
+        {"train": 6, "test": 2},
+    ),
     "pictures of masks alone": (
         [f"{name}/{number}_mask.png" for name in "ab" for number in range(4)],
         ("a", "b"),
