@@ -29,12 +29,8 @@ Call: TypeAlias = Any
 class Section(keras.layers.Layer):
     """Runs consecutive layer calls of a model, with the model's variables.
 
-    The inputs and the outputs are lists of tensors.
-
-    Args:
-        model: The model.
-        calls: The calls of this section, in order.
-        later: The calls of all later sections.
+    The inputs and the outputs are lists of tensors. All later sections consist of the
+    calls in `later`.
     """
 
     def __init__(

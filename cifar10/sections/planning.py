@@ -305,15 +305,10 @@ def balanced(
     To run backward, a section needs memory for the tensors that its calls keep, the
     gradients of its inputs and outputs, and all earlier sections' boundary tensors.
 
-    Args:
-        kept: Bytes that each call keeps for its gradients.
-        boundaries: Maps the index of each call that can begin a section to the bytes of
-            the boundary tensors before the call. Index 0 maps to 0.
-        count: The number of sections.
-
-    Returns:
-        The bytes of the largest section, and the indices of the calls that begin all
-        sections but the first.
+    `kept` has the bytes that each call keeps for its gradients. `boundaries` maps the
+    index of each call that can begin a section to the bytes of the boundary tensors
+    before the call; index 0 to 0. Returns the bytes of the largest of `count` sections,
+    and the indices of the calls that begin all sections but the first.
     """
     sums = [0, *itertools.accumulate(kept)]
     total = len(kept)
@@ -402,13 +397,8 @@ def build_sectioned(
 def memory_limit(gigabytes: float | None, placement: Placement, held: int) -> float:
     """Returns how many bytes a run may use: per GPU, or in total on the CPU.
 
-    Args:
-        gigabytes: The value of `--memory_limit`; None for 85 % of the free memory.
-        placement: The devices of the towers.
-        held: The bytes that the run already uses.
-
-    Returns:
-        The bytes; infinity if the free memory is unknown.
+    `gigabytes` is the value of `--memory_limit`. None stands for the bytes `held` by
+    the run already, and 85 % of the free memory; for infinity if that is unknown.
     """
     if gigabytes:
         return gigabytes * 1e9
