@@ -20,21 +20,14 @@ class LocalResponseNormalization(keras.layers.Layer):
     """Divides each activation by a power of the energy of neighbouring channels.
 
     Computes y = x * s^-beta, as `tf.nn.local_response_normalization` does, where
-    s = bias + alpha * (sum of x^2 over the channel's window). The gradient has the
-    closed form
+    s = bias + alpha * (sum of x^2 over the channel's window), which has `depth_radius`
+    channels on each side. The gradient has the closed form
 
         dx = dy * s^-beta - 2 * alpha * beta * x * window_sum(dy * y / s)
 
     The window sum is a product of the last dimension with a banded matrix of ones. The
     forward and the backward pass then run on the matrix units, in less than half the
     time of TensorFlow's kernels (`dev/LOG.md`).
-
-    Args:
-        depth_radius: Channels on each side that belong to a channel's window.
-        bias: Added to the scaled energy, to keep the sum above zero.
-        alpha: Factor of the energy.
-        beta: Exponent of the sum.
-        **kwargs: Passed to `keras.layers.Layer`.
     """
 
     def __init__(
@@ -205,11 +198,8 @@ class WideConv2D(keras.layers.Conv2D):
     CPUs, oneDNN takes two to four times as long for the filters' gradient as for the
     forward pass, although both need equally many operations. This layer computes the
     gradient by matrix products, in 0.4 to 0.95 of oneDNN's time with 256 outputs. With
-    fewer, or in float32 with AVX-512, it would be slower (`dev/LOG.md`).
-
-    Args:
-        filters: Number of output channels.
-        **kwargs: `kernel_initializer`, `name` and `dtype` of `keras.layers.Conv2D`.
+    fewer, or in float32 with AVX-512, it would be slower (`dev/LOG.md`). `kwargs` may
+    hold `kernel_initializer`, `name` and `dtype` of `keras.layers.Conv2D`.
     """
 
     def __init__(self, filters: int, **kwargs: object) -> None:

@@ -123,12 +123,8 @@ class Tower:
 class TowerBuilder(Agreement):
     """Builds the synchronous step over towers on several devices.
 
-    Args:
-        state: What the step updates.
-        devices: The name of each tower's device. A device that is listed several times
-            computes its towers' batches one after another.
-        tower: What each tower computes.
-        update: Applies the means of the towers' results to the variables.
+    Each tower has an entry in `devices`. A device that is listed several times computes
+    its towers' batches one after another.
     """
 
     def __init__(
@@ -386,14 +382,11 @@ def average_gradients(
     the result is [(a0 + a1) / 2, (b0 + b1) / 2]. This is the gradient of the loss over
     the global batch: all batches have the same size, and each tower's loss is the mean
     over the tower's batch plus the weight decay, the same in all towers. (Each replica
-    averages its towers here. `distributed/` then averages over the replicas.)
+    averages its towers here. `distributed/` then averages over the replicas.) If no
+    tower has a variable's gradient, the result has None.
 
-    Args:
-        tower_gradients: `[tower][variable]`, or sums over towers, `[device][variable]`.
-        count: Number of towers; needed only if `tower_gradients` holds sums.
-
-    Returns:
-        One gradient per variable; None if no tower has a gradient.
+    `tower_gradients` are `[tower][variable]`, or sums over the towers of each device,
+    `[device][variable]`, which need the `count` of all towers.
     """
     return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 

@@ -109,16 +109,12 @@ class Update:
     ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
 
-        Args:
-            state: What is updated.
-            averages: The means of the towers' results.
-            is_wanted: bool []; if false, nothing is written. None means true.
-            xla: Whether XLA compiles the function that calls this.
+        Writes nothing if `is_wanted`, bool [], is false; None means true. `xla` tells
+        whether XLA compiles the function that calls this.
 
-        Returns:
-            Metrics by name: `learning_rate`, `gradient_norm` (the global norm of the
-            gradients before clipping) and, in float16, `loss_scale` (the factor by
-            which the loss is multiplied).
+        Returns metrics by name: `learning_rate`, `gradient_norm` (the global norm of
+        the gradients before clipping) and, in float16, `loss_scale` (the factor by
+        which the loss is multiplied).
         """
         pairs = zip(averages.gradients, state.model.trainable_variables, strict=True)
         variables = [variable for gradient, variable in pairs if gradient is not None]
