@@ -28,11 +28,8 @@ def check_model(
 ) -> None:
     """Refuses a model that would train differently with other towers.
 
-    Args:
-        model: A user's own model.
-        image_shape: Height, width and channels of one image.
-        sharing: Number of towers that share a set of variables.
-        batches: Number of batches into which an update's images are divided.
+    `sharing` is the number of towers that share a set of variables, `batches` that of
+    the batches into which an update's images are divided.
     """
     if sharing > 1 and (names := synchronized(model)):
         raise UsageError(

@@ -49,11 +49,7 @@ class Results:
         self._pending: list[tuple[int, StepResult]] = []
 
     def add(self, step: int, result: StepResult) -> None:
-        """Adds the result of one call, without waiting for the devices.
-
-        `step` is the last step of the call. If the call ran several steps, the tensors
-        have a leading dimension of steps.
-        """
+        """Adds the result of a call whose last step is `step`; waits for no device."""
         self._pending.append((step, result))
 
     def clear(self) -> None:
