@@ -62,9 +62,8 @@ def inference(
                 for variable in model.trainable_variables
                 if variable.regularizer
             ]
-    assigned = [
-        None if new is old else new for old, new in zip(before, after, strict=True)
-    ]
+    pairs = zip(before, after, strict=True)
+    assigned = [None if new is old else new for old, new in pairs]
     return logits, assigned, penalties
 
 
@@ -120,16 +119,12 @@ def loss(
     penalty = tf.zeros_like(cross_entropy)
     if penalties:
         penalty = tf.add_n([tf.cast(each, logits.dtype) for each in penalties])
-    return {
-        "total_loss": cross_entropy + penalty,
-        "cross_entropy": cross_entropy,
-        "penalties": penalty,
-        **{
-            name: tf.reduce_mean(one.compute(label_classes, logits))
-            for name, one in STEP_METRICS.items()
-            if one.compute
-        },
-    }
+    found = {"total_loss": cross_entropy + penalty, "cross_entropy": cross_entropy}
+    found["penalties"] = penalty
+    for name, one in STEP_METRICS.items():
+        if one.compute:
+            found[name] = tf.reduce_mean(one.compute(label_classes, logits))
+    return found
 
 
 def probe(model: keras.Model, image_shape: tuple[int, int, int]) -> list[float]:
