@@ -205,18 +205,11 @@ def assemble(
     images, labels = dataset.read("train")
     dataset = cifar.fingerprinted(dataset, images, labels)
     config = complete_config(resolved, earlier, len(images))
-    built = build_towers(
-        config,
-        placement,
-        build_states(config, placement, replicas, dataset, images),
-        strategy,
-        workers,
-        images,
-        classes=dataset.classes,
-        class_weights=resolve_class_weights(
-            config.loss.class_weights, labels, dataset.class_names
-        ),
-    )
+    states = build_states(config, placement, replicas, dataset, images)
+    weights, names = config.loss.class_weights, dataset.class_names
+    class_weights = resolve_class_weights(weights, labels, names)
+    given = config, placement, states, strategy, workers, images
+    built = build_towers(*given, classes=dataset.classes, class_weights=class_weights)
     training = Training(
         config, train_dir, workers, placement, dataset, images, labels, *built
     )
