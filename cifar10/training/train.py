@@ -1,7 +1,6 @@
 """Trains a model: assembles the run, restores its checkpoint and runs the loop."""
 
 import contextlib
-import functools
 from collections.abc import Sequence
 
 from cifar10.config import layout
@@ -57,8 +56,7 @@ def train(
             lock = RunLock(training.train_dir)
             if workers.is_chief:
                 stack.enter_context(lock)
-        begin = functools.partial(_begin_run, loop, lock)
-        messages = workers.begin(training.run.in_common, begin)
+        messages = workers.begin(training.run.in_common, lambda: _begin_run(loop, lock))
         loop.progress.share(training.towers)
         if loop.progress.is_over:
             if workers.is_chief:
