@@ -102,9 +102,7 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     if split_gpu > 1:
         description += f", {split_gpu} on each GPU ({_FOR_TRYING})"
     taken = _take(f"--num_gpus {count}", gpus[:used], split_gpu)
-    return Placement(
-        taken, simulated=split_gpu > 1, description=description, gpu_names=tuple(names)
-    )
+    return Placement(taken, split_gpu > 1, description, tuple(names))
 
 
 def chooses_gpus(
