@@ -159,10 +159,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         training: bool | None = None,
         mask: tf.Tensor | None = None,  # noqa: ARG002 - part of Keras's signature.
     ) -> tf.Tensor:
-        """Normalizes activations, floating [batch, height, width, channels].
-
-        Training mode uses the batch's statistics and updates the moving statistics.
-        """
+        """Normalizes activations, floating [batch, height, width, channels]."""
         is_frozen = training and not self.trainable
         # The operation has no float64 kernel.
         if is_frozen or self.variable_dtype == "float64":

@@ -46,10 +46,7 @@ SIZE: Mapping[str, tuple] = {"global_batch_size": (int, 1, 10**12)}
 
 
 def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) -> str:
-    """Returns the name of an entry that breaks its rule or, if `needs_all`, is missing.
-
-    Returns an empty string if there is none.
-    """
+    """Returns an entry that breaks its rule or, if `needs_all`, is missing; else ""."""
     if not isinstance(values, Mapping):
         return "all"
     for name, (kind, *limits) in schema.items():

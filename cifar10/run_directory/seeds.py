@@ -39,10 +39,7 @@ class Seeds(NamedTuple):
 
 
 def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
-    """Returns the last scores on the test set, or else on the deciding split.
-
-    They are empty before the first evaluation.
-    """
+    """Returns the last scores, if any, on the test set or else the deciding split."""
     splits = "test", scores.decided_by(run.directory)[0]
     for split in splits:
         lines = logs.read_lines(run.directory / scores.log_of(split))

@@ -45,10 +45,7 @@ def check_class_weights(requested: ClassWeights | None) -> None:
 def resolve_class_weights(
     requested: ClassWeights | None, labels: "np.ndarray", class_names: Sequence[str]
 ) -> "np.ndarray | None":
-    """Computes weights, float64 [classes], whose mean over the training images is 1.
-
-    Returns None if none are requested. `labels` belong to the training set.
-    """
+    """Computes weights, if any, float64 [classes], of mean 1 over training `labels`."""
     import numpy as np
 
     if requested is None:

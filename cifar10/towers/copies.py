@@ -115,10 +115,7 @@ def widened(gradients: Iterable[Gradient]) -> Tensors:
 
 
 def mean(values: Sequence[Gradient], count: int | None = None) -> Gradient:
-    """Divides the sum of values by `count`, by default by their number.
-
-    Returns None if all values are None.
-    """
+    """Divides the sum of values by `count` or their number; None if all are None."""
     if all(value is None for value in values):
         return None
     count = count or len(values)

@@ -140,10 +140,7 @@ def observe(
 
 
 def estimate(averages: dict[str, float]) -> tuple[float, bool]:
-    """Returns the noise scale in global batches, and whether it is a lower bound.
-
-    Returns NaN if neither can be told yet.
-    """
+    """Returns the noise scale in global batches, or NaN; and if it is a lower bound."""
     known = collections.defaultdict[str, float](float, averages)
     noise, signal = known["noise"], known["mean"] - known["noise"]
     if known["mean: count"] < _LEAST_STEPS or noise <= 0:

@@ -61,10 +61,7 @@ def try_programs(
 
 
 def _seconds(towers: TowerBuilder, batches: list[Batch], steps: int = 1) -> float:
-    """Returns how long a step takes, alone or as one of several in a program.
-
-    All is traced and compiled before. Steps write nothing.
-    """
+    """Returns how long a compiled step takes, alone or in a program; writes nothing."""
     stacked = calls.stacked([batches], steps)
     idle = traced(lambda batches: towers.trace_step(batches, tf.constant(False)))
     for _ in range(2):
