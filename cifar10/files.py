@@ -1,8 +1,7 @@
 """Opens, replaces and renames files in folders that other users may write to.
 
-Another user could put a link to one of this user's files there, or a pipe that blocks
-when it is opened. Therefore only regular files are opened. Files are replaced
-atomically, and errors tell the user what to do.
+Another user could put a link to one of this user's files there, or a pipe that blocks.
+So only regular files are opened, and files are replaced atomically. Errors name a fix.
 """
 
 import contextlib
@@ -71,9 +70,9 @@ def read_end(path: Path, most: int) -> bytes:
     return content.partition(b"\n")[2] if begin else content
 
 
-def sha256(path: Path) -> str:
+def sha256(path: Path, *, follow: bool = False) -> str:
     """Returns the SHA-256 of a regular file's content, in hexadecimal."""
-    with opened(path) as file:
+    with opened(path, follow=follow) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -5,13 +5,10 @@ killed, loses nothing: the next try goes on from there, with any source, since a
 used only if its digests are the published ones. An archive is unpacked in a hidden
 folder, which is then renamed, so it is complete or absent. A lock file lets only one
 process at a time prepare a data set; other processes wait and use the result.
-
-`cifar.py` chooses the folder, and decides whether to download at all.
 """
 
 import contextlib
 import functools
-import hashlib
 import http.client
 import io
 import math
@@ -59,8 +56,7 @@ class NothingReceivedError(UsageError):
 class _SourceError(Exception):
     """A source does not send the archive.
 
-    `is_away` tells a fault that may pass from a wrong URL or file. With `is_stale`, the
-    kept bytes may be the wrong ones.
+    With `is_away`, the fault may pass. With `is_stale`, the kept bytes may be wrong.
     """
 
     def __init__(self, text: str, *, is_away: bool = False, is_stale: bool = False):
@@ -156,9 +152,8 @@ def _differs(path: Path, archive: Archive) -> str:
     """Says how a file differs from the published archive; empty if it does not."""
     name, actual, published = "size", str(path.stat().st_size), str(archive.size)
     if actual == published:
-        with files.opened(path, follow=True) as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
         name, published = "sha256", archive.sha256
+        actual = files.sha256(path, follow=True)
     differs = f"{archive.name}: its {name} is {actual}, not {published}"
     return "" if actual == published else f"is not the published {differs}"
 
@@ -216,7 +211,9 @@ class _Download:
             part = _part(self._directory, source[0].archive)
             before = _size(part)
             try:
-                slow = self._go_on(part, source, enough)
+                if (slow := self._go_on(part, source, enough)) is None:
+                    return source[0]
+                rates[source] = slow
             except _SourceError as error:
                 more = _size(part) - before
                 if more > 0 and error.is_away and not isinstance(error, _StalledError):
@@ -224,10 +221,6 @@ class _Download:
                     continue
                 failures[source] = error
                 del rates[source]
-            else:
-                if slow is None:
-                    return source[0]
-                rates[source] = slow
         return failures
 
     def _explained(self, failures: dict[_Source, _SourceError]) -> UsageError:
@@ -348,8 +341,7 @@ def _megabytes(count: int) -> str:
 def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     """Asks for the bytes of an archive from `start` on.
 
-    Returns the response and the position of its first byte, which is 0 if the server
-    sends the whole archive instead.
+    Returns the response and its first byte's position: 0 if it is the whole archive.
     """
     headers = {"User-Agent": invocation.DISTRIBUTION}
     headers |= {"Range": f"bytes={start}-"} if start else {}
@@ -361,7 +353,6 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     start, asked = (start if is_part else 0), f"bytes {start}-"
     is_page = response.headers.get_content_type() == "text/html"
     size = start + int(response.headers["Content-Length"] or archive.size - start)
-    problem = ""
     if response.url.startswith("ftp:"):
         problem = "is not on a web server"
     elif is_part and not response.headers.get("Content-Range", "").startswith(asked):
@@ -369,10 +360,10 @@ def _ask(url: str, start: int, archive: Archive) -> tuple[Any, int]:
     elif is_page or size != archive.size:
         what = "a page (text/html)" if is_page else f"a file of {size:,} bytes"
         problem = f"sends {what}, not {archive.name} of {archive.size:,} bytes"
-    if problem:
-        response.close()
-        raise _SourceError(problem)
-    return response, start
+    else:
+        return response, start
+    response.close()
+    raise _SourceError(problem)
 
 
 @contextlib.contextmanager
