@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import distortions
-from cifar10.input.distortions import BatchSlice, draw, uniform
+from cifar10.input.distortions import BatchSlice, Pair, draw, uniform
 
 # The erased fraction of the image's area, and its ratio of width to height (section 5.1
 # of the paper). The ratio's logarithm is drawn uniformly, as in torchvision, so that
@@ -82,9 +82,8 @@ def erase(
 ) -> tf.Tensor:
     """Fills a rectangle, 2 to 40 % of an image, with noise (random erasing).
 
-    Zhong et al., https://arxiv.org/abs/1708.04896.
-
-    The noise is uniform, as in the paper, with mean 0 and variance 1, like images.
+    Zhong et al., https://arxiv.org/abs/1708.04896. The noise is uniform, as there, with
+    mean 0 and variance 1, like images.
 
     Args:
         images: float32 [batch, height, width, channels], scaled.
@@ -143,8 +142,7 @@ def mix(
         cutmix: The same for cutmix.
 
     Returns:
-        Mixed images of the same shape, and float32 labels [batch, classes], which give
-        the fraction of each class in an image.
+        Images of the same shape; labels, float32 [batch, classes]: each class's share.
     """
     kind, chance, vertical, horizontal = drawn
     ways = mixup, cutmix
@@ -201,18 +199,14 @@ def _rectangle(
     return _between(images, *sides)
 
 
-def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> Pair:
     """Returns start and end of cutmix boxes, clipped at the edge as in the paper."""
     half = tf.floor(tf.floor(side * size) / 2.0)
     centre = tf.floor(tf.cast(place, tf.float64) * size)
     return tf.maximum(centre - half, 0.0), tf.minimum(centre + half, float(size))
 
 
-def _between(
-    images: tf.Tensor,
-    rows: tuple[tf.Tensor, tf.Tensor],
-    columns: tuple[tf.Tensor, tf.Tensor],
-) -> tf.Tensor:
+def _between(images: tf.Tensor, rows: Pair, columns: Pair) -> tf.Tensor:
     """Returns a mask, bool [batch, ..., 1], of pixels from start to end (exclusive)."""
     _, height, width, _ = images.shape
     row = tf.range(height, dtype=tf.float64)[None, :, None, None]
@@ -241,7 +235,6 @@ def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Ten
 # Changes of single images, in their order: how many random numbers of each image, and
 # the function of images, these numbers and the recipe's values.
 SINGLE: Mapping[str, tuple[int, Callable[..., tf.Tensor]]] = {"cutout": (2, cut_out)}
-# Streams of random numbers, numbered above the 31 bits of a run's seed. Append a new
-# augmentation: another order would change the results of every run. The first was
-# RandAugment's.
+# Random streams, numbered above the 31 bits of a run's seed. Append new augmentations:
+# another order would change the results of every run. The first was RandAugment's.
 STREAMS = ("unused", "random_erasing", "noise", "mixing", "cutout")

@@ -13,8 +13,7 @@ import tensorflow as tf
 from cifar10.config.fields import TRANSLATIONS, WHOLE
 from cifar10.models.architecture import channel_statistics
 
-# The tutorial's largest change of brightness, on the scale 0 to 255, and its range of
-# contrast factors.
+# The tutorial's largest change of brightness, of 255, and its contrast factors.
 BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
@@ -24,6 +23,8 @@ CONTRAST_RANGE = (0.2, 1.8)
 AREA_RANGE = (0.08, 1.0)
 RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
+
+Pair = tuple[tf.Tensor, tf.Tensor]  # One tensor for each axis, or for each end.
 
 
 class BatchSlice(NamedTuple):
@@ -43,8 +44,7 @@ def distort(
 ) -> tf.Tensor:
     """Distorts a batch for training, all images at once.
 
-    Working on the batch at once is about nine times as fast as mapping over single
-    images (`dev/LOG.md`).
+    This is about nine times as fast as mapping over single images (`dev/LOG.md`).
 
     Args:
         images: Values 0 to 255 in any type, [batch, height, width, channels].
@@ -114,9 +114,8 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
         distortion: As in `--distortions`.
 
     Returns:
-        float32 [batch, *image_shape(distortion, ...)]. Distortions in `WHOLE` give
-        whole images, scaled by `normalize`. All others give central crops, each scaled
-        to zero mean and unit variance.
+        float32 [batch, *image_shape(distortion, ...)]: in `WHOLE`, whole images, scaled
+        by `normalize`; else central crops, each of zero mean and unit variance.
     """
     if distortion in WHOLE:
         return normalize(images)
@@ -148,9 +147,8 @@ def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor
     end = batch_slice.first + batch_slice.batch_size
     shape = [count, batch_slice.global_batch_size]
     with tf.device("/cpu:0"):  # A GPU would start a kernel for each step.
-        of_steps = [
-            uniform(shape, one) for one in tf.unstack(tf.reshape(seed, [-1, 2]))
-        ]
+        seeds = tf.unstack(tf.reshape(seed, [-1, 2]))
+        of_steps = [uniform(shape, one) for one in seeds]
         drawn = tf.stack(of_steps, axis=1)[:, :, batch_slice.first : end]
     return tf.unstack(tf.reshape(drawn, [count, -1]))
 
@@ -191,7 +189,7 @@ def random_sizes(
     area_range: tuple[float, float],
     ratio_range: tuple[float, float],
     otherwise: tuple[int, int],
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> Pair:
     """Chooses the height and width of a random rectangle in each image.
 
     `attempts` are random numbers in [0, 1), first for `CROP_ATTEMPTS` areas, then for
@@ -220,11 +218,7 @@ def _between(low: float, high: float, uniform: tf.Tensor) -> tf.Tensor:
 
 
 def _resized_crops(
-    images: tf.Tensor,
-    sizes: tuple[tf.Tensor, tf.Tensor],
-    top: tf.Tensor,
-    left: tf.Tensor,
-    flip: tf.Tensor,
+    images: tf.Tensor, sizes: Pair, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor
 ) -> tf.Tensor:
     """Enlarges crops to the images' size, bilinearly, which needs no antialiasing."""
     _, height, width, _ = images.shape
@@ -246,7 +240,7 @@ def _resized_crops(
 
 def _neighbours(
     pixels: tf.Tensor, place: tf.Tensor, taken: tf.Tensor, size: int
-) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+) -> tuple[Pair, tf.Tensor]:
     """Finds the two input pixels nearest to each output pixel along one axis.
 
     `place`, in [0, 1), selects the position of a crop of `taken` pixels. Returns the
