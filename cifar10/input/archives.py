@@ -21,11 +21,8 @@ CIFAR10 = Archive(
     name="cifar-10-binary.tar.gz",
     size=170_052_171,
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    urls=(
-        # The official host (slow: pytorch/vision#9536); Swift for TensorFlow's copy.
-        f"{_HOST}cifar-10-binary.tar.gz",
-        f"{_SWIFT}cifar-10-binary.tar.gz",
-    ),
+    # The official host (slow: pytorch/vision#9536); Swift for TensorFlow's copy.
+    urls=(f"{_HOST}cifar-10-binary.tar.gz", f"{_SWIFT}cifar-10-binary.tar.gz"),
 )
 CIFAR10_PYTHON = Archive(
     name="cifar-10-python.tar.gz",

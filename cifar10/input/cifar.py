@@ -17,10 +17,7 @@ from cifar10.errors import UsageError, say
 from cifar10.input import archives, download, records, synthetic
 from cifar10.input.dataset_base import Dataset, Images
 
-FORMATS = {
-    file_format.name: file_format
-    for file_format in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)
-}
+FORMATS = {of.name: of for of in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)}
 # The same records in the files that Keras and torchvision download.
 PYTHON_FORMATS = {
     "cifar10": dataclasses.replace(
@@ -50,13 +47,11 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
 
     Args:
         data: "cifar10" or "cifar100" for a local copy or else a download; "synthetic"
-            for the generated stand-in; "auto" for CIFAR-10 if available, else the
-            stand-in.
+            for the stand-in; "auto" for CIFAR-10 if available, else the stand-in.
         data_dir: Folder that holds the data files, the unpacked archive or the archive.
             Nothing is written to it. If `data_dir` is None, the folder that the
             environment variable CIFAR10_DATA_DIR names, or else ~/.cache/cifar10, is
-            searched, and then Keras's folder. A missing data set is downloaded to the
-            first.
+            searched, then Keras's. A missing data set is downloaded to the first.
         data_url: URL of the archive, or of its folder with a slash at the end.
     """
     named = data_dir or os.environ.get("CIFAR10_DATA_DIR")

@@ -3,8 +3,6 @@
 A binary file is a sequence of records of equal length. A record is one label byte, then
 1,024 red, 1,024 green and 1,024 blue bytes, row by row. CIFAR-100 has two label bytes:
 the coarse label, then the fine label. `pickled.py` reads the same records from pickles.
-
-`cifar.py` finds the folder of the files, or downloads them.
 """
 
 import contextlib

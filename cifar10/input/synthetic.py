@@ -46,8 +46,7 @@ SIZE = 32
 # In pixels: the largest distance of a figure's centre from the image's centre, and half
 # the figure's size. Most of every figure survives a crop of 24 x 24 pixels.
 MAX_SHIFT = 4
-MIN_RADIUS = 6
-MAX_RADIUS = 10
+RADII = (6, 10)
 # Brightness, 0 to 255: the background, the difference of its corners, the difference of
 # figures and squares from the background, and the noise.
 LEVELS = (64, 191)
@@ -154,7 +153,7 @@ def _squares(count: int, random: np.random.RandomState) -> np.ndarray:
 def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     """Returns a mask of the figure in each image, bool [count, 32, 32]."""
     shape = (len(labels), 1, 1)
-    radius = _integers(random, MIN_RADIUS, MAX_RADIUS, shape)
+    radius = _integers(random, *RADII, shape)
     places = np.arange(SIZE) - SIZE // 2
     across = places - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
     down = places[:, np.newaxis] - _integers(random, -MAX_SHIFT, MAX_SHIFT, shape)
