@@ -16,8 +16,7 @@ from cifar10.input.dataset_base import Images
 from cifar10.input.distortions import BatchSlice
 from cifar10.input.pipeline import BatchMaker, TowerBatch, is_in_memory
 
-# A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
-# takes less than a third of it.
+# Fits beside any model on any current GPU; CIFAR-10 takes less than a third of it.
 MOST_BYTES = 2**30
 
 
@@ -39,9 +38,8 @@ def store(
 ) -> dict[str, list[tf.Tensor]]:
     """Stores a training set, uint8 images and integer labels, once on each device.
 
-    TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host. It would have
-    to copy such data at every step. So each device gets the images as float16 (exact
-    from 0 to 255) and the labels as int64.
+    TensorFlow cannot gather uint8 on a GPU, and keeps int32 on the host, to be copied
+    at every step. So images become float16 (exact from 0 to 255) and labels int64.
     """
     with tf.device("/cpu:0"):
         converted = tf.cast(images, tf.float16), tf.cast(labels, tf.int64)

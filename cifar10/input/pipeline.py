@@ -5,8 +5,7 @@ function of (seed, step, position in the global batch). So the input can start a
 step, which makes resuming exact. The input is the same for any number of towers.
 
 The stream of training images is one permutation of all images per epoch, without gaps
-between epochs. A batch may hold the last images of one epoch and the first images of
-the next.
+between epochs: a batch may hold the last images of one and the first of the next.
 """
 
 import contextlib
@@ -57,8 +56,7 @@ class BatchMaker:
     ) -> Plan:
         """Chooses the images for a slice of the global batches of `count` steps.
 
-        `step`, int64 [], is the number of global batches before the first of them.
-        `examples` is the size of the training set.
+        `step`, int64 [], counts the global batches before; `examples`, all images.
         """
         # Shuffling has no GPU kernel, so the whole plan is computed on the CPU.
         with tf.device("/cpu:0"):
@@ -120,8 +118,7 @@ def training_batches(
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
         start_step: Step of the first batch.
-        worker: This process's index, and the number of processes. Each process makes an
-            equal slice of every global batch.
+        worker: Index and number of processes, which divide each global batch equally.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower, made by `BatchMaker.make`.
@@ -198,8 +195,7 @@ def shuffled_indices(
 ) -> tf.Tensor:
     """Returns the indices of the training images at positions of the shuffled stream.
 
-    Indices and positions are int64 [count]. Positions count from the beginning of epoch
-    0. Every epoch contains each image once.
+    Both are int64 [count]. Positions count from the beginning of epoch 0.
     """
     epochs = positions // examples_per_epoch
     # The operation takes three numbers per seed; the third is not needed.
