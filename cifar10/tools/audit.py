@@ -89,8 +89,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     run, recorded = replay.run, replay.recorded
     history = starting.read_starts(run)  # First, as it refuses what is not a file.
     lines = logs.lines_up_to(run / layout.STARTS, sys.maxsize).splitlines(keepends=True)
-    prefixes = (b"".join(lines[: n + 1]) for n in range(len(lines)))
-    starts = [hashlib.sha256(prefix).hexdigest() for prefix in prefixes]
+    starts = [hashlib.sha256(part).hexdigest() for part in itertools.accumulate(lines)]
     if len(history) < len(lines):
         yield f"{layout.STARTS}: a line is not a start"
     for step in replay.saved:
@@ -108,8 +107,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     is_last_start = link.get("starts") in starts[-1:]
     if is_last_start and link.get("config") != files.sha256(run / layout.CONFIG):
         yield f"{layout.CONFIG} has changed since the last checkpoint"
-    present = replay.facts.keys() & recorded.entries.keys()
-    facts = {name: replay.facts[name] for name in present}
+    facts = {name: of for name, of in replay.facts.items() if name in recorded.entries}
     for name, (said, fact) in starting.find_differences(recorded, facts).items():
         yield f"{layout.CONFIG}: {name} is {said!r}, not {fact!r}"
 
