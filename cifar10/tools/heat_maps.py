@@ -1,10 +1,9 @@
 """Draws heat maps over pictures to show where a model looks, by HiResCAM.
 
-HiResCAM (Draelos and Carin 2020, https://arxiv.org/abs/2011.08891) multiplies the
-activations of the last convolution by their gradients for a class's logit, sums over
-the channels, and replaces negative sums by 0. Grad-CAM
-(https://arxiv.org/abs/1610.02391) first averages the gradients over positions, which
-misleads if dense layers follow (`dev/LOG.md`).
+HiResCAM (Draelos and Carin 2020, https://arxiv.org/abs/2011.08891) multiplies the last
+convolution's activations by their gradients for a class's logit, sums over channels,
+and replaces negative sums by 0. Grad-CAM (https://arxiv.org/abs/1610.02391) first
+averages gradients over positions, which misleads before dense layers (`dev/LOG.md`).
 """
 
 import numpy as np

@@ -43,7 +43,6 @@ packages of the extra `report`.
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
-_TIME = "%Y-%m-%d %H:%M %Z"
 
 # The settings to show first.
 _MAIN = (
@@ -159,7 +158,7 @@ def render(runs: Sequence[ReportedRun], now: float) -> str:
             {name for line in lines for name in line if name.startswith(METRICS)}
         ),
         "thousands": "{:,}".format,
-        "date": lambda seconds: time.strftime(_TIME, time.localtime(seconds)),
+        "date": lambda at: time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(at)),
     }
     seeds = grouped((run.name, run.recorded, *run.headline) for run in runs)
     return environment.get_template("report.html").render(

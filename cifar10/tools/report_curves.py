@@ -14,11 +14,8 @@ COLOURS = tuple(TABLEAU_COLORS.values())
 _GREY = "#8a929b"  # Readable on white and on black.
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # Does not turn text into paths.
-    "text.color": _GREY,
-    "axes.labelcolor": _GREY,
-    "axes.edgecolor": _GREY,
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _GREY),
+    **dict.fromkeys(("xtick.color", "ytick.color"), _GREY),
 }
 
 
