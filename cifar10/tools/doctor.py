@@ -231,8 +231,7 @@ def compute_in_child() -> None:
     exponential = tf.function(tf.exp, jit_compile=True)
     for device in devices:
         with tf.device(device):
-            # The exponential is XLA's, for which a GPU needs NVIDIA's file libdevice.
-            # The others are cuDNN's and cuBLAS's.
+            # By XLA, for which a GPU needs NVIDIA's libdevice, by cuDNN and by cuBLAS.
             images = exponential(tf.zeros((8, 26, 26, 3)))
             convolved = tf.nn.conv2d(images, tf.ones((3, 3, 3, 16)), 1, "VALID")
             result = (tf.reshape(convolved, (-1, 16)) @ tf.ones((16, 64))).numpy()

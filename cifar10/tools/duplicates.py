@@ -48,12 +48,11 @@ def find_duplicates(splits: Splits, names: Sequence[str]) -> dict[str, Any]:
     for index, digest in enumerate(digests):
         indices[digest].append(index)
     groups = [group for group in indices.values() if len(group) > 1]
-    mixed = [group for group in groups if len(np.unique(labels[group])) > 1]
     shared = [index for group in groups if group[0] < trained for index in group]
     return {
         "groups": [[names[index] for index in group] for group in groups],
         "in_both_parts": sum(index >= trained for index in shared),
-        "in_several_classes": len(mixed),
+        "in_several_classes": sum(len({*labels[group]}) > 1 for group in groups),
         "nearly": [
             [names[one], names[other]]
             for one, other in _similar(np.array(changes), trained)

@@ -79,7 +79,6 @@ def write_model(
 
     The description is `cifar10.json`: a file in a SavedModel's folder, an entry of an
     ONNX file's metadata, or a file in the ZIP archive inside a Keras or LiteRT file.
-
     A file's `path` ends as its format (`export.Options.file_format`) requires.
     """
     with exported.exporting(file_format), warnings.catch_warnings(action="ignore"):

@@ -35,9 +35,8 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     """Lists labels that a run contradicts, in a CSV and an HTML file in its directory.
 
     Returns JSON values: `issues`, the contradicted labels, most suspicious first;
-    `caution`, how far to trust the list; `corrections`, the path of the CSV. Raises a
+    `caution`, how far to trust the list; `corrections`, the CSV's path. Raises a
     `UsageError` if the run has other images or classes, or cannot be written to.
-    `RunOptions` documents `trust_model`.
     """
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.fitted(dataset, trained.run, "The data")
@@ -107,8 +106,7 @@ def find_issues(
     of_labels = np.arange(len(labels)), labels
     each = [tf.nn.softmax(of_one).numpy() for of_one in logits]
     own = np.mean([one[of_labels] for one in each], axis=0)
-    # Only the class that a model predicts counts. If all probabilities counted, more of
-    # the listed labels would be right.
+    # Only the predicted class counts; else more of the listed labels would be right.
     highest = [np.where(one < one.max(axis=1, keepdims=True), 0, one) for one in each]
     sure = np.mean(highest, axis=0)
     sure[of_labels] = 0

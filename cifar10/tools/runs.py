@@ -117,8 +117,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
     Each run has `path`, `bytes`, `state`, and `changed`: the time of its newest
     checkpoint or log line in seconds since 1970. A damaged run has a `problem`, others
     have `step`, `best`, `starts`, `max_steps` (null with --max_hours), `settings` from
-    config.json, their last `event`, and their last `scores` on the split `scored`.
-    Follows no links.
+    config.json, the last `event`, and `scores` on the split `scored`. Follows no links.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - `Path.is_dir` raises.
         raise UsageError(f"{directory} is not a directory. Name one that holds runs.")
@@ -239,10 +238,8 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     """Prints a row for each run: what it is, its scores, and its settings."""
-    first = dict.fromkeys(("name", "state", "step", "scored"))
-    scored = [
-        {name: run.get(name) for name in first} | run.get("scores", {}) for run in runs
-    ]
+    first = ("name", "state", "step", "scored")
+    scored = [{of: run.get(of) for of in first} | run.get("scores", {}) for run in runs]
     groups = [[*map(_plain, scored)], [_plain(run.get("settings", {})) for run in runs]]
     columns = dict.fromkeys(name for group in groups for one in group for name in one)
     rows = [{**settings, **scores} for scores, settings in zip(*groups, strict=True)]

@@ -41,8 +41,7 @@ _DECODING_SECONDS = 1.0
 _MAX_CONNECTIONS = 256  # Each may hold a whole request in memory.
 # Open files of TensorFlow, the run and the decoding processes: about 50 are in use.
 _OTHER_FILES = 128
-# Seconds after SIGTERM to finish answers, including the time to decode a picture.
-# Containers are killed after 10 s.
+# Seconds after SIGTERM to finish answers; containers are killed after 10.
 _SHUTDOWN_SECONDS = 7
 _SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts or words decoded.
 # Base64 in text, where some write - for + and _ for /; others become spaces.
@@ -77,23 +76,22 @@ class Service:
 
     def create_server(self) -> uvicorn.Server:
         """Returns the HTTP server, ready to run on a listening socket."""
-        return uvicorn.Server(
-            uvicorn.Config(
-                self,
-                loop="asyncio",  # uvloop accepts any number of connections at a time.
-                http=_Connection,
-                # asyncio accepts this many connections at a time, and up to four times
-                # as many before `connection_made` of the first one can close some.
-                backlog=connection_limit() // 4,
-                timeout_keep_alive=math.ceil(self._timeout),
-                ws="none",
-                lifespan="off",
-                # Logging is set up already; uvicorn's set-up would close absl's stream.
-                log_config=None,
-                log_level="warning",
-                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            )
+        config = uvicorn.Config(
+            self,
+            loop="asyncio",  # uvloop accepts any number of connections at a time.
+            http=_Connection,
+            # asyncio accepts this many connections at a time, and up to four times as
+            # many before `connection_made` of the first one can close some.
+            backlog=connection_limit() // 4,
+            timeout_keep_alive=math.ceil(self._timeout),
+            ws="none",
+            lifespan="off",
+            # Logging is set up already; uvicorn's set-up would close absl's stream.
+            log_config=None,
+            log_level="warning",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
+        return uvicorn.Server(config)
 
     def close(self) -> None:
         """Ends the threads and their decoders, whatever they are doing."""
@@ -178,9 +176,8 @@ class Service:
         body = bytearray()
         try:
             async with asyncio.timeout(self._timeout):
-                # A body that is too large is read to its end, because closing a
-                # connection with unread data could destroy the answer before the client
-                # reads it.
+                # A body that is too large is read to its end: to close a connection
+                # with unread data could destroy the answer before the client reads it.
                 async for chunk in request.stream():
                     if len(body) <= self._max_bytes:
                         body += chunk
