@@ -11,8 +11,7 @@ from pathlib import Path
 # Linux's names of the bfloat16 instructions for vectors and for matrix tiles.
 _BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 
-# Ampere, the first NVIDIA GPUs with bfloat16 tensor cores.
-_NATIVE_CAPABILITY = (8, 0)
+_NATIVE_CAPABILITY = (8, 0)  # Ampere, NVIDIA's first with bfloat16 tensor cores.
 
 _COUNT_GPUS = (
     "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); count = ctypes.c_int(); "
@@ -49,9 +48,8 @@ def available_memory() -> int | None:
 def count_gpus() -> int:
     """Returns how many NVIDIA GPUs CUDA shows to a new process; 0 without a driver.
 
-    CUDA numbers them from 0, also in a container that has only /dev/nvidia3, and on
-    WSL, which has no such file. It does not tell a process that has asked before of a
-    GPU that was lost.
+    CUDA counts from 0, also in a container that has only /dev/nvidia3, and on WSL. It
+    does not tell a process that has asked before of a GPU that was lost.
     """
     with contextlib.suppress(subprocess.SubprocessError):
         command, quiet = [sys.executable, "-c", _COUNT_GPUS], subprocess.DEVNULL
@@ -86,7 +84,6 @@ def resolve_precision(
     """Chooses the dtype in which a run computes convolutions and matrix products.
 
     Except in float64, variables, loss, softmax and batch statistics are float32.
-
     `auto` chooses bfloat16 if every device supports it natively, else float32. If
     `deterministic`, it chooses float32: oneDNN is off, so CPUs would emulate bfloat16.
     """

@@ -1,7 +1,6 @@
 """Checks in a child process that this machine's GPUs exchange data correctly.
 
-On some machines NCCL waits for ever, or transfers wrong bytes without an error, because
-an IOMMU stands between the GPUs.
+With an IOMMU between GPUs, NCCL may wait for ever, or silently transfer wrong bytes.
 """
 
 import contextlib

@@ -67,8 +67,7 @@ class Group:
 class ProgramBuilder(TowerBuilder):
     """Builds the synchronous step over the programs of several replicas.
 
-    `states` are the replicas'. `devices` names a device for each batch; the replicas
-    divide them equally.
+    `states` are the replicas', which equally divide `devices`, one for each batch.
     """
 
     def __init__(

@@ -16,8 +16,7 @@ from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 
-# The metric that carries wishes to end the run through a step's all-reduce. There is
-# one for each signal, and one for --max_hours.
+# The metric of wishes to end the run: one for each signal, and one for --max_hours.
 _STOP = "stop"
 _WISHES = len(STOP_SIGNALS) + 1
 
@@ -109,8 +108,7 @@ class ReplicaBuilder(TowerBuilder):
                 )
 
         self._strategy.run(replica_step)
-        # Outside of the strategy, because within it a Keras optimizer would sum the
-        # gradients over all replicas once more.
+        # Not within the strategy, where a Keras optimizer would sum gradients again.
         results = [
             self._trace_update(state, averages[replica], is_wanted)
             for replica, state in enumerate(self.states)

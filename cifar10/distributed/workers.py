@@ -40,9 +40,8 @@ _KEYS_OF_A_STRATEGY = 100_000
 class Workers:
     """The worker processes of a training run.
 
-    The first worker is the chief, which prints messages and writes files. Without a
-    cluster, this process is the only worker. At the start, each waits for the others
-    for `timeout` seconds (--worker_timeout).
+    The first is the chief, which prints messages and writes files; without a cluster,
+    it is alone. At the start, workers wait up to `timeout` seconds (--worker_timeout).
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
@@ -62,8 +61,7 @@ class Workers:
         tower has a set. `auto` means `mirrored` on the GPUs of several workers, else
         `towers`. A signal ends the wait for the other workers.
 
-        Returns the strategy, and the number of sets of variables in this process. The
-        strategy is None for a single process.
+        Returns a strategy, None if alone, and this process's number of variable sets.
         """
         gpus = placement.suits_nccl
         if variable_update == "mirrored" and len(placement.gpu_names) > 1:

@@ -38,8 +38,7 @@ class Prediction(NamedTuple):
     """The logits of a batch of images."""
 
     step: int  # Step of the weights.
-    # float32 or float64 [images, classes], divided by the temperature of the weights.
-    logits: np.ndarray
+    logits: np.ndarray  # float32 or float64 [images, classes], calibrated.
     class_names: tuple[str, ...]
 
 
@@ -60,8 +59,7 @@ def traced_logits(
 ) -> tf.types.experimental.ConcreteFunction:
     """Traces a model as a pure function of its variables' values and of images.
 
-    The function takes uint8 images [count, *image_shape], and prepares them for a model
-    that was trained with `distortion`.
+    The function takes uint8 images [count, *image_shape], and prepares them by itself.
     """
 
     @tf.function(autograph=False)
@@ -214,8 +212,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
             try:
                 self.look()
             except Exception:
-                # A bug here or in the user's model. If the thread ended, the copy would
-                # silently become outdated.
+                # A bug here or in the user's model; the thread has to go on.
                 logger.exception("The follower of %s failed to check.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:

@@ -1,8 +1,7 @@
 """Starts and ends the programs of this package, and guards their output streams.
 
 An expected error ends a program with a sentence and an exit code, not a traceback. The
-output streams may be full, closed or absent. Control characters in the output are
-escaped, so that no text can control a terminal.
+output streams may be full, closed or absent. No output can control a terminal.
 """
 
 import contextlib
@@ -21,9 +20,6 @@ from cifar10.errors import LostWorkerError, StoppedError, UsageError, say
 from cifar10.process import invocation, signals
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
-
-# Occurs in TensorFlow's error if it cannot start a GPU because other programs fill it.
-_OF_FULL_GPU = "cudaSetDevice() on"
 
 
 def run_program(
@@ -62,7 +58,7 @@ def run_program(
         say(f"{invocation.program_name()}: interrupted.")
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if _OF_FULL_GPU not in str(error):
+        if "cudaSetDevice() on" not in str(error):  # TensorFlow's, if a GPU is full.
             raise
         say(
             f"{invocation.program_name()}: {error}\nOther programs fill the GPU: see "
@@ -84,6 +80,8 @@ def import_tensorflow(
     """Imports TensorFlow with settings that TensorFlow reads only on import.
 
     Hides TensorFlow's start-up messages unless TF_CPP_MIN_LOG_LEVEL is set below 3.
+    CUDA numbers GPUs as nvidia-smi does, unless the user has set CUDA_DEVICE_ORDER.
+    During the import, `stop` handles signals. Without `stop`, they end the program.
 
     Enables oneDNN on processors with AVX2. TensorFlow for Linux does so only with VNNI,
     but on others a step takes half the time with it, too (docs/speed.md). Disables it
@@ -91,10 +89,6 @@ def import_tensorflow(
 
     Without `deterministic`, GPUs use cuDNN's channels-last batch normalization, which
     may overflow on activations far from 1, but needs no transpositions.
-
-    CUDA numbers GPUs as nvidia-smi does, unless the user has set CUDA_DEVICE_ORDER.
-
-    During the import, `stop` handles signals. Without `stop`, they end the program.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -139,8 +133,7 @@ def _silent_stderr() -> Iterator[None]:
 def guard_streams(*, output_is_log: bool) -> None:
     """Replaces stdout and stderr by streams that handle failed writes.
 
-    A failed write to stderr loses the line. A failed write to stdout ends the program
-    or, if `output_is_log`, loses the line.
+    Without `output_is_log`, a failed write to stdout ends the program; others are lost.
     """
     # The lowest free number is taken first: else the next file would be stderr.
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:

@@ -1,8 +1,7 @@
 """Finds out how this program was started, so that messages name working commands.
 
-The program may be one of the three scripts, `python -m cifar10`, the command `cifar10`
-that pip installs, or a user's program or notebook. An installed package has no scripts,
-and a user's program has no flags.
+The program may be a script, which no installed package has, `python -m cifar10`, pip's
+command `cifar10`, or a user's program or notebook, which has no flags.
 """
 
 import hashlib

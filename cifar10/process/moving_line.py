@@ -23,11 +23,8 @@ class MovingLine:
     """Draws and erases the line."""
 
     def __init__(self) -> None:
-        # The terminal, without any guard; None draws nothing.
-        self.stream: TextIO | None = None
-        # Whether the cursor is at the beginning of a line, so that nothing that was
-        # printed is drawn over.
-        self.is_free = True
+        self.stream: TextIO | None = None  # A terminal, unguarded; None draws nothing.
+        self.is_free = True  # The cursor is at the beginning of a line.
         self._shown = 0  # Characters of the line that is on the screen.
 
     def show(self, text: str) -> None:
