@@ -382,11 +382,14 @@ def average_gradients(
     the result is [(a0 + a1) / 2, (b0 + b1) / 2]. This is the gradient of the loss over
     the global batch: all batches have the same size, and each tower's loss is the mean
     over the tower's batch plus the weight decay, the same in all towers. (Each replica
-    averages its towers here. `distributed/` then averages over the replicas.) If no
-    tower has a variable's gradient, the result has None.
+    averages its towers here. `distributed/` then averages over the replicas.)
 
-    `tower_gradients` are `[tower][variable]`, or sums over the towers of each device,
-    `[device][variable]`, which need the `count` of all towers.
+    Args:
+        tower_gradients: `[tower][variable]`, or sums over towers, `[device][variable]`.
+        count: Number of towers; needed only if `tower_gradients` holds sums.
+
+    Returns:
+        One gradient per variable; None if no tower has a gradient.
     """
     return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 

@@ -173,9 +173,13 @@ def assemble(
 ) -> Training:
     """Assembles a training run; neither trains nor writes to the run's directory.
 
-    Call it before anything else uses TensorFlow's devices. Without a `dataset`, takes
-    the one that `requested.dataset.data` names; without `workers`, this process alone.
-    Connecting several machines may claim the signals of `stop`.
+    Call it before anything else uses TensorFlow's devices.
+
+    Args:
+        requested: The configuration.
+        dataset: The data set; None for the one that `requested.dataset.data` names.
+        workers: The processes that train together; None for this process alone.
+        stop: The signals, which connecting several machines may claim.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
     # TensorFlow applies this only to graphs that are built afterwards.

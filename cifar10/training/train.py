@@ -29,12 +29,21 @@ def train(
     dataset: datasets.Dataset | None = None,
     lock: RunLock | None = None,
 ) -> int:
-    """Trains up to `max_steps`, resuming from the newest checkpoint; returns the step.
+    """Trains up to `max_steps`, resuming from the newest checkpoint.
 
     With `stop_after_no_gain`, training ends earlier if the score no longer improves.
-    Without a `cluster`, this machine trains alone; without a `dataset`, on the one that
-    `config.dataset.data` names. `hooks` have methods for the events of `hooks.Hook`. If
-    `preflight.locked_run` has not yielded a `lock`, locks the run's directory.
+
+    Args:
+        config: The configuration.
+        stop: The signals that end training early.
+        cluster: The machines that train together; None for this machine alone.
+        hooks: Objects with methods for the events of `hooks.Hook`.
+        dataset: The data set; None for the one that `config.dataset.data` names.
+        lock: The lock of the run's directory that `preflight.locked_run` yields; None
+            to lock the directory here.
+
+    Returns:
+        The step reached.
 
     Raises:
         StoppedError: A signal has ended training, after a checkpoint was saved.
