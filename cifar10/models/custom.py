@@ -211,7 +211,7 @@ def _prepared(graph: tf.Graph) -> tuple[str, float, float]:
         elif not re.fullmatch(_PASSING, op.type):
             break
         if constant is not None:  # Keras numbers unnamed layers.
-            name = re.sub(r"_\d+(?=/|$)", "", op.name.partition("/")[2])
+            name = re.sub(r"(_\d+)+(?=/|$)", "", op.name.partition("/")[2])
         found |= {one.name: (name, scale, offset) for one in op.outputs}
     return [*found.values()][-1]
 

@@ -394,6 +394,7 @@ def ending(function):
     return keras.Model(model.inputs, function(model.outputs[0]))
 
 
+TRIPLE = np.array([1.0, 2.0, 3.0], np.float32)
 # Makes pixels of standardized images.
 BACK = layers.Rescaling(64.0, 120.0, name="back")
 
@@ -455,7 +456,10 @@ def of_compile():
         (of_compile, "compile()"),
         (lambda: computing(lambda images: images / 255.0), "its truediv "),
         (lambda: computing(lambda images: 0.5 + images * (1 / 255)), "pixels"),
-        (lambda: computing(lambda images: layers.Resizing(9, 9)(images) / 255), "div"),
+        (
+            lambda: computing(lambda images: layers.Resizing(24, 24)(images) / 255),
+            "div",
+        ),
         (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
         (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
         (Dividing, "its truediv "),
@@ -470,7 +474,7 @@ def of_compile():
         (lambda: ending(keras.ops.tanh), "ends in tanh,"),
         (lambda: ending(lambda logits: 30 * keras.ops.tanh(logits / 30)), None),
         (lambda: computing(lambda images: (images * 64 + 120) / 255), None),
-        (lambda: computing(lambda x: x[..., :1] * [1.0, 2.0, 3.0] - [[0.1]]), None),
+        (lambda: computing(lambda x: x[..., :1] * TRIPLE - TRIPLE[None]), None),
         (lambda: computing(lambda images: (images - 0.5) / 0.25), None),
         (lambda: computing(lambda images: images[..., ::-1]), None),
         (lambda: model_with(layers.Rescaling(2.0), layers.Normalization()), None),
