@@ -57,7 +57,7 @@ class MissingGpuError(UsageError):
 class StoppedError(BaseException):  # Nothing that catches any `Exception` keeps it.
     """The program ends early but cleanly, for example after a signal.
 
-    The exit code is 128 plus the signal's number, a failed worker's, or 0 if none ran.
+    The exit code is 128 plus the signal's number, a worker's exit code, or an `EXIT_*`.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -48,8 +48,8 @@ def available_memory() -> int | None:
 def count_gpus() -> int:
     """Returns how many NVIDIA GPUs CUDA shows to a new process; 0 without a driver.
 
-    CUDA counts from 0, also in a container that has only /dev/nvidia3, and on WSL. It
-    does not tell a process that has asked before of a GPU that was lost.
+    CUDA numbers GPUs from 0, even on WSL and in a container that has only /dev/nvidia3.
+    A process that has asked before is not told that a GPU was lost.
     """
     with contextlib.suppress(subprocess.SubprocessError):
         command, quiet = [sys.executable, "-c", _COUNT_GPUS], subprocess.DEVNULL

@@ -235,8 +235,8 @@ class WideConv2D(keras.layers.Conv2D):
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of 3 x 3 filters, as [3, 3, inputs, outputs].
 
-    For each weight's place in the filter, each pixel of all images is multiplied by the
-    gradient of the pixel to which it contributes there, and all pixels are summed up.
+    For each position in the filter, the products of each input pixel and the gradient
+    of the output pixel to which it contributes there are summed over all images.
     """
     pixels = tf.transpose(inputs, [1, 2, 3, 0])
     gradients = tf.transpose(upstream, [1, 2, 0, 3])
@@ -266,9 +266,9 @@ def pooling_for_xla(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function that pools like a layer, with a gradient for XLA.
 
     XLA turns TensorFlow's gradient into a select-and-scatter, which is slow on GPUs,
-    but fuses the comparisons made here: as in TensorFlow, the first of a window's
-    pixels that equals the maximum gets the gradient. As single operations they would be
-    slow. Where windows overlap, sums are in float32 and in another order.
+    but fuses the comparisons below, which would be slow as single operations. As in
+    TensorFlow, the first pixel of a window that equals the maximum gets the gradient.
+    Where windows overlap, sums are at least in float32, and in another order.
     """
 
     @tf.custom_gradient

@@ -86,8 +86,8 @@ def loss(
             class's images. A mixed image has the weighted mean of its classes' factors.
 
     Returns:
-        Scalars by name. Training minimizes `total_loss`, the sum of `cross_entropy` (a
-        mean over the batch) and `penalties`, their sum. The others are the means of
+        Scalars by name. Training minimizes `total_loss`: `cross_entropy`, the mean over
+        the batch, plus `penalties`, the sum of the given ones. The others are means of
         `STEP_METRICS`, for which a mixed image has the class with the largest fraction.
     """
     if logits.dtype != tf.float64:
@@ -130,9 +130,9 @@ def loss(
 def probe(model: keras.Model, image_shape: tuple[int, int, int]) -> list[float]:
     """Returns logits for fixed images, with fixed values of all variables.
 
-    By these, a run recognizes its model: they tell models with variables of the same
-    shapes apart. The list is empty if they are not finite, vary from call to call, or
-    cannot be computed on the CPU.
+    A run recognizes its model by these logits, which differ even between models whose
+    variables have the same shapes. The list is empty if the logits are not finite, vary
+    from call to call, or cannot be computed on the CPU.
     """
     shape = (_IMAGES, *image_shape)
     variables = model.trainable_variables, model.non_trainable_variables

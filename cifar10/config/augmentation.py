@@ -46,7 +46,7 @@ _WHERE = "augmentation of the recipe"
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Returns the declared augmentations with all their values; refuses invalid ones.
 
-    The probabilities of `mixup` and `cutmix`, one of which mixes, total at most 1.
+    An image gets `mixup` or `cutmix`, so their probabilities may total at most 1.
     """
     parts = {}
     for name, given in (declared or {}).items():

@@ -225,7 +225,7 @@ def flags_of(
 ) -> dict[str, Any]:
     """Returns the flags that give a new run the configuration of `run`.
 
-    Leaves out flags of speed and processes, and what the recipe or the `source` gives.
+    Leaves out flags of processes or of speed alone, and values of recipe or `source`.
     """
     known, values = options(fields.ALL), run.values
     usual = defaults(fields.ALL) | read_recipe(values["recipe"]) | {"recipe": None}

@@ -14,7 +14,7 @@ from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER = "folder"
-# By suffix, which names the kind, the function in `input/` from a path to a `Dataset`.
+# Maps a suffix, which names the kind, to the function in `input/` that reads the file.
 FILES = {".npz": "pictures.arrays:find_npz"}
 KINDS = (FOLDER, *(suffix[1:] for suffix in FILES))
 PATH = f"a folder with a folder per class, or a file that ends in {' or '.join(FILES)}"

@@ -23,7 +23,7 @@ def described(text: str | None) -> dict[str, Any]:
     """Returns arguments of `ArgumentParser` for a program with this description.
 
     The description names commands as `python -m cifar10 NAME`; the help names them as
-    the user has started this one. `python -OO` drops docstrings, and so flags' help.
+    the user has started this one. `text` is None if `python -OO` drops docstrings.
     """
     name, command = invocation.program_name(), "python -m cifar10"
     if name.endswith(".py"):
@@ -94,7 +94,7 @@ def _why_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str
 
 
 def _closest(name: str, known: Sequence[str]) -> list[str]:
-    """Returns the flag that is spelled nearly so, or has this word or initials."""
+    """Returns the flag most like `name`, else one that has it as a word or initials."""
     words = {flag: flag.split("_") for flag in known}
     meant = [f for f in known if name in (*words[f], "".join(w[:1] for w in words[f]))]
     return get_close_matches(name, known, n=1) or meant[:1]

@@ -13,7 +13,7 @@ TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
 STARTS = "starts.jsonl"  # One line for each process that trained the run.
-PRUNED = "pruned"  # Of a finished run, only the best checkpoint is left.
+PRUNED = "pruned"  # Marks a finished run that keeps only its best checkpoint.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
 
 # Folders that a training run writes to.

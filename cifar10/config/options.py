@@ -189,7 +189,7 @@ def options(declared: Any) -> dict[str, Option]:
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """Returns a type's `Annotated` metadata, or that of the members of a union."""
+    """Returns the `Annotated` metadata of a type and of all types within it."""
     of_parts = (_marks(part) for part in typing.get_args(hint))
     return sum(of_parts, getattr(hint, "__metadata__", ()))
 

@@ -25,8 +25,8 @@ _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
     *("model", "parameters", "precision", "simulated"),
 )
-# Differences of logits by rounding, as parts of the largest: at most a thousandth and
-# half of these for Keras's networks.
+# Bounds on the differences of logits by rounding, as fractions of the largest logit.
+# Keras's networks reach a thousandth of the first bound and half of the second.
 _OF_LOGITS, _OF_16_BITS = 1e-3, 0.03
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
@@ -35,7 +35,7 @@ _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's r
 class Facts:
     """Facts about a run's data, model and machine.
 
-    An earlier version of this package recorded fewer facts; a default is then unknown.
+    Earlier versions of this package recorded fewer facts. Defaults mean unknown facts.
     """
 
     scope: ClassVar[str] = SESSION
@@ -50,7 +50,7 @@ class Facts:
     classes: Annotated[int, Range(1, 10**6)] = 2
     class_names: list[str] = dataclasses.field(default_factory=list)
     parameters: Annotated[int, Range(0, 10**15)]  # The model's size.
-    # Logits of a user's model, as `probe` returns them. Processors round otherwise.
+    # Logits of a user's model, from `probe`. Their rounding depends on the processor.
     model_logits: Annotated[list[float], WORKER] = dataclasses.field(
         default_factory=list
     )
@@ -71,7 +71,7 @@ class RecordedRun:
         directory: The run's directory.
         config: The configuration, with the data set and the machine that were found.
             A function of a Python program is a name here.
-        facts: What data, model and machine were found to be.
+        facts: Facts about the run's data, model and machine.
         entries: The content of `config.json`. It may lack values that `config` has as
             defaults, and have others of another version of this package.
         is_own: Whether this user's training wrote the file, and nobody changed it.
@@ -196,7 +196,7 @@ def _wrong(entries: Mapping[str, Any]) -> str:
 def run_of_weights(given: Mapping[str, Any]) -> RecordedRun | None:
     """Returns the run that gives a new run its initial weights; None if no run does.
 
-    A run that already began with these weights counts instead, to resume without them.
+    Prefers a run in `train_dir` that began with them: it can resume without the source.
     """
     name = given.get("initial_weights")
     source = layout.absolute_path(name or "")

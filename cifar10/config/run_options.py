@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, Form, Range
 
-# Images per batch of an evaluation. Larger are not faster; others round otherwise.
+# Images per batch of an evaluation. Larger are no faster; the size affects rounding.
 SCORED_BATCH_SIZE = 500
 # The value of --step that stands for the checkpoint with the best score.
 BEST = "best"

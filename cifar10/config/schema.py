@@ -1,6 +1,6 @@
-"""Defines the valid content of a run's files, as all commands read them.
+"""Defines the valid content of a run's files, except for the fields of `config.json`.
 
-A run may come from a stranger. Entries that are not named here are not read.
+A run may come from a stranger, so commands check these entries before using them.
 """
 
 import sys
@@ -12,8 +12,8 @@ from cifar10.config.options import is_a
 
 _STEP, _COUNT, _SCORED = (int, 0, 2**63 - 1), (int, 0, 10**12), (int, 1, 10**12)
 _TIME = float, 0.0, 1e11  # Calendars end soon after.
-# By name the type and, of numbers, the least and the largest. Those of a checkpoint's
-# manifest, of which an earlier version wrote fewer, and of its entry `validation`:
+# The type of each entry, and the least and largest value of a number. The entries of a
+# checkpoint's manifest (earlier versions wrote fewer), and of its entry `validation`:
 MANIFEST: Mapping[str, tuple] = {
     "step": _STEP,
     "left_out": (int, 0, 2**62),
@@ -27,7 +27,7 @@ MANIFEST: Mapping[str, tuple] = {
 _RECORD = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
 VALIDATION: Mapping[str, tuple] = {**_RECORD, "score": (float,), "best_by": (str,)}
 VALIDATION_OF_1_0 = {**_RECORD, "images": _SCORED, "correct": _COUNT}
-# Those of a line of scores, of an event, and of a process that trained the run.
+# The entries of a line of scores, of an event, and of a process that trained the run.
 SCORES: dict[str, tuple] = {
     "step": _STEP,
     "num_examples": _SCORED,

@@ -1,8 +1,8 @@
 """Augments training images as a recipe's `augmentation` table declares.
 
 Augmentations change distorted images; mixup and cutmix also change labels. As in
-`distortions.py`, random values for the global batch depend on seed and step. Each has
-its own random stream, so adding one does not change the distortions.
+`distortions.py`, random values for a global batch depend on seed and step. Each
+augmentation has its own random stream, so adding one leaves the distortions unchanged.
 
 Keras's own layers are not used. `RandomErasing` draws height and width independently,
 and clips noise to the range of pixel values. `MixUp` and `CutMix` shuffle each batch,
@@ -232,8 +232,8 @@ def _weighted(values: tf.Tensor, others: tf.Tensor, weight: tf.Tensor) -> tf.Ten
     return weight * values + (1.0 - weight) * others
 
 
-# Changes of single images, in their order: how many random numbers of each image, and
-# the function of images, these numbers and the recipe's values.
+# Augmentations of single images, in the order in which they are applied: the count of
+# random numbers per image, and a function of images, these numbers and recipe values.
 SINGLE: Mapping[str, tuple[int, Callable[..., tf.Tensor]]] = {"cutout": (2, cut_out)}
 # Random streams, numbered above the 31 bits of a run's seed. Append new augmentations:
 # another order would change the results of every run. The first was RandAugment's.

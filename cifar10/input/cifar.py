@@ -1,6 +1,6 @@
 """Finds CIFAR-10, CIFAR-100 or the synthetic stand-in; downloads or generates them.
 
-A damaged copy is an error; nothing replaces it. No message calls the stand-in CIFAR-10.
+Damage is an error, except in Keras's copy. No message calls the stand-in CIFAR-10.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ PYTHON_FORMATS = {
     ),
 }
 
-# Of the training split, as `fingerprinted` computes it.
+# The digest of CIFAR-10's official training split, from `fingerprinted`.
 _OFFICIAL = "a73c0955f272b35ef62559e7ef98977b4e693abe582d1b1898473759dc9a167c"
 
 
@@ -152,9 +152,9 @@ def _checked(
 
 
 def fingerprinted(dataset: Dataset, images: Images, labels: np.ndarray) -> Dataset:
-    """Adds the SHA-256 of the training `images` and `labels` in memory, if it lacks.
+    """Adds the SHA-256 of training `images` and `labels` in memory, if it is missing.
 
-    Says if they are the whole training split of CIFAR-10, but not the official one.
+    Prints a note if they are CIFAR-10's whole training split, but not the official.
     """
     if dataset.fingerprint or type(images) is not np.ndarray:  # No memory map.
         return dataset

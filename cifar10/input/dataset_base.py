@@ -43,8 +43,8 @@ class Dataset:
         description: One line for the user, which says what and where the data set is.
         read: Function that returns the images and int32 labels [count] of a split.
         splits: The splits of the data set, in the order of `SPLITS`.
-        fingerprint: SHA-256 of the images and labels; None for one of the training
-            split, if a run has it in memory.
+        fingerprint: SHA-256 of the images and labels. If None, a run computes that of a
+            training split in memory.
         is_real: Whether the images are real; False for the generated stand-in.
         paths: The names of the images, by split; absent for a split without names.
         left_out: Maps the name of each left-out picture to the reason.

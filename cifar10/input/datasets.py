@@ -131,9 +131,9 @@ def find_again(
 def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They do if the data set has the fingerprint of the run's data. Of CIFAR, which has
-    none before it is read, and after corrections, the path counts; so does a copy at
-    another path if nothing is left at the run's path.
+    They count if the fingerprints are equal or, after corrections, the paths. Without a
+    fingerprint, as for CIFAR before it is read, the paths must be equal or, if nothing
+    is left at the run's path, the kinds of data.
     """
     wanted, trained_on = run.config.dataset, run.facts.data_fingerprint
     place = wanted.data_dir or ""
@@ -157,9 +157,9 @@ def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
 
 
 def fitted(dataset: Dataset, run: RecordedRun, name: str) -> Dataset:
-    """Refuses a data set, called `name`, whose classes or shapes are not the run's.
+    """Returns a data set, called `name`, that fits a run; refuses any other.
 
-    Classes of arrays are only numbered; the last of the run's may have no images there.
+    Arrays only number their classes: they get the run's names, and may lack the last.
     """
     shape, names = describe(run)
     is_numbered = dataset.class_names == numbered_class_names(dataset.classes)

@@ -110,7 +110,7 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
     """Prepares a batch for evaluation, as a model trained with `distortion` expects it.
 
     Args:
-        images: uint8 [batch, height, width, channels].
+        images: Values 0 to 255 in any type, [batch, height, width, channels].
         distortion: As in `--distortions`.
 
     Returns:
@@ -258,7 +258,7 @@ def _neighbours(
 def _change_brightness_and_contrast(
     images: tf.Tensor, brightness: tf.Tensor, contrast: tf.Tensor
 ) -> tf.Tensor:
-    """Adjusts both as `tf.image` does, without clipping, as in the tutorial."""
+    """Changes brightness and contrast as `tf.image` and the tutorial do, unclipped."""
     low, high = CONTRAST_RANGE
     shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA
     factor = low + (high - low) * contrast

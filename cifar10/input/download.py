@@ -1,9 +1,9 @@
 """Downloads, verifies and unpacks the published archives of CIFAR.
 
-What arrives is kept in a hidden file, so a connection that ends, or a process that is
-killed, loses nothing: the next try goes on from there, with any source, since a file is
-used only if its digests are the published ones. An archive is unpacked in a hidden
-folder, which is then renamed, so it is complete or absent. A lock file lets only one
+Received bytes are kept in a hidden file, so neither a lost connection nor a killed
+process loses them. The next try resumes there, from any source, since an archive is
+used only if it has the published size and SHA-256. It is unpacked in a hidden folder,
+which is then renamed, so the data set is complete or absent. A lock file lets only one
 process at a time prepare a data set; other processes wait and use the result.
 """
 
@@ -43,7 +43,7 @@ _GZIP = b"\x1f\x8b"
 _MOST_WORDS = 200  # Characters of a server's message.
 _PAUSE, _LITTLE = 1.0, 1e5  # Seconds before going on after fewer bytes than that.
 _AWAY = (408, 425, http.client.TOO_MANY_REQUESTS, *range(500, 600))
-# Faults of a URL, although they are errors of the system.
+# `OSError`s that are faults of the URL, so a later try would not help.
 _OF_URL = (FileNotFoundError, IsADirectoryError, ssl.SSLCertVerificationError)
 
 _Source = tuple[Format, str]  # A version of the data set, and its archive's URL.
@@ -83,7 +83,7 @@ def fetch(
         The version, and its folder in `directory`.
 
     Raises:
-        UnavailableError: The connection has ended. What has arrived is kept.
+        UnavailableError: All sources have failed. The bytes received so far are kept.
         NothingReceivedError: No source can be reached, or none has the archive.
         UsageError: The disk is full, or the folder cannot be written.
     """
@@ -297,7 +297,7 @@ class _Download:
         return None
 
     def _hint(self, left: float) -> None:
-        """Says once what to do if many seconds are left."""
+        """Says what to do if, at the first call, many seconds are left."""
         if left > LONG and not self._has_hinted:
             flags = invocation.as_flags(data="synthetic", train_dir="runs/stand_in")
             say(
@@ -311,7 +311,7 @@ class _Download:
 def _write(
     file: io.BufferedRandom, position: int, chunk: bytes, archive: Archive
 ) -> None:
-    """Writes a chunk of a response, if it may be right and fits what is kept."""
+    """Writes a chunk, unless it cannot be the archive's or differs from kept bytes."""
     if position == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
         raise _SourceError(f"sends something other than {archive.name}")
     if position + len(chunk) > archive.size:

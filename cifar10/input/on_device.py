@@ -67,9 +67,9 @@ def device_batches(
     Each of `devices` makes the batches of one tower. The other arguments are as in
     `pipeline.training_batches`. `pipeline.PrefetchQueues` can make batches in advance.
 
-    A call is a step, without end. Or `counts` are the calls' steps, each at most
-    `most`; then images are [most, batch, ...] and labels [most, batch]. All are made at
-    once, because a GPU starts as many kernels for a batch as for all of a call.
+    Calls are single steps without end, or of `counts` steps each, at most `most`. If
+    `most` exceeds 1, images are [most, batch, ...] and labels [most, batch, ...], made
+    at once because a GPU starts as many kernels for one batch as for a whole call.
     """
     index, processes = worker
     local = batch_size * len(devices)

@@ -91,7 +91,7 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
 
 
 class _Scan:
-    """What was seen of a pickle so far; the images have `size` bytes."""
+    """The content of a pickle as far as it is read; the images have `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -213,8 +213,8 @@ def shuffled_indices(
 class PrefetchQueues(contextlib.AbstractContextManager):
     """One bounded queue per tower, filled in the background on the tower's device.
 
-    Each item of `batches` holds one (images, labels) per tower. Queues hold at most
-    `capacity` batches each. At the end of a `with` block the thread stops.
+    Each item of `batches` holds one (images, labels) per tower. A queue holds up to
+    `capacity` batches and the next one. At the end of a `with` block the thread stops.
     """
 
     def __init__(

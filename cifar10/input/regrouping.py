@@ -41,8 +41,8 @@ def divided(
     """Divides images into splits, by hashes of their names.
 
     A run records the hash limits of its splits in `config.json`, and uses them again
-    after images are added. So no training image of the run is ever scored, nor does a
-    run that begins with its weights train on an image that it held out.
+    after images are added. So no training image of the run is ever scored, and a run
+    that begins with its weights trains on none of its held-out images.
 
     Args:
         names: The names of the images, such as paths.
@@ -193,7 +193,7 @@ def corrected_labels(dataset: Dataset, name: str, flag: str) -> np.ndarray:
 def in_words(
     names: Sequence[str], before: np.ndarray, after: np.ndarray
 ) -> Iterator[str]:
-    """Yields what labels `after` a change, -1 for omitted images, do to pictures."""
+    """Yields phrases on the pictures that a change of labels omits (-1) or moves."""
     out = after < 0
     moved = ~out & (after != before)
     for which, how in ((out, "without"), (moved, "with another class of")):
@@ -202,11 +202,11 @@ def in_words(
 
 
 def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns the index of the picture at each place, int64 [count].
+    """Returns the index of the picture that fills each place, int64 [count].
 
-    That is the place's own picture. Where the label `after` a change is -1, it is the
-    next one, after the last the first, that now has the label `before`, or if none has
-    it, the next one that is kept.
+    A kept picture fills its own place. A picture whose label `after` a change is -1 is
+    replaced by the next picture, cyclically, that now has the omitted picture's label
+    `before`, or else by the next kept picture.
     """
     indices = np.arange(len(before))
     for index in np.flatnonzero(after < 0):
@@ -219,7 +219,7 @@ def stand_ins(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 def read(name: str, flag: str) -> list[tuple[int, str, str, str]]:
     """Reads a CSV file's lines: (number, picture, new class, class before correction).
 
-    Leaves out the empty lines of a spreadsheet, which may separate columns by `;`.
+    Skips the empty lines of spreadsheets. Columns are separated by `,`, `;` or tabs.
     """
     try:
         content = files.read(layout.absolute_path(name), 2**30, follow=True)

@@ -22,7 +22,7 @@ _EXPECTED = (
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Converts data to a `Dataset`, or a name or path to None. A pair is a `split`."""
+    """Converts data, or a pair as `split`, to a `Dataset`; a name or path to None."""
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     data = tuple(map(_in_memory, data)) if type(data) is tuple else _in_memory(data)
@@ -44,7 +44,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
 
 
 def _array(values: Any) -> np.ndarray:
-    """Converts to an array; refuses what an array would lose, with a `ValueError`."""
+    """Converts to an array; raises a `ValueError` for a mask, palette or rotation."""
     pictures = values if isinstance(values, list | tuple) else ()
     modes = {m for one in pictures if isinstance(m := getattr(one, "mode", 0), str)}
     if any(map(np.ma.is_masked, (values, *pictures))) or modes - {"L", "RGB"}:

@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> Any:
-    """Finds the data set that is named, or `given` as one, to score a run on it."""
+    """Returns the data set to score a run on: `given`, or the one that `data` names."""
     from cifar10.input import datasets
 
     wanted = vars(run.config.dataset) | {"data_dir": None}

@@ -99,7 +99,7 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Converts standardized images to pixel values, then by `preprocess_input`."""
+    """Converts standardized images to pixels, then applies `preprocess_input`."""
     means, deviations = architecture.channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],

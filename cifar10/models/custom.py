@@ -38,9 +38,9 @@ _HIDDEN = (
     "which would miss a tower's value. Remove that wrapper: --xla compiles, --sections "
     "saves memory."
 )
-# A factor and an offset, in units of the result, beyond which pixels from 0 to 255 are
-# meant: a larger factor than those that scale 255 to 1 or 2, and a smaller offset than
-# those that centre pixels.
+# A factor below the first bound, or an offset above the second in units of the images,
+# is meant for pixels from 0 to 255: factors that scale 255 to 1 or 2 are smaller, and
+# offsets that centre pixels are larger.
 _OF_PIXELS, _OFFSET = 0.02, 10.0
 _LIKE_PIXELS = 10.0  # A factor that scales standardized images back to pixels.
 # Operations that pass on values of images, perhaps at other places.
@@ -158,7 +158,7 @@ def check(
 def _notes(
     model: keras.Model, traced: tf.types.experimental.ConcreteFunction
 ) -> Iterator[str]:
-    """Yields what a model brings along that a run does not use, or misuses."""
+    """Yields notes on parts of a model that a run ignores or that look wrong."""
     if model.compiled:
         yield "its compile() is not used. Give optimizer, loss and metrics to Config"
     name, scale, offset = _prepared(traced.graph)
@@ -185,15 +185,16 @@ def _notes(
 
 
 def _prepared(graph: tf.Graph) -> tuple[str, float, float]:
-    """Returns by how much a model scales and moves images before any layer computes.
+    """Returns how a model scales and moves images before any layer computes.
 
-    Follows the images, the first input of `graph`, through constants, of which it takes
-    the mean. Returns the last such operation's name, the factor, and the offset.
+    Follows the images, the first input of `graph`, through operations with constants,
+    averaged. Returns the last such operation's name, the factor, and the offset.
     """
     found = {graph.inputs[0].name: ("", 1.0, 0.0)}
     captured = {inner.name: outer for outer, inner in graph.captures}
     for op in graph.get_operations():
-        if not (known := [found[one.name] for one in op.inputs if one.name in found]):
+        known = [found[one.name] for one in op.inputs if one.name in found]
+        if not known or op.type == "Shape":
             continue
         (name, scale, offset), constant = known[0], None
         others = [one for one in op.inputs if one.name not in found]

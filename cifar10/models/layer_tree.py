@@ -11,8 +11,8 @@ from cifar10.errors import UsageError
 if TYPE_CHECKING:
     import keras
 
-GENERATOR_STATE = "seed_generator_state"  # What Keras calls such a variable.
-# That of the random numbers that a model draws without a generator in its layers.
+GENERATOR_STATE = "seed_generator_state"  # Keras's name for a generator's state.
+# The name of the generator for random numbers that are drawn without one in a layer.
 UNSEEDED = "unseeded"
 _MODEL_ITSELF = -1  # In place of a layer's index.
 
@@ -48,7 +48,7 @@ def called_otherwise(functions: "Mapping[keras.Layer, Callable]") -> Iterator[No
 def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
     """Marks the head: the layer whose trainable variables a call `read` last.
 
-    A wrapper and the layer in it are one. The model itself may have such variables.
+    A wrapper counts as one with the layer in it. The model itself can be the head.
     """
     import keras
 

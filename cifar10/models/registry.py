@@ -31,7 +31,7 @@ ARCHITECTURES = {
 }
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
-# Prefix in `config.json` of a function that cannot be imported by name.
+# Prefix in `config.json` of a Python object that cannot be found by its name.
 PYTHON = "python:"
 IN_PYTHON = (
     "Continue the run with the program that trained it, and the same train_dir.\n"

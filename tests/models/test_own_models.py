@@ -460,6 +460,7 @@ def of_compile():
             lambda: computing(lambda images: layers.Resizing(24, 24)(images) / 255),
             "div",
         ),
+        (lambda: computing(lambda x: layers.RandomFlip()(x) / 255), "div"),
         (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
         (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
         (Dividing, "its truediv "),

@@ -28,7 +28,7 @@ from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 # size if that is more. Real pictures are compressed less. Grey pictures later take
 # three times as many bytes.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
-# scikit-learn's digits go up to it; pixels up to 255 that do are black to the eye.
+# The largest pixel in scikit-learn's digits. On the scale of 0 to 255 it looks black.
 _DARK = 16
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 

@@ -173,7 +173,7 @@ def _orientation(image: Image.Image) -> int:
 def _transparent(image: ImageFile.ImageFile, content: bytes) -> np.ndarray | None:
     """Returns which pixels have the one transparent colour of a PNG file.
 
-    Returns None where Pillow compares the colour rightly: with depths of 1 and 8 bits.
+    Returns None without such a colour, in palettes, and at depths of 1 and 8 bits.
     """
     colour = image.info.get("transparency")
     depth = content[24] if isinstance(image, PngImageFile) else 8

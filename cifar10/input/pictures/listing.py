@@ -3,8 +3,8 @@
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
 `test/CLASS/...` and optionally `val/CLASS/...`. Splits may have other usual names, such
 as `Training` or `valid`. Without a folder `test`, `val` is the test split. A folder
-that has only these two can be scored. Only folders are opened, not pictures. A folder
-that may mean two things is refused.
+without `train` can only be scored. An ambiguous folder is refused. No file is opened,
+except one in a class folder without pictures, to say whether it is a misnamed picture.
 """
 
 import collections
@@ -33,16 +33,16 @@ _ENDS = {
 # this limit probably hold one picture each, and would need a very large last layer.
 MAX_CLASSES = 25_000
 
-# What systems and network storages add to folders, in lower case: thumbnails, waste
-# baskets, archives' shadows. Like hidden files, they are ignored.
+# Names, in lower case, that systems and network storage add to folders: thumbnails,
+# recycle bins, archive metadata. Like hidden files, they are ignored.
 _OF_SYSTEMS = {
     *("@eadir", "#recycle", "@recycle", "#snapshot", "@tmp", "$recycle.bin"),
     *("recycler", "system volume information", "lost+found", "lost.dir", "__macosx"),
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "picasa.ini", "__pycache__"),
 }
 
-# The name of a split's folder, its letters alone: one of these words, by itself or
-# with words that say no more, as in `Training_Set`, `valid-images` and `02 test`.
+# The letters of a split folder's name: one of these words, alone or with words that add
+# nothing, as in `Training_Set`, `valid-images` and `02 test`.
 _NO_MORE = "(?:data|sets?|images?|imgs?|pictures?|pics?|photos?|splits?|parts?|final)*"
 _PART = re.compile(
     rf"{_NO_MORE}(?:(?P<train>train(?:ing)?(?:val)?)|(?P<val>val(?:id(?:ate|ation)?)?"
@@ -59,15 +59,15 @@ _COPY = re.compile(
     re.IGNORECASE,
 )
 
-# Folders of all pictures, and of what describes them, which may be pictures itself.
+# Names of folders of all pictures, and of annotations, which may be pictures, too.
 _ALL = re.compile("(jpeg)?(image|img|photo|picture)s?")
 _ABOUT = "(annotation|label|mask|segmentation|trimap|ground ?truth)s?"
 _ABOUT_FOLDER = re.compile(f"(?P<of>.*?){_ABOUT}(class|object|instance)?")
-# What the name of a file that describes a picture has besides the picture's name.
+# The part that an annotation's file name adds to the name of its picture.
 _OF_ABOUT = re.compile(
     f"(?i)(?<=/)({_ABOUT}|gt|seg)[-_ ./]|[-_ .]({_ABOUT}|gt|seg)([-_ ]?[0-9]+)?$"
 )
-# What stands for a blank between words, and blanks that are not seen.
+# Separators of words, and invisible characters.
 _BLANK, _UNSEEN = re.compile(r"(?<=\w)[\s_-]+(?=\w)"), "[\u200b-\u200f\u2060\ufeff]"
 
 _SHOWN = 5  # Names in a message.
@@ -226,9 +226,9 @@ def _inner(pictures: Sequence[File], depth: int) -> set[str]:
 
 
 def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
-    """Says what the keys, given the folders in each, look like instead of classes.
+    """Returns what folders look like instead of classes, and which of them do.
 
-    Returns this with the folders that do, or with none if all look like classes.
+    `inner` maps each folder to its folders. Returns none if all look like classes.
     """
     counts = collections.Counter(name for of in inner.values() for name in of)
     shared = sum(count for count in counts.values() if count > 1)
@@ -272,9 +272,9 @@ def _check_classes(
     inner: Mapping[str, set[str]],
     known: Collection[str],
 ) -> None:
-    """Refuses too few or too many classes, and folders that are no classes.
+    """Refuses too few or too many classes, and folders that are not classes.
 
-    Of a run's classes, the `known`, one is enough to be scored.
+    One class is enough to score the folder with a run whose classes are `known`.
     """
     (top, *_), (first, *_) = tops.values(), splits.values()
     are_known = {*first} <= {*map(nfc, known)}
@@ -376,9 +376,9 @@ def _entries(
     """Returns the pictures, the other files and the subfolders of a folder.
 
     All are paths within `directory`, in the order of their names; folders end in a
-    slash. Hidden and system files and folders are left out. Links to folders are
-    not followed, but for splits if it may hold them, and count as other files: a
-    picture could get two classes.
+    slash. Hidden and system files and folders are left out. Links to folders count as
+    other files, because they could give a picture two classes, but for links that are
+    named like a split if `of_splits`.
     """
     pictures, others, folders = [], [], []
     try:
