@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_graphs
 
-TensorFlow's wheels for Linux register their kernels for GPUs whether or not there is
-one, and its graph optimizer takes the word of a description for it. What XLA makes of a
-program is seen from its passes for CPUs; those for GPUs need one.
+TensorFlow's wheels for Linux register their GPU kernels even without a GPU, and its
+graph optimizer accepts a description in place of a GPU. What XLA makes of a program is
+seen from its passes for CPUs, because those for GPUs need a GPU.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def resolved(gpus: int, **given: Any) -> tuple[ResolvedConfig, Placement]:
 def build_towers(
     gpus: int, images: np.ndarray, **given: Any
 ) -> tuple[TowerBuilder, list[Batch]]:
-    """Builds the towers of a run on GPUs, with what its batches are.
+    """Builds the towers of a run on GPUs; returns them and the specs of their batches.
 
     The code sees GPUs; the variables themselves are on the CPU.
     """

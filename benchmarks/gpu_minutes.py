@@ -193,7 +193,7 @@ def time_copies(folder: Path, steps: int | None) -> Figures:
 def command(
     folder: Path, steps: int | None, *words: str, short: Sequence[str]
 ) -> Figures:
-    """Runs another benchmark, with the words `short` for few steps; returns its end."""
+    """Runs another benchmark, adding `short` for few steps; returns its last lines."""
     del folder
     said = _run([sys.executable, "-m", *words, *(short if steps else ())])
     return {"said": said.splitlines()[-12:]}

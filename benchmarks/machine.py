@@ -1,4 +1,4 @@
-"""Where and with what was measured: what every table of speeds has to say."""
+"""Describes the machine, versions and commit with which speeds were measured."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def git(*words: str) -> str:
 
 
 class Energy:
-    """The joules of the processors since it was made, as far as Linux tells them.
+    """Measures the energy of the processors from its construction, if Linux shows it.
 
-    Its counters (RAPL) can often be read by root alone.
+    Linux's counters (RAPL) can often be read only by root.
     """
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class Energy:
         self._used = 0
 
     def joules(self) -> float | None:
-        """Returns them, if there are counters that can be read.
+        """Returns the joules used so far, or None if no counter can be read.
 
-        Call it every minute: a counter may begin anew after two, at 500 W.
+        Call it every minute: at 500 W, a counter may overflow after two minutes.
         """
         now = self._read("energy_uj")
         for new, old, most in zip(now, self._before, self._ranges, strict=True):

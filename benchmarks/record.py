@@ -35,7 +35,7 @@ _LOOKING = ("eval_steps", "stop_after_no_gain", "keep_best")
 
 
 def p_value(scores: Sequence[float], threshold: float) -> float:
-    """Returns how likely such a mean is if the true one is the threshold.
+    """Returns how likely such a mean or a higher one is if the true one is `threshold`.
 
     By Student's one-sided t-test. With t = sqrt(freedom) * tan(angle) the density of t
     is cos(angle) ** (freedom - 1), up to a factor, between two right angles.
@@ -95,7 +95,7 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
         about: What `machine.describe` returns.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The row is no record, or cannot be measured or written.
     """
     if result.problem:
         raise UsageError(f"Nothing was entered: {result.problem}.")

@@ -51,7 +51,7 @@ def check_at_least(least: int, flags: argparse.Namespace, *names: str) -> None:
 
 
 def describe_conditions(about: Mapping[str, Any], *more: str) -> str:
-    """Returns on what was measured, from what `machine.describe` returns."""
+    """Returns lines on what a measurement used; `about` is from `machine.describe`."""
     instructions = ", ".join(about["bfloat16"])
     bfloat16 = f"native ({instructions})" if instructions else "emulated"
     gpus = ", ".join(about["accelerators"]) or "no GPU"

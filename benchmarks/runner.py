@@ -1,4 +1,4 @@
-"""Rivals in processes of their own, which are checked first and then take turns."""
+"""Runs rivals in separate processes, which are checked first and then take turns."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class RivalError(Exception):
 
 
 class Child:
-    """One rival, started at once, until `close` is called.
+    """The process of a rival, which runs from construction until `close` is called.
 
     Args:
         module: The rival's module, whose `start` runs in the new process.

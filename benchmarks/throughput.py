@@ -31,7 +31,7 @@ REAL, CONSTANT = "real", "constant"
 
 _RIVALS = "benchmarks.rivals"
 _UNTIMED_STEPS = 10
-# Of the steps before a window, at least so many.
+# The fewest steps before and in a timed window.
 _FEWEST_STEPS = 2
 # The input is so much faster that its windows would be over at once.
 _INPUT_FACTOR = 40

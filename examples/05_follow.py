@@ -2,8 +2,8 @@
 
     python examples/05_follow.py [STEPS]
 
-A `Follower` loads each checkpoint of the training, and another thread queries it all
-the time. Queries never wait, and every answer comes from the weights of one step.
+A `Follower` loads each checkpoint of the run, and another thread queries it all the
+time. Queries never wait, and every answer comes from the weights of one step.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Suggests a learning rate, by a short training with a rising rate.
+"""Suggests a learning rate, by a short run with a rising rate.
 
     python examples/08_find_rate.py [STEPS] [HIGHEST]
 
 This is Smith's range test (https://arxiv.org/abs/1506.01186). A hook reads the rate and
-the loss; it cannot set the rate, so a warm-up as long as the training raises it evenly
-from zero to HIGHEST. Put the flags of your own training into FLAGS.
+the loss; it cannot set the rate, so a warm-up as long as the run raises it evenly from
+zero to HIGHEST. Put the flags of your own run into FLAGS.
 """
 
 import sys

@@ -9,8 +9,8 @@ COMMAND copies the folder {run}; it is started after each checkpoint:
     aws s3 sync {run} s3://bucket/runs/mine
     cp -r {run}/. /mnt/backup/mine          (the default, to runs/copied.copy)
 
-The training does not wait for a copy: stderr reports a command that fails or hangs,
-and the next checkpoint starts another. Only at the end it waits, at most a minute, for
+Training does not wait for a copy: stderr reports a command that fails or hangs, and the
+next checkpoint starts another. Only at the end does it wait, for at most a minute, for
 the last copy. To resume on any machine, copy the folder back, and then
 
     python train.py --resume FOLDER

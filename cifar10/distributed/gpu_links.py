@@ -31,7 +31,7 @@ ADVICE = "Give --variable_update towers, or set NCCL_P2P_DISABLE=1."
 def refuse_faulty(devices: Sequence[str], version: str) -> None:
     """Refuses GPUs that fail the check.
 
-    They are checked once for their driver and this `version` of TensorFlow.
+    A passed check holds for its driver, TensorFlow `version` and CUDA or NCCL settings.
     """
     known_by = [version, *devices]
     known_by += sorted(f"{n}={v}" for n, v in os.environ.items() if n[:4] in _DECIDING)

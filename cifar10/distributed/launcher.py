@@ -117,7 +117,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
 
 
 def _check_alike(runs: Iterable[RecordedRun]) -> None:
-    """Refuses seeds of which a command cannot continue all."""
+    """Refuses runs of seeds that a single command cannot all continue."""
     for run, other in itertools.pairwise(runs):
         names = {*fields.result_determining(other.config)} - {"seed"}
         now = {name: other.values[name] for name in sorted(names)}

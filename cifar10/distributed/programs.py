@@ -1,7 +1,7 @@
 r"""Builds the synchronous step of several replicas on one machine, as programs.
 
-Each replica has its device and its variables. Its part of a step is a program of its
-own: towers, one all-reduce of one vector, and the update, which is the same in all.
+Each replica has its device and variables, and runs a separate program in each step: its
+towers, one all-reduce of one vector, and the update, which is the same in all replicas.
 
     batch 0 -> tower 0 on /gpu:0 \              / update of replica 0 on /gpu:0
     batch 1 -> tower 1 on /gpu:1  > all-reduce <  update of replica 1 on /gpu:1
@@ -40,9 +40,9 @@ class Group:
     ) -> list[tf.Tensor]:
         """Sums each value over all replicas, all in one vector.
 
-        Of int64 all replicas but one have to give zeros. `order` is a variable of this
-        replica alone. Without it, TensorFlow would have a replica wait for the sum of
-        the one before, which waits for all.
+        All replicas but one must pass zeros for int64 values. `order` is a variable of
+        this replica alone; without it, TensorFlow would let a replica wait for the sum
+        of the previous replica, which itself waits for all replicas.
         """
         # Float32 holds each piece of 16 bits exactly.
         parts = [v if v.dtype.is_floating else tf.bitcast(v, tf.uint16) for v in values]

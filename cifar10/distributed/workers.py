@@ -33,7 +33,7 @@ _LOST = (
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
-# More than one run traces; as in TensorFlow's strategy_combinations.py.
+# More keys than one run uses; as in TensorFlow's strategy_combinations.py.
 _KEYS_OF_A_STRATEGY = 100_000
 
 

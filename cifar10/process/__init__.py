@@ -1,1 +1,1 @@
-"""Starts and ends programs; handles their signals, output streams and files."""
+"""Starts and ends programs; handles their signals and output streams."""

@@ -30,8 +30,8 @@ def run_program(
 ) -> None:
     """Runs a program's main function and turns its errors into exit codes.
 
-    An exception from `errors.py` becomes a message on stderr and an exit code. Any
-    other exception is a bug in this package and keeps its traceback.
+    An exception from `errors.py`, or TensorFlow's for a full GPU, becomes a message and
+    an exit code. Any other exception is a bug in this package and keeps its traceback.
     `explain_missing_gpus` returns more lines for a `MissingGpuError`, or an empty
     string. With `output_is_log`, the program continues if a write to stdout fails.
     """

@@ -1,8 +1,8 @@
 """Moving averages of a run's metrics, and whether they show a divergence.
 
-A run has diverged if its loss was once a hundred times that of the first step, or
-of guessing, and in most of the latest steps the model knows nothing. So no bad batch
-counts, no loss that is large from the start, and no warm-up or random labels.
+A run has diverged if its loss once was a hundred times the larger of its first loss and
+that of guessing, and most of the latest steps were no better than guessing. This leaves
+out single bad batches, losses large from the start, warm-ups and random labels.
 """
 
 import math

@@ -217,10 +217,10 @@ def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
 
 
 def delete_all_but_best(run: Path, state: str = "finished") -> bool:
-    """Deletes a finished run's checkpoints but the best; returns whether it had others.
+    """Deletes a finished run's checkpoints but the best and those with a file `keep`.
 
-    Keeps the run's `state`, which may be `diverged`, in the file `pruned`. The caller
-    holds the run's lock, and knows that a checkpoint has a score.
+    Returns whether any was deleted. Writes the run's `state`, which may be `diverged`,
+    to the file `pruned`. The caller holds the run's lock; a checkpoint has a score.
     """
     layout.refuse_link(directory := run / layout.CHECKPOINTS)
     (best,) = scores.best(run, saved := steps(directory))

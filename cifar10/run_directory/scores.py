@@ -54,7 +54,7 @@ def deciding(run: Path, on: str | None = None, by: str | None = None) -> Decidin
     split, recorded = decided_by(run)
     split, by = on or split, by or recorded
     scored = comparable(logs.read_lines(run / log_of(split))).items()
-    # Whole numbers of any size are none that `eval` writes; null was not finite.
+    # `eval` writes no whole numbers as scores, and null for values that are not finite.
     known = [(at, one[by]) for at, one in scored if isinstance(one.get(by, 0), _SCORE)]
     values = {step: math.nan if one is None else one for step, one in known}
     images = max((one[_COUNT] for _, one in scored), default=0)

@@ -58,7 +58,7 @@ def grouped(
     """
     groups: dict[Any, list[tuple[str, int, float]]] = defaultdict(list)
     for name, run, split, line in scored:
-        # By the batches of towers, too, of which batch norm sees one at a time.
+        # Towers' batch sizes must agree, too: batch norm sees one batch at a time.
         names = {*result_determining(run.config), "data_fingerprint", "batch_size"}
         alike = [run.values[name] for name in sorted(names - {"seed"})]
         if line:

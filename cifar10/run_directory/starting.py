@@ -35,8 +35,8 @@ def find_differences(
     """Finds the settings that resuming a recorded run would change: (old, new) by name.
 
     Only `determining` settings are compared; the run can be resumed if none differs. A
-    setting that an older run did not record counts as the default; its data's unknown
-    fingerprint, as equal. A run with links in place of its folders is refused.
+    setting that an older run did not record counts as the default, and an unrecorded
+    fingerprint as equal. Refuses links in place of folders, and runs from `whatif`.
     """
     for name in layout.FOLDERS:
         layout.refuse_link(run.directory / name)

@@ -162,7 +162,7 @@ class Planner:
         return self._with_batch(2 * self.images.shape[0])
 
     def _resized(self, size: int) -> "Planner":
-        """Returns the planner of another batch, in which costs are linear."""
+        """Returns the planner for another batch size; extrapolates costs linearly."""
         images, planner = self.images.shape[0], self._with_batch(size)
         pairs = zip(self.costs, self._doubled.costs, strict=True)
         costs = [one + (two - one) * (size - images) // images for one, two in pairs]
@@ -397,8 +397,8 @@ def build_sectioned(
 def memory_limit(gigabytes: float | None, placement: Placement, held: int) -> float:
     """Returns how many bytes a run may use: per GPU, or in total on the CPU.
 
-    `gigabytes` is the value of `--memory_limit`. None stands for the bytes `held` by
-    the run already, and 85 % of the free memory; for infinity if that is unknown.
+    `gigabytes` is the value of `--memory_limit`. If None, the limit is what the run has
+    `held` already plus 85 % of the free memory; infinity if the latter is unknown.
     """
     if gigabytes:
         return gigabytes * 1e9

@@ -115,7 +115,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
 def _broken(
     replay: "Replay", step: int, link: dict[str, Any], starts: Sequence[str]
 ) -> Iterator[str]:
-    """Yields what a link names that is another now; `starts` are possible digests."""
+    """Yields what has changed since a link was made; `starts` are possible digests."""
     now = checkpoints.make_link(replay.run / layout.CHECKPOINTS, step, {})
     is_deleted = link.get("step") not in (None, *replay.saved)  # The one before.
     for name in ["log"] if is_deleted else ["log", "step", "manifest"]:
@@ -130,7 +130,7 @@ def _broken(
 
 
 def _repetitions(replay: "Replay", last: int) -> Iterator[str]:
-    """Yields a message on what is there twice, no scores, or beyond the run."""
+    """Yields messages on entries that are repeated, invalid or beyond the run's end."""
     most = replay.recorded.config.run.max_steps
     logged = [line["step"] for line in logs.read_steps(replay.run / layout.METRICS)]
     # Readers pass over the others; what a killed process has left is None.
@@ -159,7 +159,7 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     """Yields the names of values that were not checked, where they are, and why."""
     recorded = replay.recorded
     checked = {*replay.determining, *replay.facts}
-    if not recorded.config.run.max_epochs:  # Only they give the last step again.
+    if not recorded.config.run.max_epochs:  # Only max_epochs determines max_steps.
         checked -= {"max_steps"} - replay.determining
     history = starting.read_starts(replay.run)
     claims = ("time", "hours", "validation", "left_out", "gradient_noise")

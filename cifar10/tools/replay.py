@@ -68,7 +68,7 @@ def open_run(
 ) -> tuple[Any, dict[str, Any]]:
     """Parses a command line; returns the run's `Replay` and the options by name.
 
-    With `what_if`, it is a `WhatIf`, of a changed run that of the run that was changed.
+    With `what_if`, returns a `WhatIf`: of the original run if RUN is from `whatif`.
     """
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("--num_gpus", type=int, help="number of towers")

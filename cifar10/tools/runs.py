@@ -95,7 +95,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if names is not None and not given["yes"]:
         what = "all but these runs' best checkpoints" if keep else "these directories"
         say(f"Nothing was removed. --yes removes {what} for good.")
-    elif names is not None:  # Alone --yes and --keep remove nothing.
+    elif names is not None:
         _prune_all(runs.values(), keep)
     return 0
 
@@ -157,7 +157,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _progress(run: RecordedRun) -> dict[str, Any]:
-    """Returns the state of a run, its last step and its best score."""
+    """Returns a run's state, steps, scores, starts, settings and last event."""
     path, limits = run.directory, run.config.run
     saved = checkpoints.steps(path / layout.CHECKPOINTS)
     starts = starting.read_starts(path)

@@ -232,7 +232,7 @@ def _picture_in(body: bytes, kind: str) -> bytes:
 
 
 def _in_json(body: bytes) -> list[bytes]:
-    """Returns what may be pictures: values of "b64", and long texts in lists."""
+    """Returns decoded texts: of "b64", in lists, and any others that are pictures."""
     try:  # Objects become tuples of pairs, which keep a key that occurs twice.
         values = [("", json.loads(body, strict=False, object_pairs_hook=tuple))]
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """Copies values between the towers' devices and the device of the variables.
 
-Each tensor that is copied between a GPU and the host takes a start of its own, which
-for the variables of a small model lasts longer than the copy. So variables travel to a
-GPU, and its results travel back, as one flat tensor for each dtype.
+Each copy of a tensor between a GPU and the host has to be started, which for the
+variables of a small model takes longer than the copy itself. So variables travel to a
+GPU, and results travel back, as one flat tensor for each floating dtype.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,10 +45,10 @@ class Flat:
                 self.joined[dtype] = joined
 
     def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
-        """Returns the structure, or the mean of structures: their sum by `count`.
+        """Returns the structure; with `others`, the sum of all divided by `count`.
 
-        What is joined is added up. In which order TensorFlow adds tensors, and so their
-        last bits, depends on which of them lie in memory of their own.
+        Joined tensors are added, not their parts: the order in which TensorFlow adds
+        tensors, and so a sum's last bits, depends on which tensors own their memory.
         """
         leaves = tf.nest.flatten(self._values)
         for dtype, indices in self._indices.items():

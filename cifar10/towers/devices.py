@@ -64,8 +64,8 @@ class Placement:
     def suits_nccl(self) -> bool:
         """Whether NCCL can reduce over the towers, so that all compute alike.
 
-        NCCL takes no two towers on one GPU, nor parts of a GPU (MIG). Unlike GPUs
-        would round differently, so that their copies of the variables drifted apart.
+        NCCL accepts neither two towers on one GPU nor parts of a GPU (MIG). GPUs of
+        different kinds round differently: their copies of the variables would drift.
         """
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         is_divided = self.simulated or "MIG" in " ".join([visible, *self.gpu_names])

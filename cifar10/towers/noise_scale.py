@@ -42,12 +42,12 @@ def with_square(
     xla: bool,
     flat: bool,
 ) -> list[Any]:
-    """Adds SQUARE of the first of all `towers` to the metrics, which are averaged.
+    """Adds SQUARE, of the first of all `towers`, to the metrics, which are averaged.
 
-    Other replicas compute theirs too, since programs that differ may round differently.
-    If XLA compiles the step, it is known in every step. On a CPU no gradient is added
-    to others before: TensorFlow could not reuse its memory for the sum, and would add,
-    and so round, in another order. On a GPU what is read travels `flat` in any case.
+    All replicas compute it, since programs that differ may round differently. With XLA,
+    every step has it. On a CPU, it is computed before gradients are summed: otherwise
+    TensorFlow could not reuse their memory for the sum, and would add, and so round, in
+    another order. On a GPU, it reads `flat` vectors, which are made in any case.
     """
     is_due = (state.global_step.read_value() + 1) % _PERIOD == 0
     device, gradients = devices[0], results[0].gradients
@@ -81,7 +81,7 @@ def with_square(
 def _square(
     gradients: Sequence[tf.Tensor], factor: float, sizes: Mapping[tf.DType, list[int]]
 ) -> tf.Tensor:
-    """Returns a multiple of the square, rounded alike if each dtype's are joined."""
+    """Returns `factor` times the gradients' square, rounded alike if they are flat."""
     if sizes:
         gradients = [p for one in gradients for p in tf.split(one, sizes[one.dtype])]
     return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
@@ -90,7 +90,7 @@ def _square(
 def _if(
     condition: tf.Tensor, of: Callable[..., tf.Tensor], gradients: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns `of` or NaN, but once all gradients are there, unlike `tf.cond`."""
+    """Returns `of(gradients)` or NaN; unlike `tf.cond`, waits for all gradients."""
     then = tf.function(of, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
 

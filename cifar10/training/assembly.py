@@ -281,8 +281,8 @@ def check_epoch(
 ) -> ResolvedConfig:
     """Checks the batch size and the warm-up against the size of the training set.
 
-    Returns the configuration. If the warm-up `may_shorten`, since no user chose it, it
-    takes at most half of the steps of a schedule with an end.
+    Returns the configuration. With `may_shorten`, because no user has chosen the
+    warm-up, shortens it to at most half of the steps of a schedule with an end.
     """
     images, update = config.global_batch_size, config.update
     steps = config.run.max_steps

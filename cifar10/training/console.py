@@ -130,7 +130,7 @@ def first_lines(training: Training) -> list[str]:
 
 
 def _mirroring(training: Training) -> str:
-    """Returns a note if pictures are mirrored whose classes that may change."""
+    """Returns a note if mirroring pictures may change their classes; else ""."""
     config, sides = training.config, {"left": "right", "right": "left"}
     distortions = config.images.distortions
     if distortions == "none" or config.dataset.data != data_flag.FOLDER:

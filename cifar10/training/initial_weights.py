@@ -164,7 +164,7 @@ def _seen_splits(origin: RecordedRun, run: RecordedRun) -> set[str]:
         before = round(was.validation_fraction + before, 9)
         after["test"] = now.validation_fraction
         after["val"] = round(now.validation_fraction + now.val_fraction, 9)
-    else:  # Of CIFAR, fingerprints are of the training split alone.
+    else:  # CIFAR's fingerprints cover only the training split.
         is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
         is_same |= now.data in data_flag.NAMES
     is_same &= was.data == now.data
@@ -378,8 +378,8 @@ def _attribute(item: "h5py.Group | h5py.Dataset", name: str) -> str:
 def _place_by_name(copy: Path, own: Path) -> None:
     """Moves the values of named layers in a copy to where the file `own` has them.
 
-    Keras would give them to another layer, if layers before them differ in number, or
-    are of the faster classes of this package, which an export replaces.
+    Otherwise Keras would load them into a wrong layer if earlier layers differ in
+    number, or in class because an export replaces this package's faster classes.
     """
     import h5py
 

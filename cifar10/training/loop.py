@@ -38,7 +38,7 @@ class Loop:
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
-        self._traced: set[bool] = set()  # Whether plain and verified steps are.
+        self._traced: set[bool] = set()  # False for plain steps, True for verified.
         self._stage = Stage(0)
 
     @property

@@ -26,10 +26,10 @@ def synchronized(model: keras.Model) -> list[str]:
 def check_model(
     model: keras.Model, image_shape: Sequence[int], sharing: int, batches: int
 ) -> None:
-    """Refuses a model that would train differently with other towers.
+    """Refuses a model whose training would depend on the number of towers.
 
-    `sharing` is the number of towers that share a set of variables, `batches` that of
-    the batches into which an update's images are divided.
+    `sharing` towers share a set of variables, and the images of an update are divided
+    into `batches` batches.
     """
     if sharing > 1 and (names := synchronized(model)):
         raise UsageError(

@@ -149,7 +149,7 @@ class Saving:
     """Saves checkpoints when they are due, at the end, and when a signal ends the run.
 
     A checkpoint contains the score of its step, because evaluation comes first. Without
-    the flag, those of --checkpoint_steps have a share of one process's time.
+    --checkpoint_steps or --resume, `Share` limits periodic checkpoints of one process.
     """
 
     def __init__(self, loop: Loop) -> None:

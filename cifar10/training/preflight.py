@@ -53,8 +53,8 @@ def check_run(
 ) -> RecordedRun | None:
     """Returns the run in the directory of `wanted`; None if there is no run.
 
-    Refuses a run whose settings differ from those in `determining`. With `fresh`, does
-    not compare them, because a new run will replace the old one. Writes nothing.
+    Refuses a run whose settings differ from those in `determining`, and a pruned run
+    that would train longer; with `fresh`, refuses neither. Writes nothing.
     """
     if (run := starting.find_run(wanted.directory)) is not None and not fresh:
         was, now = run.values, wanted.values

@@ -20,7 +20,7 @@ from cifar10.training.assembly import Training
 class Progress:
     """The step that a run has reached, saved to and restored from checkpoints.
 
-    With several workers, only the chief `writes` and reads checkpoints; `share` copies
+    With several workers, only the chief writes and reads checkpoints; `share` copies
     the chief's state to the other workers.
     """
 
@@ -70,8 +70,8 @@ class Progress:
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
 
-        Returns messages on checkpoints that were passed over. Raises a `UsageError` if
-        the checkpoint belongs to another run or model, or if all are damaged.
+        Returns messages on damaged checkpoints and on a changed log. Raises a
+        `UsageError` if the checkpoint is from another run or model, or all are damaged.
         """
         if not self._writes:
             return []

@@ -33,20 +33,20 @@ from cifar10.towers.towers import Batch
 from cifar10.training.assembly import assemble
 from cifar10.training.periodic import scored_set
 
-# How far rounding moves losses and weights, ten times the difference after 20 steps
-# (docs/auditing.md); less in 16 bits, where it would be any two runs.
+# How far rounding moves losses and weights: ten times the difference after 20 steps
+# (docs/auditing.md); less in 16 bits, where that bound would admit any run.
 _BOUNDS = {"float64": 1e-12, "float32": 0.5, "bfloat16": 0.8, "float16": 0.8}
-# Batch statistics, and the size of an optimizer's slots: up to the fivefold.
+# For batch statistics and the norm of an optimizer's slots: a factor of up to 5.
 _OF_STATE = 0.8
-_FAR = 1e308  # Larger numbers, and what is none, count as infinity.
-# Rounding moves these by their size, so they are compared only if the replay is exact.
+_FAR = 1e308  # NaN, larger numbers and other types count as infinity.
+# Rounding may change these entirely, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
-# How far rounding moves shares of a test set, in 16 bits: ten times what was measured.
+# How far rounding moves shares of a test set in 16 bits: ten times the measured value.
 _OF_SCORES = 0.02
-_WHOLE = 1e-3  # How far from a whole number the right images may be.
-# Parts of names of what is compared by differences, because it may be 0.
+_WHOLE = 1e-3  # How far the number of correct images may be from a whole number.
+# Parts of the names of values that are compared by difference, because they may be 0.
 _SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
-# Entries of config.json that the data and the model give again.
+# Entries of config.json that follow from the data and the model.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
     *("data_parts", "data_division", "global_batch_size", "max_steps"),
@@ -154,7 +154,7 @@ class Replay:
         return any(first <= at <= last for at in (*self.logged, *self.saved, *scored))
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Batch]]:
-        """Yields each step's batches before the step; pass them to `advance`."""
+        """Yields each step's batches, to be passed to `advance` or `compare`."""
         self._restore(max((at for at in self.saved if at < first), default=0))
         yield from self.onward(first, last)
 
@@ -223,7 +223,7 @@ class Replay:
         log: str,
         of_shares: float = np.inf,
     ) -> Iterator[Difference]:
-        """Compares what was recomputed with a line; all of it has to be there."""
+        """Compares recomputed values with a line, which must contain all of them."""
         if self.bound:
             found = {name: found[name] for name in found if name not in _BY_THEIR_SIZE}
         self.unread[log] |= line.keys() - found.keys() - {"step"}
@@ -341,7 +341,7 @@ class Replay:
             yield far > bound, far, bound, self.step, name
 
     def _restore(self, step: int, *, anew: bool = False) -> None:
-        """Restores the checkpoint of a step; without one or `anew`, initial values."""
+        """Restores a step's checkpoint; with `anew` or without one, initial values."""
         manifest: Mapping[str, Any] = {checkpoints.AVERAGES: {}}
         if step in self.saved and not anew:
             found = checkpoints.verify(self._directory, step)

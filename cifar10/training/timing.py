@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 # The first two are the time of steps.
 _PARTS = ("training", "input", "start", "summaries", "evaluation", "saving")
-# The largest share of the time for summaries, and for checkpoints of nobody's choice.
+# The largest share of time for summaries, and for checkpoints that nobody asked for.
 MOST_SHARE = 0.05
 # Waiting for images for less than this fraction of the time needs no advice.
 _MUCH_WAITING = 0.1

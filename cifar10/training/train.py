@@ -29,9 +29,9 @@ def train(
     dataset: datasets.Dataset | None = None,
     lock: RunLock | None = None,
 ) -> int:
-    """Trains up to `max_steps`, resuming from the newest checkpoint.
+    """Trains to the end of the run, resuming from the newest checkpoint.
 
-    With `stop_after_no_gain`, training ends earlier if the score no longer improves.
+    `max_steps`, `max_hours` or, without a better score, `stop_after_no_gain` end it.
 
     Args:
         config: The configuration.

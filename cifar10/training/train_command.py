@@ -49,9 +49,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def train_or_launch(config: Config, *, alone: bool = False) -> None:
-    """Trains in this process, or launches worker processes and restarts them.
+    """Trains in this process, or launches others for seeds, workers or restarts.
 
-    With `alone`, trains without other workers, even if `TF_CONFIG` or others name some.
+    With `alone`, trains without other workers, even if `TF_CONFIG` or SLURM names some.
     """
     processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
     if processes.seeds:

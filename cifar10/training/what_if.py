@@ -42,7 +42,7 @@ class WhatIf(Replay):
     """Recomputes a window of a run's steps, as they were and with changes."""
 
     def check_recorded(self, first: int, last: int) -> None:
-        """Refuses steps of which no record tells whether `control` repeats them."""
+        """Refuses steps without a record with which `control` could compare them."""
         if last > (most := max([0, *self.logged, *self.saved])):
             raise UsageError(f"No record goes beyond step {most}. Give steps up to it.")
         recorded = {*self.logged} if self.bound else {*self.logged, *self.saved}
@@ -147,7 +147,7 @@ class WhatIf(Replay):
         progress.save()
 
     def compare_saved(self, path: Path) -> Difference:
-        """Compares the state reached with that of a run that `save` wrote, the last."""
+        """Compares the state reached with the checkpoint of a run that `save` wrote."""
         self._directory, self.saved = path / layout.CHECKPOINTS, [self.step]
         with explaining_errors(path):
             return max(self._compare_checkpoint())
