@@ -64,21 +64,25 @@ def divided(
     of_classes = np.split(hashes[np.lexsort((hashes, labels))], ends[:-1])
     wanted = [*shares.values()]
     limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
-    division = run.facts.data_division if run else None
-    there = run.facts.class_names if run else ()
-    if run and division and there and len(division) % (16 * len(there)) == 0:
-        earlier = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(there))
-        indices = {nfc(name): index for index, name in enumerate(there)}
-        names = [*map(nfc, classes)]
-        both = [index for index, name in enumerate(names) if name in indices]
-        others = [indices[names[index]] for index in both]
-        for row, (split, share) in enumerate([*shares.items()][: len(earlier)]):
-            if getattr(run.config.dataset, _FRACTIONS[split]) == share:
-                limits[row, both] = earlier[row, others]
+    earlier = recorded_limits(run) if run else {}
+    for row, (split, share) in enumerate(shares.items()):
+        if run and getattr(run.config.dataset, _FRACTIONS[split]) == share:
+            for index, name in enumerate(map(nfc, classes)):
+                if row < len(earlier.get(name, ())):
+                    limits[row, index] = earlier[name][row]
     splits = np.full(len(hashes), "train")
     for split, of_split in [*zip(shares, limits, strict=True)][::-1]:
         splits[hashes < of_split[labels]] = split
     return splits, limits.astype(">u8").tobytes().hex()
+
+
+def recorded_limits(run: RecordedRun) -> dict[str, np.ndarray]:
+    """Maps the classes of a run to the hash limits of its splits, uint64 [splits]."""
+    division, names = run.facts.data_division or "", run.facts.class_names
+    if not names or len(division) % (16 * len(names)):
+        return {}
+    limits = np.frombuffer(bytes.fromhex(division), ">u8").reshape(-1, len(names))
+    return dict(zip(map(nfc, names), limits.T, strict=True))
 
 
 def check_fractions(

@@ -80,9 +80,8 @@ def _assemble(requested: Config) -> "Training":
         dataset = array_dataset(found, "no file", data, None)
         dataset = dataclasses.replace(dataset, class_names=known.class_names)
     # No run's settings, and no trial of XLA, which would compute steps.
-    alone = {"fresh": True, "xla": bool(requested.speed.xla)}
-    config = requested.with_values(sections="1", memory_limit=None, **alone)
-    return assemble(config, dataset)
+    changed = {"fresh": True, "xla": bool(requested.speed.xla), "memory_limit": None}
+    return assemble(requested.with_values(**changed, sections="1"), dataset)
 
 
 def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:

@@ -136,18 +136,13 @@ def _mirroring(training: Training) -> str:
     if distortions == "none" or config.dataset.data != data_flag.FOLDER:
         return ""
     folded = [name.casefold() for name in training.run.facts.class_names]
-    changed = [
-        name
-        for name in folded
-        if (other := re.sub("left|right", lambda found: sides[found[0]], name)) != name
-        and other in folded
-    ]
+    mirrored = [re.sub("left|right", lambda of: sides[of[0]], one) for one in folded]
+    changed = [a for a, b in zip(folded, mirrored, strict=True) if a != b in folded]
     if len(folded) >= 10 and max(map(len, folded)) == 1:  # Digits or letters.
         changed = folded
-    if not changed:
-        return ""
     what = f"--distortions {distortions} mirrors pictures, which may change their class"
-    return f"NOTE: {what} ({first_few(changed, 3)}). Give a new run --distortions none."
+    note = f"NOTE: {what} ({first_few(changed, 3)}). Give a new run --distortions none."
+    return note if changed else ""
 
 
 def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:

@@ -13,6 +13,7 @@ but arrays, which take no more memory than the file.
 
 import contextlib
 import io
+import itertools
 import os
 import tempfile
 import warnings
@@ -27,6 +28,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, Groups
 from cifar10.config.run_config import RecordedRun, run_of_weights
 from cifar10.errors import UsageError, first_few, reason, say
+from cifar10.input.regrouping import recorded_limits
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
 from cifar10.run_directory import checkpoints
@@ -152,25 +154,22 @@ def _origins(run: RecordedRun) -> Iterator[RecordedRun]:
 
 
 def _seen_splits(origin: RecordedRun, run: RecordedRun) -> set[str]:
-    """Returns the splits of `run` with images on which `origin` was trained.
-
-    The split of a larger fraction contains that of a smaller one. A folder's test split
-    has the lowest hashes, `val` the next.
-    """
+    """Returns the splits of `run` with images on which `origin` was trained."""
     was, now = origin.config.dataset, run.config.dataset
-    before, after = was.val_fraction, {"val": now.val_fraction}
-    if now.data == data_flag.FOLDER:
-        is_same = was.data_dir == now.data_dir and bool(run.facts.data_division)
-        before = round(was.validation_fraction + before, 9)
-        after["test"] = now.validation_fraction
-        after["val"] = round(now.validation_fraction + now.val_fraction, 9)
-    else:  # CIFAR's fingerprints cover only the training split.
-        is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
-        is_same |= now.data in data_flag.NAMES
-    is_same &= was.data == now.data
-    return {
-        one for one in run.facts.data_parts if is_same and after.get(one, 0) > before
-    }
+    if now.data == was.data == data_flag.FOLDER:  # Divided by limits of hashes.
+        before, after = map(recorded_limits, (origin, run))
+        is_same, seen = was.data_dir == now.data_dir, set()
+        for name in before.keys() & after.keys() if is_same else ():
+            limits = after[name] > before[name].max(initial=0)
+            splits = [one for one in ("test", "val") if one in run.facts.data_parts]
+            seen |= {*itertools.compress(splits[-len(limits) :], limits)}
+        return seen
+    # CIFAR's fingerprints cover only the training split.
+    is_same = origin.facts.data_fingerprint == run.facts.data_fingerprint
+    is_same |= now.data in data_flag.NAMES
+    # The val split of a larger fraction contains that of a smaller one.
+    is_seen = is_same and was.data == now.data and was.val_fraction < now.val_fraction
+    return {"val"} if is_seen else set()
 
 
 def find_weights(

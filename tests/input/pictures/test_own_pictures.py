@@ -204,7 +204,9 @@ def test_a_part_of_pictures_sorted_by_class_is_named(photos, tmp_path):
         ({}, {"validation_fraction": 0.3}, "test"),
         ({}, {"validation_fraction": 0.3, "val_fraction": 0.2}, "test and val"),
         ({"val_fraction": 0.2}, {"validation_fraction": 0.3, "val_fraction": 0}, ""),
-        ({"validation_fraction": 0.4}, {"val_fraction": 0.3}, ""),
+        ({"validation_fraction": 0.4}, {"val_fraction": 0.2}, ""),
+        # Of 16 pictures of a class 6 were held out, then 2 and 5 are.
+        ({"validation_fraction": 0.4}, {"val_fraction": 0.3}, "val"),
     ],
 )
 def test_held_out_pictures_seen_by_the_initial_weights_are_reported(
