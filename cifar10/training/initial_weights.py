@@ -158,7 +158,7 @@ def _seen_splits(origin: RecordedRun, run: RecordedRun) -> set[str]:
     was, now = origin.config.dataset, run.config.dataset
     if now.data == was.data == data_flag.FOLDER:  # Divided by limits of hashes.
         before, after = map(recorded_limits, (origin, run))
-        is_same, seen = was.data_dir == now.data_dir, set()
+        is_same, seen = was.data_dir == now.data_dir, set[str]()
         for name in before.keys() & after.keys() if is_same else ():
             limits = after[name] > before[name].max(initial=0)
             splits = [one for one in ("test", "val") if one in run.facts.data_parts]
