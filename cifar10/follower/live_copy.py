@@ -158,7 +158,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
         Any number of threads may call this method at any time.
 
         Args:
-            images: uint8 [count, *image_shape]; any other raises a `ValueError`.
+            images: uint8 [count, height, width, channels], as in the data set.
 
         Raises:
             UsageError: There are no weights yet.

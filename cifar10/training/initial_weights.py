@@ -28,7 +28,6 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import WHOLE, Groups
 from cifar10.config.run_config import RecordedRun, run_of_weights
 from cifar10.errors import UsageError, first_few, reason, say
-from cifar10.input.regrouping import recorded_limits
 from cifar10.models import layer_tree
 from cifar10.models.architecture import APPLICATIONS_PREFIX
 from cifar10.run_directory import checkpoints
@@ -155,6 +154,8 @@ def _origins(run: RecordedRun) -> Iterator[RecordedRun]:
 
 def _seen_splits(origin: RecordedRun, run: RecordedRun) -> set[str]:
     """Returns the splits of `run` with images on which `origin` was trained."""
+    from cifar10.input.regrouping import recorded_limits
+
     was, now = origin.config.dataset, run.config.dataset
     if now.data == was.data == data_flag.FOLDER:  # Divided by limits of hashes.
         before, after = map(recorded_limits, (origin, run))
