@@ -162,6 +162,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
 
         Raises:
             UsageError: There are no weights yet.
+            ValueError: The images have another type or shape, or there are none.
         """
         snapshot = self._require_snapshot()
         images, shape = np.asarray(images), snapshot.model.picture_shape
