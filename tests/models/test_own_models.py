@@ -464,6 +464,8 @@ def of_compile():
         (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
         (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
         (Dividing, "its truediv "),
+        # A large constant is captured, and not in the graph.
+        (lambda: computing(lambda x: x - tf.fill(IMAGE_SHAPE, 120.0)), "pixels"),
         (lambda: model_with(layers.RandomContrast(0.2)), "RandomContrast"),
         (lambda: model_with(layers.RandomContrast(0.2, value_range=(-5, 5))), None),
         (lambda: model_with(layers.RandomContrast(0.2, (0, 1))), "from 0 to 1,"),
