@@ -288,6 +288,8 @@ def _why_not(run: Mapping[str, Any] | None, keep: str | None) -> str:
         return "a process is training this run. Stop the process first."
     if any(folder != run["path"] and _read(Path(folder)) for folder in inner):
         return "this run's directory contains other runs. Move them away."
+    if not keep and os.path.lexists(path / layout.CORRECTIONS):
+        return f"its {layout.CORRECTIONS} may contain your changes. Move it away."
     if keep and run["state"] not in ("finished", "diverged"):
         return "this run has not finished, and resumes from its newest checkpoint."
     if keep and not scores.best(path, checkpoints.steps(path / layout.CHECKPOINTS)):
