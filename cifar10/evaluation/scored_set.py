@@ -76,9 +76,10 @@ class Scorer:
         own = tf.gather(logits, labels, batch_dims=1)
         rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
         is_finite = tf.reduce_all(tf.math.is_finite(logits), axis=1)
+        wrong = (tf.cast(labels, tf.int64) + 1) % logits.shape[1]
         return (
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
-            tf.argmax(logits, axis=1),
+            tf.where(is_finite, tf.argmax(logits, axis=1), wrong),
             tf.where(is_finite, rank, logits.shape[1]),
             tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
             logits,
