@@ -1,5 +1,6 @@
 """Builds the model of a run from `config.json`, and loads its checkpoints."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,6 +85,7 @@ class TrainedModel:
             ]
         self.trainable = self._averages if use_averages else self._last_values
         self._checkpoints = directory / layout.CHECKPOINTS
+        self._file = self._checkpoints / temperature.FILES[0]  # Missing until `load`.
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
         """Restores the wanted or newest intact checkpoint; returns its step."""
@@ -112,6 +114,12 @@ class TrainedModel:
             self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:
             say(f"The temperature of step {checkpoint.step} is {self.temperature:.3f}.")
+
+    def is_recalibrated(self) -> bool:
+        """Returns whether the loaded checkpoint has another temperature by now."""
+        with contextlib.suppress(UsageError):
+            return temperature.read(self._file) != self.temperature
+        return True  # Loading the checkpoint again will say what is wrong.
 
     def calibrate(self, fitted: float) -> None:
         """Sets the temperature to `fitted`; writes it to the checkpoint's folder."""

@@ -121,7 +121,9 @@ class FollowedRun:
         steps = checkpoints.steps(folder)
         loaded = -1 if self.step is None else self.step
         newest_only = wanted is None  # A new best may be an older step.
-        done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
+        done = {step for step in steps if newest_only and step < loaded}
+        if not model.is_recalibrated():
+            done.add(loaded)
 
         def load(checkpoint: checkpoints.Checkpoint) -> None:
             model.load(checkpoint)
