@@ -5,6 +5,7 @@ output streams may be full, closed or absent. No output can control a terminal.
 """
 
 import contextlib
+import errno
 import gc
 import importlib.util
 import io
@@ -21,6 +22,12 @@ from cifar10.process import invocation, signals
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 
+# Errors that a path or its file system explains, not a bug.
+_OF_PATHS = (
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE),
+)
+
 
 def run_program(
     main: Callable[[], None],
@@ -30,8 +37,9 @@ def run_program(
 ) -> None:
     """Runs a program's main function and turns its errors into exit codes.
 
-    An exception from `errors.py`, or TensorFlow's for a full GPU, becomes a message and
-    an exit code. Any other exception is a bug in this package and keeps its traceback.
+    An exception from `errors.py`, TensorFlow's for a full GPU, or a path that cannot be
+    used becomes a message and an exit code. Any other exception is a bug in this
+    package and keeps its traceback.
     `explain_missing_gpus` returns more lines for a `MissingGpuError`, or an empty
     string. With `output_is_log`, the program continues if a write to stdout fails.
     """
@@ -58,12 +66,14 @@ def run_program(
         say(f"{invocation.program_name()}: interrupted.")
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if "cudaSetDevice() on" not in str(error):  # TensorFlow's, if a GPU is full.
+        if isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename:
+            why = f"{error.filename} cannot be used: {errors.reason(error)}."
+        elif "cudaSetDevice() on" in str(error):  # TensorFlow's, if a GPU is full.
+            why = f"{error}\nOther programs fill the GPU: see nvidia-smi. End them, or "
+            why += "set CUDA_VISIBLE_DEVICES to another GPU, or -1."
+        else:
             raise
-        say(
-            f"{invocation.program_name()}: {error}\nOther programs fill the GPU: see "
-            "nvidia-smi. End them, or set CUDA_VISIBLE_DEVICES to another GPU, or -1."
-        )
+        say(f"{invocation.program_name()}: {why}")
         sys.exit(errors.EXIT_USAGE)
     finally:
         LINE.erase()

@@ -142,7 +142,7 @@ def list_folder(
 
 def list_pictures(path: Path) -> list[Path]:
     """Returns the pictures in a folder and its subfolders; a file as it is."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - `Path.is_dir` raises some errors.
         return [path]
     others: list[str] = []
     found, few = _pictures(path, "", others), _few(others)
