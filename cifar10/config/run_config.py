@@ -44,7 +44,10 @@ class Facts:
     data_description: Annotated[str, WORKER] = ""
     data_division: str | None = None  # As `regrouping.divided` returns it.
     data_fingerprint: str | None = None  # Earlier: None for CIFAR.
+    data_uncorrected: str | None = None  # The fingerprint before corrections.
     data_parts: list[str] = dataclasses.field(default_factory=list)  # The splits.
+    # Digests of some of the training images, as `samples.sampled` returns them.
+    data_sample: list[str] = dataclasses.field(default_factory=list)
     # Height, width, channels of the data's images.
     image_shape: list[int] = dataclasses.field(default_factory=list)
     classes: Annotated[int, Range(1, 10**6)] = 2

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.errors import say
+from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import Result, ScoredSet, Scoring
@@ -46,10 +46,14 @@ class _Evaluator(FollowedRun):
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""
+        what = f"{dataset.description} is not the run's data"
         if not is_own:
             folder += f"_on_{dataset.directory and dataset.directory.name}"
+            datasets.say_seen(dataset, model.run, options.split)
+            if options.calibrate:
+                why = "by which an audit checks temperatures. Give the run's data."
+                raise UsageError(f"--calibrate: {what}, {why}")
         if not (is_own or options.eval_dir):
-            what = f"{dataset.description} is not the run's data"
             may_add = not datasets.has_training_images(dataset, model.run)
             is_part = dataset.division and may_add
             how = " --eval_data all scores all of it." if is_part else ""

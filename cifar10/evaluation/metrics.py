@@ -26,8 +26,8 @@ class Outcomes(NamedTuple):
 
     labels: np.ndarray  # int32 [images]
     cross_entropy: np.ndarray  # floating [images]
-    # int64 [images], the class with the largest logit; a wrong class if any logit is not
-    # finite.
+    # int64 [images], the class with the largest logit; a wrong class if any logit is
+    # not finite.
     predictions: np.ndarray
     # int64 [images], the number of logits above the label's logit; the number of
     # classes if any logit is not finite.

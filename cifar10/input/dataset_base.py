@@ -45,6 +45,7 @@ class Dataset:
         splits: The splits of the data set, in the order of `SPLITS`.
         fingerprint: SHA-256 of the images and labels. If None, a run computes that of a
             training split in memory.
+        uncorrected: The fingerprint before corrections; None without corrections.
         is_real: Whether the images are real; False for the generated stand-in.
         paths: The names of the images, by split; absent for a split without names.
         left_out: Maps the name of each left-out picture to the reason.
@@ -73,6 +74,7 @@ class Dataset:
     read: Callable[[Split], tuple[Images, np.ndarray]]
     splits: tuple[Split, ...] = WITHOUT_VAL
     fingerprint: str | None = None
+    uncorrected: str | None = None
     is_real: bool = True
     paths: Mapping[Split, Sequence[str]] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)

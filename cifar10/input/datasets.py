@@ -4,7 +4,9 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import pkgutil
 from pathlib import Path
@@ -16,8 +18,9 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted, nfc, say
 from cifar10.input import cifar
 from cifar10.input.dataset_base import Dataset, numbered_class_names
-from cifar10.input.records import IMAGE_SHAPE
+from cifar10.input.records import IMAGE_SHAPE, Split
 from cifar10.input.regrouping import check_fractions, corrected, with_val
+from cifar10.input.samples import found_among
 from cifar10.models.registry import IN_PYTHON
 
 # Side of the images made from pictures without `--image_size`.
@@ -39,8 +42,7 @@ def find(
     if data not in FINDABLE:
         raise UsageError(
             f"The data of this run, {data}, was in a Python program's memory, or needs "
-            f"another version of this package.\n{IN_PYTHON}\nOr save the arrays with "
-            "np.savez(file, x_train=...) and so on, and add --data_dir FILE.npz."
+            f"another version of this package.\n{IN_PYTHON}"
         )
     if data_dir is None:
         raise UsageError(
@@ -96,31 +98,42 @@ def find_again(
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
-    With `whole`, all pictures of a folder are the test split.
+    Arrays in a file can be scored with any run. With `whole`, all pictures of a folder
+    are the test split.
     """
     wanted = run.config.dataset
-    if whole and wanted.data != FOLDER:
-        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     recorded, file = wanted.data_dir, wanted.corrections
-    how: dict[str, Any] = {"data_dir": data_dir, "corrections": None}
+    # Pictures that cannot be used are named in a note; they stop only a training.
+    how = {"data_dir": data_dir, "corrections": None, "max_bad_images": 1.0}
+    is_of_program = wanted.data.startswith(PYTHON)
     # Not `Path.exists`, which raises an error without permission to look.
-    if data_dir and wanted.data.startswith(PYTHON):
+    if data_dir and (is_of_program or Path(data_dir).suffix in FILES):
         how |= located({"data": data_dir})
+    elif is_of_program:
+        raise UsageError(
+            f"The data of this run was in a Python program's memory.\n{IN_PYTHON}\nOr "
+            "save the arrays with np.savez(file, x_train=...) and so on, and add "
+            "--data_dir FILE.npz."
+        )
     elif data_dir is None and recorded and os.path.exists(recorded):  # noqa: PTH110
         how["data_dir"] = recorded
     elif data_dir is None and wanted.data in FINDABLE:
         say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
-    how = vars(wanted) | how
-    dataset = find_for(fields.unchecked(fields.Dataset, how), run=run, whole=whole)
-    dataset = fitted(dataset, run, f"--data_dir {data_dir}")
-    if whole and has_training_images(dataset, run):
+    group = fields.unchecked(fields.Dataset, vars(wanted) | how)
+    if whole and group.data != FOLDER:
+        raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
+    dataset = find_for(group, run=run, whole=whole)
+    where = f"--data_dir {data_dir}" if data_dir else f"{recorded}, the run's data,"
+    dataset = fitted(dataset, run, where)
+    if whole and _is_at_training_images(dataset, run):
         why = "--eval_data all would score the run's training pictures"
         raise UsageError(f"{why}. Give a folder of other pictures as --data_dir.")
     if str(dataset.directory) != recorded:
         return dataset
-    # Without the corrections file the test split is the same.
+    # Without corrections, as of lost pictures, the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
-        dataset = corrected(dataset, file)
+        with contextlib.suppress(UsageError):
+            dataset = corrected(dataset, file)
     trained_on = run.facts.data_fingerprint
     if trained_on and dataset.fingerprint and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
@@ -131,19 +144,47 @@ def find_again(
 def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They count if the fingerprints are equal or, after corrections, the paths. Without a
-    fingerprint, as for CIFAR before it is read, the paths must be equal or, if nothing
-    is left at the run's path, the kinds of data.
+    They count if the fingerprints before corrections are equal. Without a fingerprint,
+    as for CIFAR before it is read, the paths must be equal or, if nothing is left at
+    the run's path, the kinds of data.
     """
-    wanted, trained_on = run.config.dataset, run.facts.data_fingerprint
+    wanted, facts = run.config.dataset, run.facts
     place = wanted.data_dir or ""
     is_there = os.path.realpath(f"{dataset.directory}") == os.path.realpath(place)
-    if trained_on and dataset.fingerprint and not (is_there and wanted.corrections):
-        return dataset.fingerprint == trained_on
+    trained_on, found = facts.data_uncorrected, dataset.uncorrected
+    if not trained_on and not (is_there and wanted.corrections):
+        trained_on = facts.data_fingerprint  # Earlier, this was all that was recorded.
+    if trained_on and (found := found or dataset.fingerprint):
+        return found == trained_on
     return is_there or (dataset.name == wanted.data and not os.path.exists(place))  # noqa: PTH110
 
 
+def say_seen(dataset: Dataset, run: RecordedRun, split: Split) -> None:
+    """Prints a note if images to score as `split` are training images of the run."""
+    if split != "train" and (count := _seen(dataset, run, split)):
+        what = f"{count} of {len(run.facts.data_sample)} sampled training images"
+        say(f"Note: {what} of the run are among these. Scores on them are too good.")
+
+
+def _seen(dataset: Dataset, run: RecordedRun, *splits: Split) -> int:
+    sample, shape = run.facts.data_sample, tuple(run.facts.image_shape)
+    if not sample or dataset.image_shape != shape:
+        return 0
+    of_each = (found_among(dataset.read(split)[0], sample) for split in splits)
+    return len({*itertools.chain(*of_each)})
+
+
 def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
+    """Returns whether the training images of a run, or most of them, are in a data set.
+
+    By the paths, and by a sample, which recognizes copies.
+    """
+    found = _seen(dataset, run, *dataset.splits)
+    is_copy = found > len(run.facts.data_sample) / 2
+    return is_copy or _is_at_training_images(dataset, run)
+
+
+def _is_at_training_images(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether a folder is, is in, or contains the training images of a run."""
     from cifar10.input.pictures.listing import split_of
 

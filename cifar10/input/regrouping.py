@@ -166,6 +166,7 @@ def corrected(dataset: Dataset, name: str) -> Dataset:
     return dataclasses.replace(
         regrouped(dataset, {"train": kept}, labels),
         fingerprint=digest.hexdigest(),
+        uncorrected=dataset.uncorrected or dataset.fingerprint,
         description=f"{dataset.description}; --corrections {name} {counts}",
     )
 

@@ -115,16 +115,30 @@ def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> 
     """Returns the data set to score a run on: `given`, or the one that `data` names."""
     from cifar10.input import datasets
 
-    wanted = vars(run.config.dataset) | {"data_dir": None}
+    wanted = vars(run.config.dataset) | {"data_dir": None, "max_bad_images": 1.0}
     wanted |= {"corrections": None} if data is not None or split != "train" else {}
     if given is None:
         wanted |= data_flag.located({"data": str(data)})
     if data is not None and split == "train":  # Scores all of the given images.
         wanted["val_fraction"] = 0.0
+    wanted["image_size"] = datasets.describe(run)[0][0]  # Of a folder's pictures.
     group = fields.unchecked(fields.Dataset, wanted)
-    found = datasets.find_for(group, given, run=run)
-    is_own = datasets.is_of_run(found, run) or datasets.has_training_images(found, run)
-    if split == "test" and found.division and not is_own:
-        say(f"Note: {found.directory} has no splits: all its pictures are scored.")
-        found = datasets.find_for(group, given, run=run, whole=True, say_notes=False)
+    may_be_whole = given is None and split == "test"
+    try:
+        found = datasets.find_for(group, given, run=run)
+    except UsageError:
+        if not (may_be_whole and group.data == data_flag.FOLDER):
+            raise
+        # A folder that cannot be divided, as one with a single class, is not the run's.
+        found = datasets.find_for(group, run=run, whole=True)
+        if datasets.has_training_images(found, run):
+            raise
+    else:
+        if datasets.is_of_run(found, run):
+            return found
+        is_part = may_be_whole and found.division
+        if is_part and not datasets.has_training_images(found, run):
+            say(f"Note: {found.directory} has no splits: all its pictures are scored.")
+            found = datasets.find_for(group, run=run, whole=True, say_notes=False)
+    datasets.say_seen(found, run, split)
     return found

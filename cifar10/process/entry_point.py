@@ -66,17 +66,24 @@ def run_program(
         say(f"{invocation.program_name()}: interrupted.")
         sys.exit(errors.EXIT_INTERRUPTED)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename:
-            why = f"{error.filename} cannot be used: {errors.reason(error)}."
-        elif "cudaSetDevice() on" in str(error):  # TensorFlow's, if a GPU is full.
-            why = f"{error}\nOther programs fill the GPU: see nvidia-smi. End them, or "
-            why += "set CUDA_VISIBLE_DEVICES to another GPU, or -1."
-        else:
+        if not (why := _why_no_bug(error)):
             raise
         say(f"{invocation.program_name()}: {why}")
         sys.exit(errors.EXIT_USAGE)
     finally:
         LINE.erase()
+
+
+def _why_no_bug(error: Exception) -> str:
+    """Returns what the user can do about an unexpected error; "" if it is a bug."""
+    if isinstance(error, OSError) and error.errno in _OF_PATHS and error.filename:
+        return f"{error.filename} cannot be used: {errors.reason(error)}."
+    if "cudaSetDevice() on" in str(error):  # TensorFlow's, if a GPU is full.
+        return (
+            f"{error}\nOther programs fill the GPU: see nvidia-smi. End them, or set "
+            "CUDA_VISIBLE_DEVICES to another GPU, or -1."
+        )
+    return ""
 
 
 def _stop(number: int, _frame: object) -> None:

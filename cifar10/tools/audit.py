@@ -38,7 +38,10 @@ UNCHECKED = {
     checkpoints.MANIFEST: "clocks, and what was left out or ended early",
 }
 # Entries that no command shows, and a number of images, which is that of the scores.
-UNSHOWN = {"part", "num_examples", "temperature", CALIBRATED, "model_logits"}
+UNSHOWN = {
+    *("part", "num_examples", "temperature", CALIBRATED, "model_logits"),
+    *("data_sample", "data_uncorrected"),
+}
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

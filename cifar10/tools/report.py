@@ -54,6 +54,8 @@ _MAIN = (
 _ELSEWHERE = (
     *("train_dir", "versions", "class_names", "earlier_sessions", "metrics"),
     "model_logits",
+    "data_sample",
+    "data_uncorrected",
 )
 
 

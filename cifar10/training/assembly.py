@@ -25,7 +25,15 @@ from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers, mirrored_strategy
 from cifar10.errors import UsageError, say
-from cifar10.input import calls, cifar, datasets, distortions, on_device, pipeline
+from cifar10.input import (
+    calls,
+    cifar,
+    datasets,
+    distortions,
+    on_device,
+    pipeline,
+    samples,
+)
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
 from cifar10.model import inference, loss, probe
@@ -80,7 +88,9 @@ class Training:
             "data_description": dataset.description,
             "data_division": dataset.division,
             "data_fingerprint": dataset.fingerprint,
+            "data_uncorrected": dataset.uncorrected,
             "data_parts": list(dataset.splits),
+            "data_sample": samples.sampled(self.images),
             "image_shape": list(dataset.image_shape),
             "classes": dataset.classes,
             "class_names": list(dataset.class_names),

@@ -49,7 +49,8 @@ _SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that follow from the data and the model.
 FACTS = (
     *("class_names", "classes", "parameters", "image_shape", "data_is_real"),
-    *("data_parts", "data_division", "global_batch_size", "max_steps"),
+    *("data_parts", "data_division", "data_sample", "data_uncorrected"),
+    *("global_batch_size", "max_steps"),
 )
 # Whether a value is farther from the run's record than rounding explains, how far, that
 # bound, the step and the place. The largest tuple is the worst difference.

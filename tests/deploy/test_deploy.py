@@ -363,6 +363,8 @@ def test_an_image_holds_everything_needed_by_its_program(tmp_path, file):
     # Signals reach Python.
     ((python, *words),) = map(json.loads, instructions("ENTRYPOINT", file))
     assert python == "python"
+    assert "--train_dir" in words, "which further flags leave alone"
+    assert not instructions("CMD", file)
     flag = "--num_gpus" if file == DOCKERFILE else "--port"
     done = runs.run(*words, flag, "none", cwd=tmp_path)
     assert done.returncode == 2, done.stderr

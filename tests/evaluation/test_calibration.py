@@ -11,6 +11,7 @@ import cifar10
 import runs
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Outcomes, Sums
+from cifar10.input import datasets
 from cifar10.interface.evaluate import evaluate
 from cifar10.run_directory import scores, temperature as temperatures
 from cifar10.tools import predict
@@ -182,6 +183,27 @@ def test_a_run_on_arrays_is_calibrated_on_the_same_arrays_in_a_file(tmp_path):
     assert json.loads(done.stdout)["temperature"] == found["temperature"] != 1.0
     # They are the arrays that it was trained on, so the score is the run's.
     assert runs.logged(run / "eval")[-1]["precision @ 1"] == found["precision @ 1"]
+
+
+def test_a_file_of_arrays_is_scored_but_nothing_is_fitted_on_it(
+    calibrated, tmp_path, stand_in_dir
+):
+    run, file = shutil.copytree(calibrated[0], tmp_path / "run"), tmp_path / "set.npz"
+    dataset = datasets.find("synthetic", str(stand_in_dir))
+    words = ("eval.py", "--run_once", "--json", "--train_dir", run, "--data_dir", file)
+    for split, are_seen in (("test", False), ("train", True)):
+        images, labels = dataset.read(split)
+        np.savez(file, x_test=images, y_test=labels)
+        done = runs.call(*words)
+        assert json.loads(done.stdout)["num_examples"] == len(images)
+        said = " ".join(done.stderr.split())
+        assert (
+            "sampled training images of the run are among these" in said
+        ) == are_seen
+    refused = runs.call(*words, "--calibrate")
+    assert refused.returncode == 2
+    assert "not the run's data" in refused.stderr
+    assert not [*run.glob("checkpoints/*/temperature*")]
 
 
 def test_a_damaged_temperature_is_refused_by_name(calibrated, tmp_path):

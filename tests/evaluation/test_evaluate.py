@@ -160,11 +160,15 @@ def test_ranks_agree_with_in_top_k(four_cpus):
     logits = random.integers(0, 4, (200, 6)).astype(np.float32)
     logits[0, 2], logits[1, 5], logits[2] = np.nan, np.inf, -np.inf
     labels = random.integers(0, 6, 200).astype(np.int32)
+    labels[:3] = 0  # Also the place of the largest, as NumPy sees it, of NaN.
     mask = random.random(200) < 0.8
+    mask[:3] = True
     images = keras.Input((6,))
     model = keras.Model(images, keras.layers.Identity()(images))
     batches = tf.data.Dataset.from_tensors((logits, labels, mask))
-    sums = Sums.of(Scorer(model).score([], batches, four_cpus[0])[0], 6)
+    outcomes = Scorer(model).score([], batches, four_cpus[0])[0]
+    assert (outcomes.predictions[:3] != 0).all()
+    sums = Sums.of(outcomes, 6)
     for k in range(1, 7):
         among = tf.math.in_top_k(labels, logits, k).numpy()
         among[:3] = False  # It looks at some of the other logits only.

@@ -86,6 +86,21 @@ def test_a_followers_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averag
             follower.predict(images)
 
 
+def test_weights_in_use_are_calibrated(run_dir, follower):
+    """As by `eval.py --calibrate` beside a service."""
+    before = follower.predict(IMAGES)
+    file = run_dir / "checkpoints/step-00000010/temperature.txt"
+    file.write_text("2.0")
+    assert follower.look()
+    after = follower.predict(IMAGES)
+    np.testing.assert_allclose(after.logits, before.logits / 2, rtol=1e-6)
+    assert not follower.look()
+    file.write_text("damaged")
+    assert not follower.look()
+    assert "temperature.txt" in follower.refusals[-1]
+    np.testing.assert_array_equal(follower.predict(IMAGES).logits, after.logits)
+
+
 def test_copying_a_run_keeps_the_age_of_its_weights(run_dir, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 1e9)

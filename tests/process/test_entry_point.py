@@ -1,5 +1,6 @@
 """The scripts' frame: exit codes, a quiet start, and output that cannot be written."""
 
+import errno
 import io
 import json
 import os
@@ -39,13 +40,19 @@ def test_errors_end_a_script_with_a_line_and_an_exit_code(capsys):
         (UsageError("--seed 0 is low."), 2, "--seed 0 is low."),
         (KeyboardInterrupt(), 130, "interrupted."),
         (StoppedError("stopped by SIGTERM.", 143), 143, "stopped by SIGTERM."),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/private/run"),
+            *(2, "/private/run cannot be used: Permission denied."),
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             entry_point.run_program(failing_with(error))
         assert ended.value.code == code
         assert capsys.readouterr() == ("", f"train.py: {said}\n")
-    with pytest.raises(ValueError, match="a bug"):  # With its traceback.
-        entry_point.run_program(failing_with(ValueError("a bug")))
+    # With its traceback.
+    for bug in (ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug", "file")):
+        with pytest.raises(type(bug), match="a bug"):
+            entry_point.run_program(failing_with(bug))
 
 
 def test_a_full_gpu_ends_a_script_with_advice(capsys):

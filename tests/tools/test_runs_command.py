@@ -441,6 +441,15 @@ def test_a_finished_run_keeps_its_best_checkpoint_and_its_records(folder, done_r
     )
 
 
+def test_a_run_with_corrections_is_not_removed(folder, done_run):
+    """They may be a person's work, and another run may depend on them."""
+    (done_run / "corrections.csv").write_text("picture,class\n")
+    done = prune(folder, "finished", "--yes")
+    assert (done.returncode, "corrections.csv" in done.stderr) == (2, True)
+    assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0
+    assert (done_run / "corrections.csv").exists()
+
+
 def test_the_record_of_a_pruned_run_has_its_best_step_and_its_limit(folder, done_run):
     describe(done_run, data_parts=["train", "test"], max_steps=30, max_epochs=2.0)
     assert prune(folder, "finished", "--keep", "best", "--yes").returncode == 0

@@ -244,14 +244,52 @@ def test_a_program_scores_a_whole_folder_without_parts(photos, tmp_path, capsys)
     assert part["cross_entropy"] != whole["cross_entropy"], "its test part"
 
 
-def test_a_moved_folder_is_scored_on_the_same_pictures(photos, tmp_path):
+def test_a_moved_folder_is_scored_on_the_same_pictures(photos, tmp_path, capsys):
     """All of its pictures would include those that were trained on."""
     run, flat = tmp_path / "run", tmp_path / "flat"
     shutil.copytree(photos / "train", flat)
     trained(run, flat, precision="float32", max_steps=1)
     expected = evaluate(run)["cross_entropy"]
-    flat.rename(tmp_path / "moved")
-    assert evaluate(run, data=str(tmp_path / "moved"))["cross_entropy"] == expected
+    moved = flat.rename(tmp_path / "moved")
+    assert evaluate(run, data=str(moved))["cross_entropy"] == expected
+    write(moved, "a cat/another.png")
+    now = evaluate(run, data=str(moved))["cross_entropy"]
+    assert now == pytest.approx(expected, rel=0.5), "one more picture at most"
+    capsys.readouterr()
+    evaluate(run, data=str(photos / "test"))
+    assert "sampled" not in capsys.readouterr().err
+
+
+def test_a_moved_and_corrected_folder_is_still_the_runs(photos, tmp_path):
+    run, flat, listed = tmp_path / "run", tmp_path / "flat", tmp_path / "listed.csv"
+    shutil.copytree(photos / "train", flat)
+    found = datasets.find_for(Config(data="folder", data_dir=str(flat)).dataset)
+    name = found.paths["train"][0]
+    listed.write_text(f"picture,class\n{name},\n")
+    trained(run, flat, precision="float32", max_steps=1, corrections=str(listed))
+    expected = evaluate(run)["cross_entropy"]
+    moved = flat.rename(tmp_path / "moved")
+    assert evaluate(run, data=str(moved))["cross_entropy"] == expected
+    done, scores = score(run, moved)
+    assert scores["cross_entropy"] == pytest.approx(expected)
+    assert "not the run's" not in done.stderr
+    flat = moved.rename(flat)
+    (flat / name).unlink()  # As the list leaves it out, nothing changes.
+    done = runs.call("eval.py", "--run_once", "--train_dir", run)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_scores_the_pictures_of_a_single_class(photos, tmp_path, capsys):
+    run, cats = tmp_path / "run", tmp_path / "cats"
+    trained(run, photos, precision="float32", max_steps=1)
+    shutil.copytree(photos / "test/a cat", cats / "a cat")
+    assert np.isfinite(evaluate(run, data=str(cats))["cross_entropy"])
+    (cats / "a cat/damaged.png").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert np.isfinite(evaluate(run, data=str(cats))["cross_entropy"])
+    assert "left out: 1 picture" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="has pictures in 1 class"):
+        evaluate(run, data=str(photos / "train/a cat"))
 
 
 def test_more_pictures_continue_in_a_new_run(tmp_path):
@@ -324,14 +362,18 @@ def test_scores_on_other_pictures_are_kept_apart_from_the_run(photos, tmp_path):
     done, scores = score(run, other, "--eval_data", "all")
     counts = {row["class"]: row["images"] for row in scores["per_class"]}
     assert counts == {CLASSES[0]: 22, "a cat": 21, "<b>": 22}
-    shutil.copytree(other / "train", tmp_path / "plain")
-    done, _ = score(run, tmp_path / "plain")
-    assert "--eval_data all" in done.stderr
-    shutil.rmtree(tmp_path / "plain" / "<b>")  # It lacks a class.
-    done, scores = score(run, tmp_path / "plain", "--eval_data", "all")
-    assert done.returncode == 0, done.stderr
-    counts = {row["class"]: row["images"] for row in scores["per_class"]}
-    assert counts == {CLASSES[0]: 16, "a cat": 16, "<b>": 0}
+    for part, is_new in (("train", False), ("test", True)):
+        plain = shutil.copytree(photos / part, tmp_path / f"plain {part}")
+        done, _ = score(run, plain)
+        assert ("--eval_data all" in done.stderr) == is_new
+        shutil.rmtree(plain / "<b>")  # It lacks a class.
+        done, scores = score(run, plain, "--eval_data", "all")
+        assert done.returncode == 0, done.stderr
+        seen = "32 of 48 sampled training images of the run are among these"
+        assert (seen in " ".join(done.stderr.split())) != is_new
+        counts = {row["class"]: row["images"] for row in scores["per_class"]}
+        count = 6 if is_new else 16
+        assert counts == {CLASSES[0]: count, "a cat": count, "<b>": 0}
     for where in ((), ("--data_dir", photos)):
         words = ("--train_dir", run, "--run_once", "--eval_data", "all", *where)
         done = runs.call("eval.py", *words)
