@@ -10,7 +10,7 @@ from cifar10.config import layout
 from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
-from cifar10.evaluation.scored_set import Result, ScoredSet, Scoring
+from cifar10.evaluation.scored_set import Result, ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.input import datasets
 from cifar10.run_directory import logs, temperature
@@ -69,7 +69,7 @@ class _Evaluator(FollowedRun):
         if options.calibrate:
             layout.refuse_link(self.directory / layout.CHECKPOINTS)
             model.is_to_calibrate = True
-            on_val = Scoring(split="val", batch_size=options.batch_size)
+            on_val = Options(eval_data="val", batch_size=options.batch_size)
             self._val = ScoredSet(model.model, model.run.config, dataset, on_val)
         if not (options.once or options.json):
             print(f"Scoring {self._scored.subject}", flush=True)

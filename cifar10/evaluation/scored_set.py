@@ -1,7 +1,6 @@
 """Scores a model on every image of a split exactly once, and logs the scores."""
 
 import contextvars
-import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
@@ -14,16 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.fields import CALIBRATED, Groups
-from cifar10.config.options import Checked, Count
 from cifar10.config.python_objects import OwnMetrics
-from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.evaluation.eval_options import Options
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning
-from cifar10.input.records import Split
 from cifar10.layers import fuses_activations
 from cifar10.process import moving_line
 from cifar10.run_directory import logs, scores
@@ -157,17 +153,6 @@ class Result(NamedTuple):
     calibrated: metrics.Sums | None  # At the temperature; None if it is 1.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scoring(Checked):
-    """Which images of a data set to score and how, as `eval_options` documents."""
-
-    split: Split = "test"
-    num_examples: Count | None = None
-    batch_size: Count = SCORED_BATCH_SIZE
-    use_averages: bool = True
-    test_time_augmentation: bool = False
-
-
 class ScoredSet:
     """A set of images on which a model is scored at several steps of training.
 
@@ -183,7 +168,7 @@ class ScoredSet:
         model: keras.Model,
         config: Groups,
         dataset: Dataset,
-        scoring: Scoring | Options,
+        scoring: Options,
         own_metrics: OwnMetrics | None = None,
     ) -> None:
         self._own_metrics = own_metrics

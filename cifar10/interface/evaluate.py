@@ -62,14 +62,15 @@ def evaluate(
     # These modules import TensorFlow, whose environment is set above.
     import tensorflow as tf
 
-    from cifar10.evaluation.scored_set import ScoredSet, Scoring
+    from cifar10.evaluation.eval_options import Options
+    from cifar10.evaluation.scored_set import ScoredSet
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset
     from cifar10.towers import devices
     from cifar10.trained_model import TrainedModel
 
-    scoring = Scoring(
-        split=split,
+    scoring = Options(
+        eval_data="train_eval" if split == "train" else split,
         num_examples=num_examples,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,

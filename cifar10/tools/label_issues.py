@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from cifar10 import files
 from cifar10.config import layout
-from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.evaluation.eval_options import Options
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input import datasets, regrouping
 from cifar10.input.dataset_base import Dataset
 from cifar10.run_directory import checkpoints
@@ -41,7 +42,7 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     trained = TrainedModel(run, trust_model=trust_model)
     datasets.fitted(dataset, trained.run, "The data")
     device = devices.place_evaluation("auto")
-    of_train = Scoring(split="train")
+    of_train = Options(eval_data="train_eval")
     scored = ScoredSet(trained.model, trained.run.config, dataset, of_train)
     images, labels = dataset.read("train")
     logits = []

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
+from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.metrics import Outcomes, Sums
-from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
 from cifar10.run_directory.averages import divergence
@@ -95,7 +96,7 @@ class ReportedRun:
         trained = TrainedModel(self.path, trust_model=trust_model)
         step = trained.restore(wanted)
         dataset = datasets.find_again(self.recorded, data_dir)
-        scored = ScoredSet(trained.model, self.recorded.config, dataset, Scoring())
+        scored = ScoredSet(trained.model, self.recorded.config, dataset, Options())
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
         hardest, names = _hardest(dataset, outcomes, trained), dataset.class_names

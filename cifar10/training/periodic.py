@@ -7,7 +7,8 @@ from typing import Any, Literal
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError, format_duration
-from cifar10.evaluation.scored_set import ScoredSet, Scoring
+from cifar10.evaluation.eval_options import Options
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory import early_stopping
 from cifar10.run_directory.logs import LogWriter, forget_later
 from cifar10.towers.verification import check_replicas
@@ -140,7 +141,7 @@ def scored_set(
     """Returns the `ScoredSet` of a split, or of its first `count` images."""
     layout.refuse_link(training.train_dir / layout.evaluation_events(split))
     size = min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
-    how = Scoring(split=split, num_examples=count, batch_size=size)
+    how = Options(eval_data=split, num_examples=count, batch_size=size)
     model, metrics = training.towers.state.model, training.config.loss.metrics
     return ScoredSet(model, training.config, training.dataset, how, own_metrics=metrics)
 
