@@ -120,13 +120,6 @@ class Config(fields.Groups):
         return config
 
     @property
-    def stops(self) -> dict[str, int]:
-        """The periods, by flag, of events that need the variables between two steps."""
-        names = ("summary_steps", "checkpoint_steps", "eval_steps")
-        values = {**vars(self.output), **vars(self.checkpoints)}
-        return {name: values[name] for name in names if values[name]}
-
-    @property
     def all_stages(self) -> list[Stage]:
         """The stages of the training run, each with the layers of `freeze` frozen."""
         stages, freeze = self.update.stages, self.fine_tuning.freeze
@@ -142,8 +135,10 @@ class Config(fields.Groups):
         A call ends where a summary, an evaluation, a checkpoint or the end of a stage
         is due, and around a verified step. Steps within a call are logged, too.
         """
-        left = [period - step % period for period in self.stops.values()]
-        if verify := self.checkpoints.verify_steps:
+        keep = self.checkpoints
+        periods = self.output.summary_steps, keep.checkpoint_steps, keep.eval_steps
+        left = [period - step % period for period in periods if period]
+        if verify := keep.verify_steps:
             left.append(verify - 1 - step % verify or 1)
         return min(most, self.stage(step).end - step, *left)
 
