@@ -28,12 +28,7 @@ class FollowedRun:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        device: str = "/cpu:0",
-        *,
-        wanted: restoring.Wanted = None,
-        **reading: Any,
+        self, directory: Path, device: str, wanted: restoring.Wanted, **reading: Any
     ) -> None:
         self.directory = directory
         self.model: TrainedModel | None = None

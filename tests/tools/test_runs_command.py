@@ -626,5 +626,5 @@ def test_a_pruned_run_is_not_continued_from_its_best_checkpoint(done_run):
         with pytest.raises(UsageError, match="--initial_weights"):
             preflight.check_run(wanted, {}, fresh=False)
         assert preflight.check_run(wanted, {}, fresh=True) == run
-    followed = FollowedRun(done_run)
+    followed = FollowedRun(done_run, "/cpu:0", None)
     assert list(followed.follow(0.01, once=False)) == [20], "it ends"

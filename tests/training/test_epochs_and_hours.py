@@ -132,7 +132,7 @@ def test_hours_count_over_resumes(train, capsys):
     capsys.readouterr()
     assert train("run", max_hours=6.0)[0] == 7
     assert "--max_hours is 6" in capsys.readouterr().out
-    follower = FollowedRun(run)
+    follower = FollowedRun(run, "/cpu:0", None)
     follower._prepare = lambda model: None
     follower._use = lambda model, checkpoint: None
     follower.look()
