@@ -81,7 +81,8 @@ class TensorBoard:
         shown = tf.math.divide_no_nan(images - low, high - low)
 
         def write() -> None:
-            _write_in_one_operation(step, written)
+            # One operation writes all summaries, which is faster than one for each.
+            tf.summary.experimental.write_raw_pb(written.SerializeToString(), step)
             tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
 
         self._write(step, write)
@@ -100,7 +101,7 @@ class TensorBoard:
 
         def write() -> None:
             append_line(self._log, line)
-            _write_in_one_operation(step, written)
+            tf.summary.experimental.write_raw_pb(written.SerializeToString(), step)
 
         self._write(step, write)
 
@@ -130,11 +131,6 @@ class TensorBoard:
                     path.unlink()
             self._writer = tf.summary.create_file_writer(str(self._events))
         return self._writer
-
-
-def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
-    """Writes all summaries in one operation, which is faster than one for each."""
-    tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
 
 
 class Summaries:
