@@ -89,13 +89,11 @@ def in_memory(**values: Any) -> str:
     return ", ".join(f"{name}=..." for name in own)
 
 
-def to_score(train_dir: Path, model: str, data: str, step: Any = None) -> str:
-    """Returns a command or call that scores the newest or a given checkpoint."""
+def to_score(train_dir: Path, model: str, data: str) -> str:
+    """Returns a command or call that scores the newest checkpoint."""
     if given := in_memory(model=model, data=data):
-        which = "" if step is None else f"step={step}, "
-        return f"cifar10.evaluate({str(train_dir)!r}, {which}{given})"
-    which = "--run_once" if step is None else f"--step {step}"
-    return f"{command('eval')} {which} --train_dir {shlex.quote(str(train_dir))}"
+        return f"cifar10.evaluate({str(train_dir)!r}, {given})"
+    return f"{command('eval')} --run_once --train_dir {shlex.quote(str(train_dir))}"
 
 
 def require_packages(extra: str, *names: str) -> None:

@@ -51,15 +51,13 @@ def test_a_run_on_several_machines_or_of_a_program_has_no_command(started):
     assert invocation.to_train(1, resume="run") is None
 
 
-def test_commands_score_the_newest_checkpoint_or_a_given_step(started):
+def test_commands_score_the_newest_checkpoint(started):
     started("mine.py")
     score = invocation.to_score("my runs", "tutorial", "cifar10")
     assert score == "python -m cifar10 eval --run_once --train_dir 'my runs'"
-    score = invocation.to_score("run", "tutorial", "cifar10", 10)
-    assert score == "python -m cifar10 eval --step 10 --train_dir run"
     # No command has this function.
-    score = invocation.to_score("run", "python:small", "cifar10", 10)
-    assert score == "cifar10.evaluate('run', step=10, model=...)"
+    score = invocation.to_score("run", "python:small", "cifar10")
+    assert score == "cifar10.evaluate('run', model=...)"
 
 
 def test_commands_name_the_installed_program_or_the_module(started):
