@@ -50,9 +50,9 @@ def distort(
         images: Values 0 to 255 in any type, [batch, height, width, channels].
         distortion: `tutorial` randomly crops, flips and changes brightness and
             contrast. `crop_flip` only crops and flips. Those in `TRANSLATIONS` flip the
-            images marked in `flip`, and move all images by up to `most_translation`
-            pixels. `random_resized_crop` enlarges a random crop to the size of the
-            image, and flips. `none` only calls `prepare`.
+            images marked in `flip`, and move all images by up to so many of 32 pixels.
+            `random_resized_crop` enlarges a random crop to the size of the image, and
+            flips. `none` only calls `prepare`.
         seed: int64 [2], or [steps, 2] for the batches of several steps in a row. The
             same seed gives the same distortions.
         batch_slice: Slice of the global batch to which the images belong.
@@ -89,11 +89,6 @@ def distort(
 def crop_size(side: int) -> int:
     """Returns the side of an image's crop: 24 if `side` is 32, as in the tutorial."""
     return max(1, side * 24 // 32)
-
-
-def most_translation(side: int, distortion: str) -> int:
-    """Returns the largest translation, in pixels, along a side of `side` pixels."""
-    return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
 def image_shape(
@@ -168,7 +163,7 @@ def _window(place: tf.Tensor, size: int) -> tf.Tensor:
 
 def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
     """Returns source indices, [batch, size]; 0.5 is no shift. Edges are reflected."""
-    most = most_translation(size, distortion)
+    most = (size * TRANSLATIONS[distortion] + 16) // 32  # Rounded; given for 32.
     shift = tf.cast(place * (2 * most + 1), tf.int64) - most
     pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
     return (size - 1) - tf.abs((size - 1) - pixels)
