@@ -84,12 +84,12 @@ class TrainedModel:
                 tf.Variable(v, trainable=False) for v in self._last_values
             ]
         self.trainable = self._averages if use_averages else self._last_values
-        self._checkpoints = directory / layout.CHECKPOINTS
-        self._file = self._checkpoints / temperature.FILES[0]  # Missing until `load`.
+        # Missing until `load`.
+        self._file = directory / layout.CHECKPOINTS / temperature.FILES[0]
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
         """Restores the wanted or newest intact checkpoint; returns its step."""
-        folder = self._checkpoints
+        folder = self.run.directory / layout.CHECKPOINTS
         newest, refused = restoring.restore_newest(
             folder, self.load, self.run, wanted=wanted
         )
@@ -108,8 +108,7 @@ class TrainedModel:
             last = tf.train.Checkpoint(_trainable_variables=self._last_values)
             parts["optimizer"] = last
         checkpoints.restore(checkpoint, parts, partly=True)
-        kind = "" if self.use_averages else "_raw"
-        self._file = checkpoint.path / f"temperature{kind}.txt"
+        self._file = checkpoint.path / temperature.FILES[0 if self.use_averages else 1]
         if not self.is_to_calibrate:  # Else a damaged file is replaced.
             self.temperature = temperature.read(self._file)
         if self.temperature != 1.0:
