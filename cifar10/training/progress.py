@@ -101,10 +101,9 @@ class Progress:
             self.is_time_up = has_ended or (self._path / layout.PRUNED).exists()
             log = checkpoints.make_link(self._directory, self.step, {}).get("log")
             if checkpoints.link_of(manifest).get("log", log) != log:
-                what = f"NOTE: up to step {self.step}, lines of {layout.METRICS} are"
-                messages.append(
-                    f"{what} missing or changed. An audit will report this."
-                )
+                lines = f"up to step {self.step}, lines of {layout.METRICS}"
+                what = f"NOTE: {lines} are missing or changed"
+                messages.append(f"{what}. An audit will report this.")
         return messages
 
     def load(self, **options: Any) -> restoring.Loaded:

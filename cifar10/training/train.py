@@ -102,10 +102,9 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     restored = [] if fresh else loop.progress.restore()
     if starts:
         note = starting.start_run(run, earlier, lock, fresh=fresh) or ""
-    restored += [
-        *(loop.progress.restore() if fresh else ()),
-        loop.progress.first_line(),
-    ]
+    if fresh:
+        restored = loop.progress.restore()
+    restored.append(loop.progress.first_line())
     if starts:
         starting.record_start(run, loop.step)
     return [*first_lines(training), wrap(note), wrap(taken), *restored]
