@@ -15,6 +15,7 @@ from typing import Any, Self
 from cifar10 import files
 from cifar10.config import augmentation, data_flag, fields, python_objects, run_config
 from cifar10.config.options import defaults, options
+from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, reason
 from cifar10.models.registry import ARCHITECTURES, name_of_function
 from cifar10.towers import schedule
@@ -215,9 +216,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     return values
 
 
-def flags_of(
-    run: run_config.RecordedRun, source: run_config.RecordedRun | None
-) -> dict[str, Any]:
+def flags_of(run: RecordedRun, source: RecordedRun | None) -> dict[str, Any]:
     """Returns the flags that give a new run the configuration of `run`.
 
     Leaves out flags of processes or of speed alone, and values of recipe or `source`.
@@ -321,9 +320,7 @@ def _refuse_unused(names: set[str], values: Mapping[str, Any]) -> None:
         raise UsageError(f"--{name} has no effect with {unused[name]}. Omit it{fix}.")
 
 
-def _kept_of(
-    run: run_config.RecordedRun | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _kept_of(run: RecordedRun | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings of a run that decide its splits and its layers' shapes."""
     if run is None:
         return {}

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from cifar10.config import layout
 from cifar10.errors import UsageError, say
 from cifar10.input import archives, download, records, synthetic
 from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.records import Format
 
 FORMATS = {of.name: of for of in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)}
 # The same records in the files that Keras and torchvision download.
@@ -104,17 +105,15 @@ def cache() -> Path:
     return layout.absolute_path("~/.cache/cifar10")
 
 
-def _unpacked(
-    versions: tuple[records.Format, ...], directory: Path
-) -> Iterator[tuple[records.Format, Path]]:
+def _unpacked(versions: Sequence[Format], home: Path) -> Iterator[tuple[Format, Path]]:
     """Yields the versions of a data set in a folder, and where their files are."""
     for version in versions:
-        files = [directory / file for file in version.train_files + version.test_files]
+        files = [home / file for file in version.train_files + version.test_files]
         # Pictures may be in folders named `train` and `test`, as CIFAR-100's files are.
         if any(file.exists() and not file.is_dir() for file in files):
-            yield version, directory
+            yield version, home
         # Keras unpacks into its own folder.
-        for folder in (directory, directory / f"{version.folder}-target"):
+        for folder in (home, home / f"{version.folder}-target"):
             if (folder / version.folder).exists():
                 yield version, folder / version.folder
 
@@ -135,9 +134,7 @@ def _stand_in(reason: str, home: Path | None = None) -> Dataset:
     return _checked(FORMATS["synthetic"], directory, description)
 
 
-def _checked(
-    file_format: records.Format, directory: Path, description: str = ""
-) -> Dataset:
+def _checked(file_format: Format, directory: Path, description: str = "") -> Dataset:
     """Checks the files of a data set, and returns the data set."""
     records.check_files(directory, file_format)
     return Dataset(

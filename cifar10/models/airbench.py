@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import KerasTensor, layers
 
 from cifar10.errors import UsageError
 from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D, logits_layer
@@ -49,7 +49,7 @@ def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
     return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
 
 
-def _convolution(inputs: keras.KerasTensor, width: int, name: str) -> keras.KerasTensor:
+def _convolution(inputs: KerasTensor, width: int, name: str) -> KerasTensor:
     options = {"kernel_initializer": _identity_values, "name": name}
     if width >= _WIDE:
         return WideConv2D(width, **options)(inputs)
@@ -60,9 +60,7 @@ def _normalization(name: str) -> keras.Layer:
     return FusedBatchNormalization(momentum=0.6, epsilon=1e-12, scale=False, name=name)
 
 
-def _group(
-    net: keras.KerasTensor, width: int, depth: int, group: int
-) -> keras.KerasTensor:
+def _group(net: KerasTensor, width: int, depth: int, group: int) -> KerasTensor:
     """Adds a group of convolutions, with pooling of 2 x 2 after the first of them."""
     net = _convolution(net, width, f"conv{group}a")
     net = layers.MaxPooling2D(2, name=f"pool{group}")(net)

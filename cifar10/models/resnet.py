@@ -9,7 +9,7 @@ https://arxiv.org/abs/1603.05027.
 """
 
 import keras
-from keras import layers
+from keras import KerasTensor, layers
 
 from cifar10.errors import UsageError
 from cifar10.layers import FusedBatchNormalization, logits_layer
@@ -23,14 +23,12 @@ def _convolution(filters: int, side: int, stride: int, name: str) -> keras.Layer
     return layers.Conv2D(filters, side, stride, name=name, **how)
 
 
-def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
+def _activated(net: KerasTensor, name: str) -> KerasTensor:
     net = FusedBatchNormalization(name=f"{name}_norm")(net)
     return layers.ReLU(name=f"{name}_relu")(net)
 
 
-def _block(
-    net: keras.KerasTensor, filters: int, stride: int, name: str
-) -> keras.KerasTensor:
+def _block(net: KerasTensor, filters: int, stride: int, name: str) -> KerasTensor:
     """Adds a residual block, whose shortcut is a projection if the shape changes."""
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
