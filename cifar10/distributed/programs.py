@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.distributed.replicas import all_reduced
-from cifar10.towers.copies import widened
+from cifar10.towers.copies import Tensors, widened
 from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
 
@@ -35,9 +35,7 @@ class Group:
     devices: Sequence[str]
     key: int = dataclasses.field(default_factory=_GROUP_KEYS.__next__)
 
-    def sum(
-        self, values: Sequence[tf.Tensor], order: Sequence[tf.Variable]
-    ) -> list[tf.Tensor]:
+    def sum(self, values: Tensors, order: Sequence[tf.Variable]) -> Tensors:
         """Sums each value over all replicas, all in one vector.
 
         All replicas but one must pass zeros for int64 values. `order` is a variable of

@@ -10,6 +10,7 @@ import re
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -112,7 +113,8 @@ class _Recorder(keras.StatelessScope):
         super().add_update(update)
 
 
-_Trace = tuple[tf.types.experimental.ConcreteFunction, _Recorder]
+_Function: TypeAlias = tf.types.experimental.ConcreteFunction
+_Trace = tuple[_Function, _Recorder]
 
 
 def check(
@@ -155,9 +157,7 @@ def check(
         _RETURNED.add(model)
 
 
-def _notes(
-    model: keras.Model, traced: tf.types.experimental.ConcreteFunction
-) -> Iterator[str]:
+def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
     """Yields notes on parts of a model that a run ignores or that look wrong."""
     if model.compiled:
         yield "its compile() is not used. Give optimizer, loss and metrics to Config"
@@ -301,9 +301,7 @@ def _problems_of_graph(
             )
 
 
-def _problems_of_outputs(
-    traced: tf.types.experimental.ConcreteFunction, rows: tf.Tensor
-) -> Iterator[str]:
+def _problems_of_outputs(traced: _Function, rows: tf.Tensor) -> Iterator[str]:
     sums = tf.reduce_sum(rows, axis=1)
     is_one = tf.reduce_all(rows >= 0.0) & tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING)
     if is_one or _last(traced).type == "Sigmoid":
@@ -313,7 +311,7 @@ def _problems_of_outputs(
         )
 
 
-def _last(traced: tf.types.experimental.ConcreteFunction) -> tf.Operation:
+def _last(traced: _Function) -> tf.Operation:
     """Returns the last operation that computes the outputs."""
     op = traced.outputs[0].op
     while op.type in ("Identity", "Cast", "Reshape"):
