@@ -91,13 +91,11 @@ def crop_size(side: int) -> int:
     return max(1, side * 24 // 32)
 
 
-def image_shape(
-    distortion: str, original: tuple[int, int, int]
-) -> tuple[int, int, int]:
+def image_shape(distortion: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """Returns the height, width and channels of a model's input images."""
     if distortion in WHOLE:
-        return original
-    height, width, channels = original
+        return shape
+    height, width, channels = shape
     return (crop_size(height), crop_size(width), channels)
 
 

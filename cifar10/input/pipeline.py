@@ -190,23 +190,21 @@ def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(taken, [*chosen.shape, *images.shape[1:]])
 
 
-def shuffled_indices(
-    positions: tf.Tensor, examples_per_epoch: int, seed: int
-) -> tf.Tensor:
+def shuffled_indices(positions: tf.Tensor, examples: int, seed: int) -> tf.Tensor:
     """Returns the indices of the training images at positions of the shuffled stream.
 
     Both are int64 [count]. Positions count from the beginning of epoch 0.
     """
-    epochs = positions // examples_per_epoch
+    epochs = positions // examples
     # The operation takes three numbers per seed; the third is not needed.
     seeds = tf.stack([epochs * 0 + seed, epochs, epochs * 0], axis=1)
     # The raw operation, because the wrapper in tf.random.experimental mistakes a matrix
     # of seeds, one per index, for a vector (TensorFlow 2.21).
     return tf.raw_ops.RandomIndexShuffle(
         rounds=_SHUFFLE_ROUNDS,
-        index=positions % examples_per_epoch,
+        index=positions % examples,
         seed=tf.cast(seeds, tf.int32),
-        max_index=tf.constant(examples_per_epoch - 1, tf.int64),
+        max_index=tf.constant(examples - 1, tf.int64),
     )
 
 

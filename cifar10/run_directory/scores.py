@@ -61,11 +61,9 @@ def deciding(run: Path, on: str | None = None, by: str | None = None) -> Decidin
     return Deciding(split, by, images, values)
 
 
-def append(
-    directory: Path, step: int, scores: Mapping[str, Any], num_examples: int
-) -> None:
+def append(directory: Path, step: int, scores: Mapping[str, Any], count: int) -> None:
     """Appends the scores of a checkpoint to `metrics.jsonl` in `directory`."""
-    entry = {"step": step, **scores, _COUNT: num_examples}
+    entry = {"step": step, **scores, _COUNT: count}
     logs.append_line(directory / layout.METRICS, entry)
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cifar10.config.fields import PRECISION, result_determining
@@ -48,9 +48,7 @@ def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
     return splits[-1], {}
 
 
-def grouped(
-    scored: Iterable[tuple[str, RecordedRun, str, Mapping[str, Any]]],
-) -> list[Seeds]:
+def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]:
     """Groups runs of the same configuration, scored at the same step.
 
     Each run is given with its name, and with the split and a line of its scores. Of

@@ -47,19 +47,17 @@ def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:
             )
 
 
-def join_numbers(
-    metrics: Mapping[str, tf.Tensor], tower_losses: tf.Tensor
-) -> tf.Tensor:
+def join_numbers(metrics: Mapping[str, tf.Tensor], losses: tf.Tensor) -> tf.Tensor:
     """Packs all scalar metrics, then the towers' losses, into float64 [numbers].
 
     Every read waits for the device, so one tensor is read instead of a hundred scalars.
     For several steps, each tensor has a leading dimension of steps.
     """
-    rank = tower_losses.shape.rank - 1
+    rank = losses.shape.rank - 1
     scalars = {name: one for name, one in metrics.items() if one.shape.rank == rank}
     ordered = [scalars[name] for name in _order(scalars)]
     alike = itertools.groupby(ordered, lambda scalar: scalar.dtype)
-    parts = [*(tf.stack([*group], axis=-1) for _, group in alike), tower_losses]
+    parts = [*(tf.stack([*group], axis=-1) for _, group in alike), losses]
     return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=-1)
 
 

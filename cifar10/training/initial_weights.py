@@ -230,15 +230,13 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
     return _of_model(IMAGENET, features, model)
 
 
-def _restored(
-    path: Path, wanted_step: int | None, name: str
-) -> "tuple[int, TrainedModel]":
+def _restored(path: Path, wanted: int | None, name: str) -> "tuple[int, TrainedModel]":
     """Returns the step of a run's checkpoint, and the model with its averages."""
     from cifar10.trained_model import TrainedModel
 
     RecordedRun.read(path).check_model(name, "--model")
     trained = TrainedModel(path, trust_model=name)
-    step = trained.restore(wanted_step)
+    step = trained.restore(wanted)
     averages = zip(trained.model.trainable_variables, trained.trainable, strict=True)
     for variable, average in averages:
         variable.assign(average)

@@ -178,11 +178,9 @@ class Loop:
         self.results.add(self.step, result)
         self._newest = batches, count - 1
 
-    def _run(
-        self, batches: Sequence[Batch], count: int, is_verified: bool
-    ) -> StepResult:
+    def _run(self, batches: Sequence[Batch], count: int, verify: bool) -> StepResult:
         config, towers = self.training.config, self.training.towers
-        if is_verified:
+        if verify:
             are_alike = len(self.training.placement.gpu_names) < 2
             exact = config.speed.deterministic and are_alike
             bound = 0.0 if exact else ROUNDING[config.network.precision]

@@ -155,9 +155,7 @@ class Progress:
             with contextlib.suppress(OSError):
                 files.opened(path, "ab").close()
 
-    def save_for_debugging(
-        self, directory: Path, facts: Mapping[str, Any]
-    ) -> Path | None:
+    def save_for_debugging(self, folder: Path, facts: Mapping[str, Any]) -> Path | None:
         """Writes a debug checkpoint, which is never resumed from and never deleted.
 
         The manifest also gets `facts`. An earlier debug checkpoint of the same step is
@@ -165,9 +163,9 @@ class Progress:
         """
         if not self._writes:
             return None
-        if self.step in checkpoints.steps(directory):
-            checkpoints.set_aside(directory, self.step, "earlier")
-        return self._write(directory, facts)
+        if self.step in checkpoints.steps(folder):
+            checkpoints.set_aside(folder, self.step, "earlier")
+        return self._write(folder, facts)
 
     def log_event(self, step: int, event: str, what: str) -> None:
         """Appends an event to `metrics.jsonl`, for alerts; a full disk loses it."""
