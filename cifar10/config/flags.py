@@ -101,11 +101,9 @@ def _closest(name: str, known: Sequence[str]) -> list[str]:
 
 
 def from_flags(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None = None,
-    **fixed: Any,
+    parser: argparse.ArgumentParser, words: Sequence[str] | None = None, **fixed: Any
 ) -> Config:
-    """Builds a configuration from `arguments`, or from `sys.argv`.
+    """Builds a configuration from `words`, or from `sys.argv`.
 
     A bad value ends the program with exit code 2. `--help` lists the main flags, and
     `--help_all` lists all. `fixed` holds values of fields that get no flag.
@@ -125,7 +123,7 @@ def from_flags(
             _add_flag(main if is_main else group, one, hidden=not (is_main or show_all))
     _add_flag(main, fields.RESUME)
     try:
-        return Config(**{**parse(parser, arguments), **fixed})
+        return Config(**{**parse(parser, words), **fixed})
     except UsageError as error:
         parser.error(str(error))
 

@@ -87,13 +87,11 @@ class RecordedRun:
     is_own: bool = True
 
     @classmethod
-    def of(
-        cls, directory: Path, entries: Mapping[str, Any], *, is_own: bool = True
-    ) -> Self:
+    def of(cls, path: Path, entries: Mapping[str, Any], *, is_own: bool = True) -> Self:
         """Describes a run by the content of a valid `config.json`."""
         facts = {name: entries[name] for name in options(Facts).keys() & entries.keys()}
         config = fields.Recorded.of(entries)
-        return cls(directory, config, Facts(**facts), entries, is_own)
+        return cls(path, config, Facts(**facts), entries, is_own)
 
     @classmethod
     def read(cls, directory: Path) -> Self:

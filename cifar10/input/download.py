@@ -308,19 +308,17 @@ class _Download:
         self._has_hinted = True
 
 
-def _write(
-    file: io.BufferedRandom, position: int, chunk: bytes, archive: Archive
-) -> None:
+def _write(file: io.BufferedRandom, start: int, chunk: bytes, archive: Archive) -> None:
     """Writes a chunk, unless it cannot be the archive's or differs from kept bytes."""
-    if position == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
+    if start == 0 and not _GZIP.startswith(chunk[: len(_GZIP)]):
         raise _SourceError(f"sends something other than {archive.name}")
-    if position + len(chunk) > archive.size:
+    if start + len(chunk) > archive.size:
         raise _SourceError(f"sends more than {archive.name}'s {archive.size:,} bytes")
-    file.seek(position)
+    file.seek(start)
     kept = file.read(len(chunk))
     if kept != chunk[: len(kept)]:  # One of both is wrong; the digests will tell.
         raise _SourceError("sends bytes that differ from the kept ones", is_stale=True)
-    file.seek(position)
+    file.seek(start)
     file.write(chunk)
     file.flush()  # A kill loses nothing.
 

@@ -25,11 +25,9 @@ _FAR = 1e6
 _NEAR_CHANCE = 0.1  # In accuracy, whose average varies less by chance.
 
 
-def average(
-    averages: dict[str, float], newest: Mapping[str, float], classes: int
-) -> None:
+def average(averages: dict[str, float], new: Mapping[str, float], classes: int) -> None:
     """Updates the moving averages of metrics with a step's metrics."""
-    loss, entropy = newest["total_loss"], newest["cross_entropy"]
+    loss, entropy = new["total_loss"], new["cross_entropy"]
     first = averages.setdefault(_FIRST, loss)
     highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
     usual = max(abs(first), guessing := math.log(max(2, classes)))
@@ -38,10 +36,10 @@ def average(
         is_lost = guesses and entropy > 0.95 * guessing
         is_lost |= min(loss, entropy) > _FAR * usual
         averages.setdefault(LOST, 0.0)
-        newest = {**newest, LOST: float(is_lost)}
-    for name in [name for name in (*STEP_METRICS, LOST) if name in newest]:
-        old = averages.get(name, newest[name])
-        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (newest[name] - old)
+        new = {**new, LOST: float(is_lost)}
+    for name in [name for name in (*STEP_METRICS, LOST) if name in new]:
+        old = averages.get(name, new[name])
+        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (new[name] - old)
 
 
 def divergence(config: Groups, averages: Mapping[str, float]) -> str:
