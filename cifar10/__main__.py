@@ -39,16 +39,13 @@ def run() -> None:
 
 def main() -> None:
     """Runs the command named on the command line, then exits with its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=invocation.program_name(), **flags.described(__doc__)
-    )
+    details = flags.described(__doc__)
+    parser = argparse.ArgumentParser(prog=invocation.program_name(), **details)
     version = f"{invocation.DISTRIBUTION} {invocation.package_version()}"
     parser.add_argument("--version", action="version", version=version)
-    subparsers = parser.add_subparsers(
-        title="commands", metavar="COMMAND", required=True
-    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parsers = {
-        name: subparsers.add_parser(
+        name: commands.add_parser(
             name, help=command.HELP, **flags.described(command.DESCRIPTION)
         )
         for name, command in _COMMANDS.items()

@@ -75,15 +75,13 @@ class TrainedModel:
             )
         if is_code(network.model):
             run.check_logits(probe(self.model, self.image_shape))
-        self._last_values = [v.value for v in self.model.trainable_variables]
+        self._last = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self.use_averages = use_averages
         self.temperature, self.is_to_calibrate = 1.0, False
         with tf.device(device):
-            self._averages = [
-                tf.Variable(v, trainable=False) for v in self._last_values
-            ]
-        self.trainable = self._averages if use_averages else self._last_values
+            self._averages = [tf.Variable(v, trainable=False) for v in self._last]
+        self.trainable = self._averages if use_averages else self._last
         # Missing until `load`.
         self._file = directory / layout.CHECKPOINTS / temperature.FILES[0]
 
@@ -105,8 +103,7 @@ class TrainedModel:
         # Skipping the model's last values saves two thirds of the time.
         if not self.use_averages:
             # The checkpoint's `model` lacks layers in lists and dicts.
-            last = tf.train.Checkpoint(_trainable_variables=self._last_values)
-            parts["optimizer"] = last
+            parts["optimizer"] = tf.train.Checkpoint(_trainable_variables=self._last)
         checkpoints.restore(checkpoint, parts, partly=True)
         self._file = checkpoint.path / temperature.FILES[0 if self.use_averages else 1]
         if not self.is_to_calibrate:  # Else a damaged file is replaced.

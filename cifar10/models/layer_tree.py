@@ -56,9 +56,7 @@ def mark_head(model: "keras.Model", read: "Sequence[keras.Variable]") -> None:
     trainable = {id(variable) for variable in model.trainable_variables}
     if (last := next((v for v in reversed(read) if id(v) in trainable), None)) is None:
         return
-    holding = [
-        n for n, layer in enumerate(found) if id(last) in map(id, layer.variables)
-    ]
+    holding = [n for n, one in enumerate(found) if id(last) in map(id, one.variables)]
     head = holding.pop() if holding else _MODEL_ITSELF
     for index in reversed(holding):
         outer = found[index]

@@ -91,9 +91,8 @@ def array_dataset(
     for split in (one for one in SPLITS if f"x_{one}" in found):
         images[split] = _images(found[f"x_{split}"], f"x_{split} in {where}")
         count = len(images[split])
-        labels[split] = checked_labels(
-            found[f"y_{split}"], count, f"y_{split} in {where}"
-        )
+        what = f"y_{split} in {where}"
+        labels[split] = checked_labels(found[f"y_{split}"], count, what)
         digest.update(json.dumps(images[split].shape).encode())
         digest.update(labels[split].astype("<i4").tobytes())
         digest.update(images[split].data)

@@ -57,7 +57,7 @@ def find_folder(
     files, classes = listing.files, listing.classes
     names = [path for path, _, _ in files]
     labels_of = np.array(listing.labels, np.int32)
-    split_of, found_division = np.array(listing.splits), None
+    split_of, division = np.array(listing.splits), None
     wanted: dict[Split, float] = {"test": validation_fraction, "val": val_fraction}
     given = {*split_of.tolist()}
     check_fractions(given, wanted, directory, run)
@@ -70,9 +70,7 @@ def find_folder(
     if shares and "train" in given:
         free = np.flatnonzero(split_of == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
-        split_of[free], found_division = divided(
-            some, some_labels, classes, shares, run
-        )
+        split_of[free], division = divided(some, some_labels, classes, shares, run)
     shards = Shards(home, directory, files, split_of, image_size)
     left_out = shards.left_out
     labels = {split: labels_of[indices] for split, indices in shards.indices.items()}
@@ -125,7 +123,7 @@ def find_folder(
         paths={split: [names[n] for n in of] for split, of in shards.indices.items()},
         left_out=left_out,
         notes=notes,
-        division=found_division,
+        division=division,
     )
 
 
