@@ -298,8 +298,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_longer(name: str, period: int | None, max_steps: int) -> None:
     if period and period > max_steps:
-        fix = f"give at most --max_steps {max_steps}"
-        raise UsageError(f"--{name} {period}: {fix}.")
+        raise UsageError(f"--{name} {period}: give at most --max_steps {max_steps}.")
 
 
 def _parameters_of_others(chosen: str) -> set[str]:

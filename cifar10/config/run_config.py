@@ -90,8 +90,7 @@ class RecordedRun:
     def of(cls, path: Path, entries: Mapping[str, Any], *, is_own: bool = True) -> Self:
         """Describes a run by the content of a valid `config.json`."""
         facts = {name: entries[name] for name in options(Facts).keys() & entries.keys()}
-        config = fields.Recorded.of(entries)
-        return cls(path, config, Facts(**facts), entries, is_own)
+        return cls(path, fields.Recorded.of(entries), Facts(**facts), entries, is_own)
 
     @classmethod
     def read(cls, directory: Path) -> Self:

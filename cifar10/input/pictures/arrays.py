@@ -90,9 +90,8 @@ def array_dataset(
     digest = hashlib.sha256()
     for split in (one for one in SPLITS if f"x_{one}" in found):
         images[split] = _images(found[f"x_{split}"], f"x_{split} in {where}")
-        count = len(images[split])
         what = f"y_{split} in {where}"
-        labels[split] = checked_labels(found[f"y_{split}"], count, what)
+        labels[split] = checked_labels(found[f"y_{split}"], len(images[split]), what)
         digest.update(json.dumps(images[split].shape).encode())
         digest.update(labels[split].astype("<i4").tobytes())
         digest.update(images[split].data)

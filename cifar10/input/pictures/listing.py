@@ -255,8 +255,7 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
     masks = [found[0] for found in about if not found["of"]]
     images = [*filter(_ALL.fullmatch, letters)]
     are_all = len(images) + len(masks) == len(letters)
-    both = images, masks
-    are_many = all(any(one.endswith("s") for one in names) for names in both)
+    are_many = all(any(one.endswith("s") for one in names) for names in (images, masks))
     if (images and masks and (are_all or are_many)) or len(described) > 1:
         return f"are named like pictures and their masks{_RENAME}", inner
     are_splits = are_portions or are_mixed
