@@ -71,7 +71,6 @@ def _left_by_control_groups() -> Iterator[int]:
 
 
 def _text(path: Path) -> str:
-    """Returns the text of a file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

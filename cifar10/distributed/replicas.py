@@ -116,7 +116,6 @@ class ReplicaBuilder(TowerBuilder):
         return results[0]
 
     def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
-        """Returns the first replica's `numbers`; can copy its variables to others."""
         received: list[tf.Tensor] = []
 
         def replica_sharing() -> None:

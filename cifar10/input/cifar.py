@@ -135,7 +135,6 @@ def _stand_in(reason: str, home: Path | None = None) -> Dataset:
 
 
 def _checked(file_format: Format, directory: Path, description: str = "") -> Dataset:
-    """Checks the files of a data set, and returns the data set."""
     records.check_files(directory, file_format)
     return Dataset(
         name=file_format.name,

@@ -99,7 +99,6 @@ def save(
 
 
 def _sums(path: Path) -> dict[str, Any]:
-    """Returns the size and SHA-256 of a file, as a manifest records them."""
     return {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
 
 

@@ -125,7 +125,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _few(lines: Sequence[str]) -> Iterator[str]:
-    """Indents the first lines, and says how many more there are."""
     yield from (f"    {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"    and {len(lines) - _SHOWN:,} more, which --json shows"

@@ -85,7 +85,6 @@ def _assemble(requested: Config) -> "Training":
 
 
 def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:
-    """Prints what a step needs, and a line for each plan."""
     network, planner = training.config.network, training.planner
     parameters = f"{planner.state.model.count_params():,} parameters"
     print(f"{network.model}, {parameters}, {network.precision}")

@@ -116,7 +116,6 @@ def predict_files(options: Options) -> int:
 
 
 def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
-    """Maps the path of each image to the path of its heat map."""
     folder = layout.absolute_path(explain)
     layout.refuse_own_folder(folder, "--explain")
     try:

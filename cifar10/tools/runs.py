@@ -237,7 +237,6 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 
 def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Prints a row for each run: what it is, its scores, and its settings."""
     first = ("name", "state", "step", "scored")
     scored = [{of: run.get(of) for of in first} | run.get("scores", {}) for run in runs]
     groups = [[*map(_plain, scored)], [_plain(run.get("settings", {})) for run in runs]]

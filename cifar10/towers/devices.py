@@ -211,7 +211,6 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
 
 
 def _split_cpu(count: int) -> None:
-    """Splits the CPU into `count` logical devices."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:

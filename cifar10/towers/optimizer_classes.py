@@ -113,7 +113,6 @@ class Muon(keras.optimizers.Optimizer):
 
 
 def _indices(variables: list[keras.Variable]) -> dict[Any, int]:
-    """Maps each variable in a list to its index."""
     return {variable.value.ref(): index for index, variable in enumerate(variables)}
 
 

@@ -112,7 +112,6 @@ class Loop:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Calls `on_end` on the hooks when the block ends."""
         why = "failed"
         try:
             yield

@@ -191,7 +191,6 @@ class Progress:
         return f"The last good checkpoint is from step {last}; {how}"
 
     def _write(self, directory: Path, further: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint whose manifest records this step and `further` facts."""
         epoch, position = self._epoch_and_position()
         facts = {
             **self._config.identity,
