@@ -45,8 +45,7 @@ class LocalResponseNormalization(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Normalizes activations, floating [batch, height, width, channels]."""
         channels = inputs.shape[-1]
-        # Not in bfloat16: energies near 1 would all round to 1, and TensorFlow's
-        # elementwise operations are slower.
+        # bfloat16 would round all energies near 1 to 1, and be slower in TensorFlow.
         precise = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         reach = min(self.depth_radius, channels)
         band = tf.linalg.band_part(tf.ones([channels, channels], precise), reach, reach)

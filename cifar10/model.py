@@ -48,8 +48,7 @@ def inference(
     """
     values = [*non_trainable, *trainable]
     mapping = [*zip(written_variables(model), values, strict=True)]
-    # Not `model.stateless_call`: it bypasses `__call__`, from which nested layers take
-    # `training`.
+    # Not `model.stateless_call`: without `__call__`, nested layers get no `training`.
     with Call(model, mapping) as scope:
         before = [scope.get_current_value(v) for v, _ in mapping]
         logits = model(images, training=training)

@@ -1,7 +1,6 @@
 """The configuration of a training run, as requested and as resolved for a machine.
 
-Flags, recipes, the arguments of `Config` and `config.json` all set the fields that
-`fields.py` declares, in groups.
+Flags, recipes, arguments of `Config` and `config.json` set the fields of `fields.py`.
 """
 
 import copy

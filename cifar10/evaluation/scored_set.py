@@ -130,8 +130,7 @@ def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
 
     The views are the image, the image shifted up and left by a pixel, and the image
     shifted down and right, each also mirrored. The two unshifted views weigh as much
-    as the four shifted ones together. `images` are floating [batch, height, width,
-    channels].
+    as the four others. `images` are floating [batch, height, width, channels].
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")

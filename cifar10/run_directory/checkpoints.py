@@ -258,8 +258,7 @@ def restore(
 
     reader = tf.train.Checkpoint()
     try:
-        # Called first, because TensorFlow otherwise logs each value that was not
-        # restored, even after an error.
+        # First, or TensorFlow logs each value not restored, even after an error.
         status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
         for name, value in trackables.items():
             setattr(reader, name, value)  # Assignment restores the values.

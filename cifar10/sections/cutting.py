@@ -29,8 +29,7 @@ Call: TypeAlias = Any
 class Section(keras.layers.Layer):
     """Runs consecutive layer calls of a model, with the model's variables.
 
-    The inputs and the outputs are lists of tensors. All later sections consist of the
-    calls in `later`.
+    Inputs and outputs are lists of tensors. `later` has all later sections' calls.
     """
 
     def __init__(

@@ -58,8 +58,7 @@ class SectionPlan:
 
     starts: tuple[int, ...]  # For `cutting.cut`; empty if the model is not cut.
     cuts: tuple[str, ...]  # Names of the layers before which the model is cut.
-    # Peak memory of one tower's step: tensors, batches and the kernels' workspace,
-    # without the variables.
+    # Peak memory of a tower's step without variables: tensors, batches, workspace.
     tower_bytes: int
     # Peak memory of each GPU, or of the CPU for all towers together, with variables.
     total_bytes: int
@@ -96,8 +95,7 @@ class Planner:
         known = {self._calls[index].operation.name: index for index in indices}
         at = {0: 0}
         for name in self.marks if requested is None else requested.split(","):
-            # Keras numbers automatic layer names throughout a process: a second model
-            # has other numbers.
+            # Keras numbers layers throughout a process: a second model has others.
             similar = [one for one in known if same_but_number(name.strip(), one)]
             if not similar:
                 raise UsageError(

@@ -5,9 +5,8 @@
     [class_weights]               # Or by class name; other classes have weight 1.
     cat = 2.0
 
-Or give a list of numbers, one for each class in the data set's order. Only ratios
-matter: the weights are scaled to a mean of 1 over the training images, so the same
-learning rate remains suitable.
+Or give a list of numbers, one for each class, in order. Only ratios matter: weights are
+scaled to a mean of 1 over the training images, so a learning rate remains suitable.
 """
 
 from collections.abc import Mapping, Sequence

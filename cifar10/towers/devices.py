@@ -216,8 +216,7 @@ def _split_cpu(count: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:
-        # TensorFlow has already started. An earlier run of this process may have split
-        # the CPU into enough devices.
+        # TensorFlow has started. An earlier run may have split the CPU enough.
         if len(tf.config.list_logical_devices("CPU")) < count:
             raise _too_late(f"--num_gpus {count}") from error
 

@@ -133,8 +133,7 @@ def slow_down(
 ) -> None:
     """Multiplies all later updates of some variables by a factor.
 
-    The optimizer must come from `build_optimizer` with `scale_updates`, and the
-    optimizer's variables must exist.
+    The optimizer is from `build_optimizer` with `scale_updates`; its variables exist.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()

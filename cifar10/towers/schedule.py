@@ -1,9 +1,8 @@
 """The learning rate and the decay of moving averages, as pure functions.
 
 A schedule maps the number of examples seen, int64 [], to a learning rate, float64 [].
-So runs of the same length and global batch have the same rate at the same epoch,
-whatever their number of towers. The decay of moving averages depends on the number of
-updates, as in the tutorial.
+So runs of the same length and global batch have the same rate at the same epoch, with
+any towers. The decay of averages depends on the number of updates, as in the tutorial.
 """
 
 from __future__ import annotations

@@ -144,10 +144,9 @@ def frozen_as_in_evaluation(
 ) -> contextlib.AbstractContextManager[None]:
     """Makes completely frozen batch normalization layers compute as in evaluation.
 
-    The layers use their moving statistics and do not change them, as Keras's layers do
-    (https://keras.io/api/layers/normalization_layers/batch_normalization) if they are
-    not `trainable`. Setting `trainable` to False would hide the variables from the
-    optimizer and the checkpoints.
+    They use their moving statistics and do not change them, as Keras's layers do if not
+    `trainable` (https://keras.io/api/layers/normalization_layers/batch_normalization),
+    which would hide their variables from the optimizer and the checkpoints.
     """
     import keras
 

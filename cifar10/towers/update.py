@@ -1,10 +1,9 @@
 """The synchronous update of a step, and the variables that it writes.
 
-Only the device knows whether a step's results are finite. Waiting for the host to find
-out would delay updates on a GPU. Therefore each update is applied, and undone if the
-results are not finite. TensorFlow keeps the buffers of the old values, which have been
-read, so undoing moves no bytes, whereas selecting values on the device would take a
-kernel for each variable.
+Only the device knows whether a step's results are finite, and waiting for the host to
+find out would delay updates on a GPU. So each update is applied, and undone if they are
+not. TensorFlow keeps the buffers of the old values, which have been read, so undoing
+moves no bytes; selecting values on the device would take a kernel for each variable.
 """
 
 import dataclasses
@@ -38,8 +37,7 @@ class TrainState:
             optimizer.build(trained := model.trainable_variables)
             # Moving averages of the trainable variables, in the same order.
             self.averages = [tf.Variable(v.value, trainable=False) for v in trained]
-            # The number of updates applied so far, or skipped because a loss or
-            # gradient was not finite.
+            # Updates applied so far, or skipped because they were not finite.
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
             # Whether updates have ended for that reason; not in checkpoints.
             self.halted = tf.Variable(False, trainable=False)
@@ -58,8 +56,7 @@ class TrainState:
             "optimizer": self.optimizer,
             "averages": self.averages,
             "global_step": self.global_step,
-            # Listed separately, because Keras hides the states of random generators
-            # from TensorFlow's checkpoints.
+            # Apart, as Keras hides random states from TensorFlow's checkpoints.
             "non_trainable": [v.value for v in self.model.non_trainable_variables],
         }
 
@@ -88,9 +85,8 @@ class Update:
     average_decay: Callable[[tf.Tensor], tf.Tensor] | None
     # Largest global norm of the gradients, which are scaled down if needed; None: any.
     clip_norm: float | None = None
-    # Whether updates end at the first step whose loss or gradients are not finite: that
-    # step and all later ones write nothing. If False, only such steps are skipped, and
-    # `global_step` advances.
+    # Whether updates end at the first step that is not finite: it and all later ones
+    # write nothing. If False, only such steps are skipped, and `global_step` advances.
     halts: bool = True
     # Whether XLA compiles the update where it does not compile whole steps. On a GPU
     # its kernels, hundreds with Muon, then start at once.

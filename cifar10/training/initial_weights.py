@@ -105,8 +105,7 @@ def take_initial_weights(
 ) -> str:
     """Assigns the initial weights that `config` names to a newly built model.
 
-    `run` is the new one, and `earlier` is an earlier run in its directory, if any.
-    Returns a line to print.
+    `earlier` is an earlier run in the directory of `run`. Returns a line to print.
     """
     if earlier and not config.run.fresh and not earlier.is_own:
         raise UsageError(

@@ -28,8 +28,7 @@ def check_model(
 ) -> None:
     """Refuses a model whose training would depend on the number of towers.
 
-    `sharing` towers share a set of variables, and the images of an update are divided
-    into `batches` batches.
+    `sharing` towers share variables, and an update is of `batches` batches.
     """
     if sharing > 1 and (names := synchronized(model)):
         raise UsageError(

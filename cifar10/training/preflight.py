@@ -33,8 +33,7 @@ _OF_DATA = (
 def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     """Locks the run's directory against other runs; checks model and initial weights.
 
-    Yields the lock for `train`, which checks the rest of the configuration when
-    devices, data and model are known.
+    Yields the lock for `train`, which checks what depends on devices, data and model.
     """
     check_name(config.network.model)
     initial_weights.check_initial_weights(config)

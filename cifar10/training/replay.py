@@ -361,8 +361,7 @@ class Replay:
     def _values(self) -> dict[str, list[np.ndarray]]:
         """Returns what is compared, by group: each variable, or vectors of several.
 
-        Rounding leaves little of a single variable that is close to 0, and of an
-        optimizer's slots only the size.
+        Rounding leaves little of a variable close to 0, and of slots only the size.
         """
         state, found = self._state, collections.defaultdict[str, list[np.ndarray]](list)
         for group, variables in {

@@ -37,9 +37,8 @@ class NeverFiniteError(NotFiniteError):
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
-    `progress` keeps the moving averages of metrics, and the number of skipped steps. If
-    a loss or gradient is not finite, an error is raised or, with `--on_nan skip`, the
-    step is counted as skipped.
+    `progress` keeps the moving averages of metrics, and the number of skipped steps. A
+    step that is not finite raises an error or, with `--on_nan skip`, counts as skipped.
     """
 
     def __init__(self, progress: Progress, training: Training) -> None:

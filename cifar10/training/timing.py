@@ -41,9 +41,8 @@ class Share:
 class Timer:
     """Divides the wall time of a process into parts, and measures the rate of steps.
 
-    The part "start" includes tracing; "input" is the time in which steps wait for
-    images, and "training" is the other time of steps. Each line of `metrics.jsonl` has
-    the seconds of every part so far.
+    The part "start" includes tracing; in "input", steps wait for images, and the rest
+    of their time is "training". `metrics.jsonl` has the seconds of each part so far.
     """
 
     def __init__(self) -> None:

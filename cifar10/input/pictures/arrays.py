@@ -24,9 +24,8 @@ from cifar10.input.dataset_base import Dataset, numbered_class_names
 from cifar10.input.pictures.listing import MAX_CLASSES, split_of
 from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 
-# The unpacked arrays of a file may have this many bytes, or a hundred times the file's
-# size if that is more. Real pictures are compressed less. Grey pictures later take
-# three times as many bytes.
+# Unpacked arrays may have this many bytes, or a hundred times the file's size if more:
+# real pictures are compressed less. Grey pictures later take three times as much.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 # The largest pixel in scikit-learn's digits. On the scale of 0 to 255 it looks black.
 _DARK = 16

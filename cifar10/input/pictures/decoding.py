@@ -140,8 +140,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
 def _without_metadata(content: bytes) -> tuple[bytes, int]:
     """Returns content without the metadata that trouble Pillow, and bytes per read.
 
-    An intact orientation is kept. libjpeg decodes arithmetic coding only if it gets the
-    whole file at once.
+    An intact orientation is kept. libjpeg decodes arithmetic coding only in one read.
     """
     if frame := content.startswith(b"\xff") and _ARITHMETIC.search(content):
         pixels = math.prod(map(int.from_bytes, frame.groups()))

@@ -20,9 +20,8 @@ from cifar10.errors import UsageError, counted, first_few, has_controls, nfc, re
 from cifar10.input.pictures import decoding
 from cifar10.input.records import Split
 
-# The suffixes of pictures; files with other suffixes are left out. The kinds in the
-# other lines cannot be decoded. They are listed so that their files count as bad
-# pictures, which the user notices.
+# The suffixes of pictures; files with others are left out. Kinds below the first line
+# cannot be decoded, but count as bad pictures, which the user notices.
 _ENDS = {
     *("jpg", "jpeg", "png", "webp", "bmp", "gif", "jfif", "jpe"),
     *("tif", "tiff", "heic", "heif", "avif", "jp2", "jxl", "ppm", "pgm", "pbm", "pnm"),
@@ -168,8 +167,7 @@ def _folders_of_splits(
 ) -> dict[Split, str]:
     """Maps each split to its folder, with a slash at the end, or training to "".
 
-    A class may be called `train`, or have a name that is `known`, if its pictures are
-    directly in its folder.
+    A class may be called `train`, or by a `known` name, if pictures are directly in it.
     """
     named = {folder: split for folder in folders if (split := split_of(folder))}
     found, listed = {split: name for name, split in named.items()}, ", ".join(named)
@@ -373,10 +371,9 @@ def _entries(
 ) -> tuple[list[File], list[str], list[str]]:
     """Returns the pictures, the other files and the subfolders of a folder.
 
-    All are paths within `directory`, in the order of their names; folders end in a
-    slash. Hidden and system files and folders are left out. Links to folders count as
-    other files, because they could give a picture two classes, but for links that are
-    named like a split if `of_splits`.
+    All are paths within `directory`, ordered by name; folders end in a slash. Hidden
+    and system files and folders are left out. Links to folders, which could give a
+    picture two classes, count as other files, except those of splits if `of_splits`.
     """
     pictures, others, folders = [], [], []
     try:

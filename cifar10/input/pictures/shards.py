@@ -53,8 +53,7 @@ IN_MEMORY_BYTES = 2**30
 _THREADS = len(os.sched_getaffinity(0)) + 1
 
 _MANIFEST = "manifest.json"
-# The SHA-256 of each shard, by file name, and the reasons why pictures in the shard are
-# left out, by path.
+# By file name, the SHA-256 of each shard, and by path, why its pictures are left out.
 _Manifest: TypeAlias = dict[str, tuple[str, dict[str, str]]]
 
 
