@@ -324,12 +324,10 @@ def _traced(
 ) -> _Trace:
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
-    images = tf.TensorSpec((2, *image_shape))
+    given = tf.TensorSpec((2, *image_shape)), name, model, classes
     failed = explained(f"--model {name}", f"training on {image_shape} images failed")
     with failed, _Recorder() as call:
-        traced = compute.get_concrete_function(
-            images, name, model, classes, training=True
-        )
+        traced = compute.get_concrete_function(*given, training=True)
     return traced, call
 
 
