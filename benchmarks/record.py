@@ -5,6 +5,9 @@
 Trains a recipe on CIFAR-10 with the seeds 0, 1 and so on, by the clock of
 `benchmarks.time_to_94`, and scores the test images after each run. The row is
 printed, and entered if the mean is above the record's level.
+
+Finished trainings are kept in build/record.jsonl, so that the same command on the same
+commit, machine and versions continues with the next seed.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine, report
-from benchmarks.runner import Result, Row, measure_in_turn, show_progress
+from benchmarks.runner import Child, Result, Row, measure_in_turn, show_progress
 from benchmarks.time_to_94 import OURS, PATIENCE_SECONDS
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, reason
 from cifar10.input import datasets
 from cifar10.models.registry import is_code
 from cifar10.process import entry_point
+from cifar10.run_directory import logs
 
 BOARD = machine.ROOT / "docs/records.md"
+KEPT = machine.ROOT / "build/record.jsonl"
 # As airbench does: a mean that rounds up to the level.
 _BELOW_LEVEL = 0.05
 SIGNIFICANCE = 0.05
@@ -86,6 +91,25 @@ def check(recipe: str) -> None:
         )
 
 
+def train_once(child: Child, seed: int, made_by: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a training, which an earlier start may have made.
+
+    Args:
+        child: The process that trains.
+        seed: The training's.
+        made_by: What has to be equal for a kept training to count, but for the seed.
+    """
+    of_this = {**made_by, "seed": seed}
+    for line in filter(None, logs.read_lines(KEPT)):
+        if line["made_by"] == of_this:
+            show_progress(f"Seed {seed} was trained before: {KEPT}")
+            return line["figures"]
+    figures = child.ask("run", seed)
+    KEPT.parent.mkdir(exist_ok=True)
+    logs.append_line(KEPT, {"made_by": of_this, "figures": figures})
+    return figures
+
+
 def enter(result: Result, level: float, about: dict[str, Any]) -> None:
     """Prints a row, and enters it into the board if it is a record.
 
@@ -115,7 +139,7 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
         "joules (seeds)": report.mean_and_deviation(joules, 0) if joules else "-",
         "accuracy (seeds)": report.mean_and_deviation(scores, 2, " %"),
         "p": f"{p:.2g}",
-        "commit": about["commit"].removesuffix("-dirty"),  # By the board's rows alone.
+        "commit": _clean(about["commit"]),
         "date": about["date"][:10],
         "versions": ", ".join(f"{name} {about['versions'][name]}" for name in versions),
     }
@@ -138,6 +162,10 @@ def enter(result: Result, level: float, about: dict[str, Any]) -> None:
     show_progress(f"The row was entered into {BOARD}. Commit it.")
 
 
+def _clean(commit: str) -> str:
+    return commit.removesuffix("-dirty")  # By the board's rows alone.
+
+
 def main() -> None:
     """Trains, prints the row and enters it."""
     parser = report.build_parser("record", __doc__, has_rows=False)
@@ -158,11 +186,12 @@ def main() -> None:
     if flags.max_steps:
         name += f", {flags.max_steps} steps"
     options = {"recipe": flags.recipe, "dataset": dataset, "steps": flags.max_steps}
+    made_by = {**about, "date": "", "commit": _clean(about["commit"]), "recipe": name}
     [result] = measure_in_turn(
         [Row(name, OURS, options)],
         flags.seeds,
         prepare=lambda *_: None,
-        measure=lambda _, child, seed: child.ask("run", seed),
+        measure=lambda _, child, seed: train_once(child, seed, made_by),
         patience=PATIENCE_SECONDS,
     )
     enter(result, flags.level, about)

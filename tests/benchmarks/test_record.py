@@ -192,6 +192,31 @@ def test_given_steps_are_trained_and_named_in_the_row(checkout, monkeypatch, cap
     assert f"| {recipe}, 400 steps |" in record.BOARD.read_text()
 
 
+def test_a_training_of_the_same_commit_and_machine_is_not_repeated(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(record, "KEPT", tmp_path / "build/record.jsonl")
+    asked = []
+
+    class Child:
+        def ask(self, method, seed):
+            asked.append((method, seed))
+            return {"seconds": 10.0 + seed, "accuracy": 0.94, "joules": None}
+
+    def train(seed, **changed):
+        return record.train_once(Child(), seed, {**ABOUT, "recipe": "fast", **changed})
+
+    first = train(0)
+    with record.KEPT.open("a") as file:
+        file.write('{"made_by": ')  # The disk was full.
+    assert train(0) == first
+    assert asked == [("run", 0)]
+    for others in ({"commit": "another"}, {"recipe": "fast, 400 steps"}, {"cores": 3}):
+        train(0, **others)
+    assert train(1) == {**first, "seconds": 11.0}
+    assert len(asked) == 5
+
+
 # Joules.
 
 
