@@ -12,6 +12,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import counted, first_few, format_duration, format_number, rounded
+from cifar10.input.dataset_base import numbered_class_names
 from cifar10.models.step_metrics import STEP_METRICS
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
@@ -133,16 +134,21 @@ def _mirroring(training: Training) -> str:
     """Returns a note if mirroring pictures may change their classes; else ""."""
     config, sides = training.config, {"left": "right", "right": "left"}
     distortions = config.images.distortions
-    if distortions == "none" or config.dataset.data != data_flag.FOLDER:
+    if distortions == "none" or config.dataset.data in data_flag.NAMES:
         return ""
     folded = [name.casefold() for name in training.run.facts.class_names]
     mirrored = [re.sub("left|right", lambda of: sides[of[0]], one) for one in folded]
     changed = [a for a, b in zip(folded, mirrored, strict=True) if a != b in folded]
     if len(folded) >= 10 and max(map(len, folded)) == 1:  # Digits or letters.
         changed = folded
-    what = f"--distortions {distortions} mirrors pictures, which may change their class"
-    note = f"NOTE: {what} ({first_few(changed, 3)}). Give a new run --distortions none."
-    return note if changed else ""
+    note = f"NOTE: --distortions {distortions} mirrors pictures"
+    fix = "give a new run --distortions none."
+    if changed:
+        return f"{note}, which may change their class ({first_few(changed, 3)}): {fix}"
+    are_named = (*folded,) != numbered_class_names(len(folded))  # Unlike arrays'.
+    if are_named or config.given & {"distortions", "resume"}:
+        return ""
+    return f"{note}. For digits, letters and the like, {fix}"
 
 
 def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:

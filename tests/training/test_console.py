@@ -7,6 +7,7 @@ import re
 import threading
 import types
 
+import numpy as np
 import pytest
 
 import runs
@@ -128,6 +129,20 @@ def test_a_note_recommends_the_faster_way_on_several_gpus(
     assert ("prediction" in said) is is_advised
 
 
+def noted(monkeypatch, names, given):
+    """Returns the first lines of a run on classes of these names."""
+    monkeypatch.setattr(console, "_parts", lambda *_: "")
+    training = types.SimpleNamespace(
+        config=given if isinstance(given, Config) else Config(**given),
+        placement=Placement(("/cpu:0",), False, ""),
+        workers=Workers(),
+        images=[],
+        run=recorded(class_names=[*names]),
+        sections=None,
+    )
+    return " ".join(" ".join(console.first_lines(training)).split())
+
+
 @pytest.mark.parametrize(
     ("names", "given", "named"),
     [
@@ -142,20 +157,43 @@ def test_a_note_recommends_the_faster_way_on_several_gpus(
 def test_a_note_names_classes_that_mirroring_may_change(
     monkeypatch, tmp_path, names, given, named
 ):
-    monkeypatch.setattr(console, "_parts", lambda *_: "")
-    training = types.SimpleNamespace(
-        config=Config(data=str(tmp_path), **given),
-        placement=Placement(("/cpu:0",), False, ""),
-        workers=Workers(),
-        images=[],
-        run=recorded(class_names=[*names]),
-        sections=None,
-    )
-    said = " ".join(" ".join(console.first_lines(training)).split())
+    said = noted(monkeypatch, names, {"data": str(tmp_path), **given})
     assert (f"mirrors pictures, which may change their class {named}" in said) is bool(
         named
     )
     assert ("mirrors" in said) is bool(named)
+
+
+X, Y = np.zeros((4, 8, 8, 3), np.uint8), np.arange(4) % 2
+
+
+@pytest.mark.parametrize(
+    ("given", "is_noted"),
+    [
+        ({"data": (X, Y)}, True),
+        ({"data": "set.npz"}, True),
+        ({"data": (X, Y), "recipe": "fast"}, True),
+        ({"data": (X, Y), "distortions": "none"}, False),
+        ({"data": (X, Y), "distortions": "crop_flip"}, False),
+        ({"data": "cifar10"}, False),
+    ],
+)
+def test_a_note_says_that_arrays_are_mirrored_unless_their_user_chose(
+    monkeypatch, tmp_path, given, is_noted
+):
+    (tmp_path / "set.npz").touch()
+    monkeypatch.chdir(tmp_path)
+    said = noted(monkeypatch, ("class 0", "class 1"), given)
+    assert ("For digits, letters and the like" in said) is is_noted
+    assert ("mirrors" in said) is is_noted
+    named = noted(monkeypatch, ("cat", "dog"), given)
+    assert "mirrors" not in named, "the classes of a program's data set"
+
+
+def test_a_resumed_run_on_arrays_is_not_told_to_begin_anew(monkeypatch):
+    config = Config(data=(X, Y))
+    config.given = frozenset({"data", "resume"})
+    assert "mirrors" not in noted(monkeypatch, ("class 0", "class 1"), config)
 
 
 @pytest.mark.parametrize(
