@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,6 +86,7 @@ def array_dataset(
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
+    hashes: dict[Split, np.ndarray] = {}  # One for each image.
     digest = hashlib.sha256()
     for split in (one for one in SPLITS if f"x_{one}" in found):
         images[split] = _images(found[f"x_{split}"], f"x_{split} in {where}")
@@ -93,7 +94,12 @@ def array_dataset(
         labels[split] = checked_labels(found[f"y_{split}"], len(images[split]), what)
         digest.update(json.dumps(images[split].shape).encode())
         digest.update(labels[split].astype("<i4").tobytes())
-        digest.update(images[split].data)
+        hashes[split] = np.empty(count, np.int64)
+        for index, image in enumerate(images[split]):
+            digest.update(content := image.tobytes())
+            # Images of one colour, such as black ones, may be equal by chance.
+            is_plain = content == content[:3] * (len(content) // 3)
+            hashes[split][index] = hash((split, content) if is_plain else content)
     shapes = {array.shape[1:] for array in images.values()}
     if len(shapes) > 1:
         raise UsageError(
@@ -106,6 +112,7 @@ def array_dataset(
             raise UsageError(f"{why}. Leave its images out, or add some to x_train.")
     classes = 1 + int(max(some.max() for some in labels.values()))
     notes = _check_used(labels["train"], classes, where) if "train" in labels else []
+    notes += _shared(hashes, where)
     if "train" in images and 0 < (most := images["train"].max()) <= _DARK:
         why = f"pixels of x_train in {where} are at most {most} of 255, almost black"
         notes = [*notes, f"{why}. Unless this is intended, scale them"]
@@ -148,6 +155,20 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
         "splits from 0 without gaps, with np.searchsorted(np.unique(y_train), y)"
     )
     return [note] if unused else []
+
+
+def _shared(hashes: Mapping[Split, np.ndarray], where: str) -> Iterator[str]:
+    """Yields notes on splits of which more than 1 % are training images, too."""
+    first, *others = hashes
+    for split in others if first == "train" else ():
+        own = hashes[split]
+        found = np.count_nonzero(np.isin(own, hashes["train"]))
+        if 100 * found > len(own):
+            yield (
+                f"x_{split} in {where} shares {found:,} of {len(own):,} images with "
+                "x_train, so scores are too good. A tf.data.Dataset that take and "
+                "skip divide needs shuffle(..., reshuffle_each_iteration=False)"
+            )
 
 
 def _images(array: np.ndarray, what: str) -> np.ndarray:

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.input.pictures.arrays import find_npz
@@ -167,6 +168,45 @@ def test_labels_without_images_are_reported(tmp_path, labels, lacking):
     saved(path, y_train=anew, y_test=tests)
     assert not find_npz(path).notes, "the mend works"
     assert find_npz(path).read("test")[1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "shared", "colour", "is_noted"),
+    [
+        (8, 1, None, True),
+        (200, 3, None, True),
+        (200, 2, None, False),
+        (8, 0, None, False),
+        (8, 4, (0, 0, 0), False),
+        (8, 4, (9, 0, 200), False),
+    ],
+)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_training_images_in_another_split_cause_a_note(
+    tmp_path, split, count, shared, colour, is_noted
+):
+    x_train = arrays()["x_train"]
+    if colour:
+        x_train[:] = colour
+    x = RANDOM.integers(0, 256, (count, 5, 4, 3), np.uint8)
+    x[count - shared :] = x_train[:shared]
+    y = np.arange(count) % 3
+    path, _ = saved(
+        tmp_path / "set.npz", x_train=x_train, **{f"x_{split}": x, f"y_{split}": y}
+    )
+    notes = " ".join(find_npz(path).notes)
+    said = f"x_{split} in {path} shares {shared} of {count} images with x_train"
+    assert (said in notes) is is_noted
+    assert ("shares" in notes) is is_noted
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_stream_that_is_shuffled_anew_for_each_split_causes_a_note(again):
+    x = RANDOM.integers(0, 256, (60, 5, 4, 3), np.uint8)
+    stream = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 3))
+    stream = stream.shuffle(60, seed=1, reshuffle_each_iteration=again)
+    notes = " ".join(as_dataset((stream.take(40), stream.skip(40))).notes)
+    assert ("reshuffle_each_iteration=False" in notes) is again
 
 
 def test_a_file_with_only_a_test_part_can_be_scored(tmp_path):
