@@ -39,7 +39,9 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(_array, pair)
         except Exception as error:  # NumPy may raise any exception here.
-            raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
+            one_size = "Bring all images to one size, and give each one label."
+            fix = one_size if "inhomogeneous" in str(error) else _EXPECTED
+            raise UsageError(f"data: {reason(error).rstrip('.')}. {fix}") from error
     return arrays.array_dataset(found, "arrays from Python", name_of(data), None)
 
 

@@ -377,6 +377,8 @@ def test_bad_configurations_are_refused(given, named):
         (squares(np.full(X.shape, np.nan, np.float32)), r"read\('train'\) is float32"),
         ((X, Y[:-1]), "60 images"),
         ((X, Y - 1), "from -1"),
+        (([*X[:30], *X[30:, 1:]], Y), "inhomogeneous.* Bring all images to one size"),
+        (([*X[:30], *X[30:, :, 1:]], Y), "inhomogeneous.* Bring all images to one"),
         (((X, Y), None), "x_test"),
         (((X, Y), (X[:, :6], Y)), "shape"),
         (types.SimpleNamespace(), "SimpleNamespace"),

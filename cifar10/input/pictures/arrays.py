@@ -191,7 +191,8 @@ def check_pixels(dtype: np.dtype, what: str) -> None:
     if dtype != np.uint8:
         raise UsageError(
             f"{what} is {dtype}, not uint8. Scale to 0 to 255: x * 255 (if 0 to 1), "
-            "(x + 1) * 127.5 (if -1 to 1); then use np.rint(x).astype(np.uint8)."
+            "(x + 1) * 127.5 (if -1 to 1) or x / 257 (if 0 to 65535); then use "
+            "np.rint(x).astype(np.uint8)."
         )
 
 
@@ -206,6 +207,10 @@ def checked_labels(
         if array.dtype.kind == "f" and np.isnan(array).any():
             way += ", without the images whose label is NaN"
         how = f", such as {way}" if array.shape[:1] == (count,) else ""
+        is_table = array.ndim == 2 and array.dtype.kind in "biuf"
+        filled = np.count_nonzero(array, 1) if is_table else 0
+        if how and array.size > count and not np.all(filled == 1):
+            how = "; images with several labels, or none, cannot be trained on"
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
             f"each of {count:,} images{how}."

@@ -93,6 +93,8 @@ def test_images_that_are_almost_black_cause_a_note(tmp_path, most, is_noted):
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
         ({"x_train": np.zeros((6, 30), int)}, r"\[6, 30\]"),
         ({"y_train": np.eye(6)}, r"float64.*argmax"),
+        ({"y_train": np.ones((6, 3))}, "several labels, or none, cannot be trained on"),
+        ({"x_test": np.zeros((2, 5, 4, 3), np.uint16)}, r"x / 257 \(if 0 to 65535\)"),
         ({"y_train": np.array([object()] * 6)}, "Object arrays"),
         ({"y_train": np.full(6, 2), "y_test": np.full(2, 2)}, "are 2. Give"),
         ({"x_test": None, "y_test": None}, "x_test is not among"),
@@ -121,6 +123,22 @@ def test_the_advice_for_other_labels_works(y):
     converted = eval(way, {"np": np, "y": y, "y_train": y})  # noqa: S307
     _, labels = as_dataset((images, converted)).read("train")
     assert len({*labels.tolist()}) == 3
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.tile([1, 0, 1], (6, 1)),
+        np.eye(7)[:6, 1:],  # The first has none.
+        np.full((6, 3), np.nan),
+        np.full((6, 3), "cat"),
+        np.zeros((6, 3, 1)),
+    ],
+)
+def test_several_labels_for_an_image_are_not_to_be_made_one(y):
+    with pytest.raises(UsageError, match="several labels") as refused:
+        as_dataset((arrays()["x_train"], y))
+    assert "argmax" not in str(refused.value)
 
 
 def test_labels_of_two_splits_get_the_same_numbers():
