@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -122,13 +122,7 @@ def list_folder(
         notes.append(f"folders used as splits: {', '.join(read)}")
     if left_out:
         notes.append(f"left out: {_few(left_out)}")
-    alike = collections.defaultdict(list)
-    for name in first:
-        seen = re.sub(_UNSEEN, "", name).strip()
-        alike[_BLANK.sub(" ", seen).casefold()].append(repr(name))
-    if same := [name for names in alike.values() if len(names) > 1 for name in names]:
-        few = first_few(same, _SHOWN)
-        notes.append(f"classes that differ in case, blanks, - or _ alone: {few}")
+    notes += _on_names([*first], known)
     groups = min(map(sorted, inner.values()), key=len)
     if [*splits] == ["train"] and len(groups) > 1:  # It will be divided.
         notes.append(
@@ -160,6 +154,26 @@ def split_of(name: str) -> Split | None:
 
 def _letters(name: str) -> str:
     return re.sub(r"[\W\d_]+", "", nfc(name).casefold())
+
+
+def _folded(name: str) -> str:
+    """Returns a name without what looks the same: case, blanks, - and _."""
+    return _BLANK.sub(" ", re.sub(_UNSEEN, "", name).strip()).casefold()
+
+
+def _on_names(classes: list[str], known: Collection[str]) -> Iterator[str]:
+    """Yields notes on the names of classes."""
+    alike = collections.defaultdict(list)
+    for name in classes:
+        alike[_folded(name)].append(repr(name))
+    if same := [name for names in alike.values() if len(names) > 1 for name in names]:
+        few = first_few(same, _SHOWN)
+        yield f"classes that differ in case, blanks, - or _ alone: {few}"
+    few = first_few(classes, 3)
+    are_numbers = not known and all(map(str.isdecimal, classes))
+    if are_numbers and classes != sorted(classes, key=int):
+        order = f"classes are numbered in the order of their names as text: {few}"
+        yield f"{order}. For that of numbers, rename them alike, such as 01, 02, 10"
 
 
 def _folders_of_splits(
@@ -300,10 +314,14 @@ def _check_classes(
         )
     for split, of_class in splits.items():
         if unknown := sorted({*of_class} - {*first}):
+            fix = "No model can learn them: move them away, or add training pictures"
+            folded = {*map(_folded, unknown)}
+            if same := [repr(name) for name in first if _folded(name) in folded]:
+                few = first_few(same, _SHOWN)
+                fix = f"Only case, blanks, - or _ differ from {few}: rename one"
             raise UsageError(
                 f"{directory}: {top} lacks classes of {tops[split]}: "
-                f"{first_few(unknown, _SHOWN)}. No model can learn these classes. Move "
-                "their folders away, or add training pictures."
+                f"{first_few(unknown, _SHOWN)}. {fix}."
             )
         if not of_class:
             raise UsageError(

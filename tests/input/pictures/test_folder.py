@@ -467,6 +467,44 @@ def test_classes_that_look_the_same_are_reported(tmp_path, cache):
     assert "1'" not in note
 
 
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (map(str, range(12)), "0, 1, 10 and 9 more"),
+        (("8", "9", "10"), "10, 8, 9"),
+        (map(str, range(10)), None),
+        ((f"{number:02}" for number in range(12)), None),
+        (("1", "10", "9a"), None),
+        (("-1", "10", "9"), None),
+    ],
+)
+def test_numbered_classes_in_the_order_of_text_are_reported(tmp_path, names, order):
+    names = [*names]
+    folder = write(tmp_path / "set", *numbered(2, *names))
+    said = " ".join(list_folder(folder).notes)
+    assert ("order of their names as text" in said) is bool(order)
+    assert f"as text: {order}. For that of" in said or not order
+    assert "as text" not in " ".join(list_folder(folder, names).notes), "of a run"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ("Cat", "cat", "differ from 'Cat': rename one"),
+        ("polar bear", "polar_bear", "differ from 'polar bear': rename one"),
+        ("cats", "cat", "move them away"),
+    ],
+)
+def test_a_class_under_another_spelling_in_a_split_is_to_be_renamed(
+    tmp_path, cache, ours, theirs, said
+):
+    names = numbered(2, f"train/{ours}", "train/dog", f"test/{theirs}", "test/dog")
+    why = refused(write(tmp_path / "set", *names), cache)
+    assert f"lacks classes of test/: {theirs}. " in why
+    assert said in why
+    assert ("rename one" in why) is ("rename one" in said)
+
+
 def test_a_class_of_a_run_may_be_called_like_a_part(tmp_path):
     folder = write(tmp_path / "set", *numbered(2, "cat", "dog", "test"))
     assert list_folder(folder, ["cat", "dog", "test"]).classes == ["cat", "dog", "test"]
