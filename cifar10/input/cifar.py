@@ -73,8 +73,8 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> Dataset:
             raise UsageError(
                 f"--data_dir {data_dir} holds no {first.title}: neither "
                 f"{first.train_files[0]} nor {first.folder} nor {first.archive.name}.\n"
-                f"Correct --data_dir, or omit it to download {first.title}. For "
-                f"your own pictures, give --data {data_dir} instead."
+                f"Correct --data_dir, or omit it to download {first.title}. To "
+                f"train on your own pictures, give --data {data_dir} instead."
             )
         # The folder in which `keras.datasets` keeps what it has downloaded.
         home = layout.absolute_path(os.environ.get("KERAS_HOME", "~/.keras"))

@@ -257,7 +257,7 @@ def test_a_stand_in_that_cannot_be_published_is_reported(cache, monkeypatch):
 def test_folders_of_pictures_are_not_taken_for_cifar100(tmp_path):
     for name in ("train", "test"):
         (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match="--data_dir"):
+    with pytest.raises(UsageError, match="To train on your own pictures, give --data"):
         datasets.find("cifar100", str(tmp_path), NO_NETWORK)
 
 

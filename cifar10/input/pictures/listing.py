@@ -423,5 +423,7 @@ def _entries(
                 pictures.append((name, about.st_size, about.st_mtime_ns))
     except OSError as error:
         why = f"{error.filename} cannot be read: {reason(error)}"
-        raise UsageError(f"{why}. Make it readable, or move it away.") from error
+        is_file = isinstance(error, NotADirectoryError)
+        fix = "Give a folder of pictures" if is_file else "Make it readable, or move it"
+        raise UsageError(f"{why}. {fix}.") from error
     return pictures, others, folders

@@ -87,6 +87,12 @@ def test_an_unreadable_folder_is_refused(pictures, cache, monkeypatch):
         assert f"{forbidden} cannot be read" in refused(pictures, cache)
 
 
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path, cache):
+    (tmp_path / "set.npz").touch()
+    said = refused(tmp_path / "set.npz", cache, validation_fraction=0.1)
+    assert "set.npz cannot be read: Not a directory. Give a folder of pictures." in said
+
+
 def test_train_is_a_class_without_a_test_part(tmp_path, cache):
     directory = write(tmp_path / "a", *numbered(9, "bus", "train"))
     assert find(directory, cache).class_names == ("bus", "train")
