@@ -264,8 +264,8 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             given = {**given, **data_flag.located(place)}
         data = given.get("data", "auto")
         default = "tutorial" if data in data_flag.NAMES else "pictures"
-        if known := ARCHITECTURES.get(given.get("model", "")):
-            default = known.recipe or default
+        known = ARCHITECTURES.get(given.get("model", ""))
+        default = (known and known.recipe) or default
         kept = {}
         if given.get("initial_weights"):
             default = "finetune"
@@ -273,6 +273,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
         base = {**kept, **base} if "recipe" in given else {**base, **kept}
+        optimizer = base.get("optimizer")
+        if optimizer and given.get("optimizer", optimizer) != optimizer:
+            base.pop("optimizer_arguments", None)  # Of the recipe's optimizer.
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
     if named:

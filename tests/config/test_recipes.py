@@ -61,6 +61,33 @@ def test_flags_override_the_recipe(parse):
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "arguments"),
+    [
+        (None, {"weight_decay": 0.05}),
+        ("adamw", {"weight_decay": 0.05}),
+        ("sgd", None),
+        ("muon", None),
+    ],
+)
+def test_a_recipes_optimizer_arguments_are_for_its_optimizer(
+    tmp_path, optimizer, arguments
+):
+    given = {"optimizer": optimizer} if optimizer else {}
+    found = Config(recipe="finetune", **given).update
+    assert (found.optimizer, found.optimizer_arguments) == (
+        optimizer or "adamw",
+        arguments,
+    )
+    assert Config(recipe="finetune").replace(**given).update == found
+    own = {"weight_decay": 0.1}
+    both = Config(recipe="finetune", **given, optimizer_arguments=own).update
+    assert both.optimizer_arguments == own
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[optimizer_arguments]\nweight_decay = 0.1\n")
+    assert Config(recipe=mine, **given).update.optimizer_arguments == own, "of any"
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "learning_rat = 0.1",
