@@ -203,9 +203,12 @@ def _fitted(
         pixels = np.asarray(image)
         highest = int(pixels.max())
         upright = Image.fromarray((pixels >> 8).astype(np.uint8))
-    elif image.format == "PNG" and image.mode == "RGB" and content[24] == 16:
-        upper = int(np.asarray(image).max())  # Pillow reads the upper bytes.
-        highest = upper and 255 + 256 * upper
+    elif image.format == "PNG" and image.mode[:3] == "RGB" and content[24] == 16:
+        pixels = np.asarray(image)  # Pillow reads the upper bytes.
+        # Dark shapes on a transparent ground will be on white.
+        if pixels[..., 3:].min(initial=255) == 255:
+            upper = int(pixels[..., :3].max())
+            highest = upper and 255 + 256 * upper
     if 0 < highest < 2**12:  # Values of 12 bits are stored in 16, too.
         why = f"its 16-bit values are at most {highest}, and would be black"
         raise PictureError(f"{why} in 8 bits: scale them to 65535")

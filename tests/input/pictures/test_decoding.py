@@ -82,6 +82,9 @@ def palette(colour, **options):
         (packed(np.full((20, 20), 0xC8FF, np.uint16)), (200, 200, 200)),
         (packed(np.zeros((20, 20), np.uint16)), (0, 0, 0)),
         (png(np.zeros((20, 20, 3), int), 16, 2), (0, 0, 0)),
+        (png(np.full((20, 20, 2), [0, 65535]), 16, 4), (0, 0, 0)),
+        (png(np.full((20, 20, 2), [4096, 65535]), 16, 4), (16, 16, 16)),
+        (png(np.full((20, 20, 4), [9, 9, 900, 0x33FF]), 16, 6), (204, 204, 205)),
         (packed(Image.new("CMYK", (20, 20), (0, 255, 255, 0)), "JPEG"), (255, 0, 0)),
     ],
 )
@@ -123,6 +126,8 @@ def test_every_orientation_is_undone(orientation):
         (packed(np.arange(400, dtype=np.uint16).reshape(20, 20)), "at most 399"),
         (packed(np.full((20, 20), 4095, np.uint16)), "at most 4095"),
         (png(np.full((9, 9, 3), 900), 16, 2), "at most 1023"),
+        (png(np.full((9, 9, 4), [900, 900, 900, 65535]), 16, 6), "at most 1023"),
+        (png(np.full((9, 9, 2), [4095, 65535]), 16, 4), "at most 4095"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),
     ],
 )
