@@ -64,6 +64,8 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if "" in self.images:  # It would be the current folder.
+            raise UsageError("IMAGE: the value is empty. Name an image or a folder.")
         if self.follow and self.step is not None:
             raise UsageError("--follow and --step cannot be combined. Leave out one.")
         if self.interval_secs != Options.interval_secs and not self.follow:

@@ -35,8 +35,11 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--images", help="folder for pages with each step's images")
     replay, given = open_run(parser, words)
     first, last = window(replay, given["steps"])
-    if folder := given["images"]:
-        files.check_writable(Path(folder), "--images")
+    if (folder := given["images"]) is not None:
+        if not folder:
+            raise UsageError("--images: the value is empty. Name a folder.")
+        folder = layout.absolute_path(folder)
+        files.check_writable(folder, "--images")
     if given["find"]:
         step, loss, norm = replay.find(first, last)
         batches = next(replay.steps(step, step))
@@ -109,7 +112,7 @@ def window(replay: "Replay", words: str) -> tuple[int, int]:
 
 
 def compare(
-    replay: "Replay", first: int, last: int, folder: str | None = None
+    replay: "Replay", first: int, last: int, folder: Path | None = None
 ) -> "tuple[Difference, int | None, int]":
     """Recomputes steps until one differs by more than rounding.
 
@@ -130,7 +133,7 @@ def compare(
     return worst[0], begins, compared
 
 
-def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:
+def _write_page(folder: Path | None, replay: "Replay", batches: Any) -> None:
     """Writes a page of the images of the next step, with their names and losses."""
     if folder is None:
         return
@@ -139,5 +142,5 @@ def _write_page(folder: str | None, replay: "Replay", batches: Any) -> None:
         coded = base64.b64encode(png).decode()
         page += '<p style="display: inline-block; margin: 8px"><img height="96" src="'
         page += f'data:image/png;base64,{coded}"><br>{html.escape(name)}: {loss:.3g}\n'
-    path = Path(folder, f"step-{replay.step + 1:08d}.html")
+    path = folder / f"step-{replay.step + 1:08d}.html"
     files.write_output(path, "--images", page.encode(errors="surrogateescape"))

@@ -147,6 +147,9 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
     ):
         with pytest.raises(UsageError, match=why):
             predict(small_run, folder, **options)
+    for names in ([""], [str(folder), ""]):
+        with pytest.raises(UsageError, match="IMAGE: the value is empty"):
+            command.Options(names, train_dir=str(small_run))
     (tmp_path / "empty").mkdir()
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")

@@ -331,13 +331,20 @@ def test_steps_without_a_record_are_refused(run_dir, capsys):
 
 
 def test_a_folder_for_pages_is_refused_before_steps_are_computed(
-    run_dir, tmp_path, capsys
+    run_dir, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (file := tmp_path / "file").write_text("")
-    for folder in (file, file / "pages"):
+    for folder, why in (
+        (file, f"{file} cannot be made in"),
+        (file / "pages", f"{file}/pages cannot be made in"),
+        ("~/file", f"{file} cannot be made in"),
+    ):
         words = ["--steps", "7:8", "--images", folder]
-        with pytest.raises(UsageError, match=f"--images {folder} cannot be made in"):
+        with pytest.raises(UsageError, match=f"--images {why}"):
             called(replay, capsys, run_dir, *words)
+    with pytest.raises(UsageError, match="--images: the value is empty"):
+        called(replay, capsys, run_dir, "--steps", "7:8", "--images", "")
 
 
 def test_later_steps_without_a_record_are_named(run_dir, capsys):
