@@ -28,6 +28,8 @@ _NEEDED = (
 # Bounds on the differences of logits by rounding, as fractions of the largest logit.
 # Keras's networks reach a thousandth of the first bound and half of the second.
 _OF_LOGITS, _OF_16_BITS = 1e-3, 0.03
+# Of `Facts.versions`, those of the machine, which only decide how sums round.
+HARDWARE = ("processor", "driver")
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
 
 
@@ -123,9 +125,11 @@ class RecordedRun:
     @property
     def in_common(self) -> dict[str, Any]:
         """The entries that must be equal on all workers."""
-        known = options((*fields.RECORDED, Facts))
+        known, versions = options((*fields.RECORDED, Facts)), self.facts.versions
         differing = {name for name, one in known.items() if one.scope is WORKER}
-        return {k: value for k, value in self.entries.items() if k not in differing}
+        found = {k: value for k, value in self.entries.items() if k not in differing}
+        common = {k: of for k, of in versions.items() if k not in HARDWARE}
+        return {**found, "versions": common}
 
     def check_model(self, trusted: str | None, flag: str = "--trust_model") -> bool:
         """Refuses a model that is Python code, unless the user trained or trusts it.

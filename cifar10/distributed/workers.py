@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -35,6 +35,8 @@ _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
 # More keys than one run uses; as in TensorFlow's strategy_combinations.py.
 _KEYS_OF_A_STRATEGY = 100_000
+# What a new run takes from the run of its --initial_weights, where that is found.
+_OF_WEIGHTS = {"data_division", "depth", "distortions", "image_size", "width"}
 
 
 class Workers:
@@ -43,6 +45,9 @@ class Workers:
     The first is the chief, which prints messages and writes files; without a cluster,
     it is alone. At the start, workers wait up to `timeout` seconds (--worker_timeout).
     """
+
+    # TensorFlow's server keeps its port for the life of the process.
+    _has_connected: ClassVar[bool] = False
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         self._cluster = cluster or Cluster(("",), 0)
@@ -86,9 +91,13 @@ class Workers:
                 f"--variable_update mirrored: with several machines, {towers} towers "
                 "cannot share a device. Give --num_gpus 1, or --variable_update auto."
             )
+        if Workers._has_connected:
+            why = "A process can train with other workers only once."
+            raise UsageError(f"{why} Start a new process for each run.")
         replicas = towers if mirrored and gpus else 0
         with self.reporting_losses():
             rendezvous.meet(self._cluster, self._timeout)
+            Workers._has_connected = True
             strategy = connect_cluster(self._cluster, gpus=replicas)
         stop.reinstall()
         return strategy, replicas or 1
@@ -115,13 +124,17 @@ class Workers:
             store.set_config_key_value("begun", "")
             return messages
         own, chiefs = json.loads(text), json.loads(self._wait_for("settings", 0))
+        differing = {key for key, value in chiefs.items() if value != own.get(key)}
         if lines := [
-            f"    {setting}: {value} on {name(0)}, {own.get(setting)} on {name()}"
-            for setting, value in chiefs.items()
-            if value != own.get(setting)
+            f"    {key}: {chiefs[key]} on {name(0)}, {own.get(key)} on {name()}"
+            for key in sorted(differing)
         ]:
             lines.insert(0, "The workers were started differently:")
             lines.append("Start all workers with the same flags, data and versions.")
+        if chiefs.get("initial_weights") and differing & _OF_WEIGHTS:
+            lines.append("--initial_weights must name the same run or file everywhere.")
+        if differing and differing <= {"xla", "xla_update"}:
+            lines.append("For xla alone, give --xla or --no-xla to all workers.")
         problem = "\n".join(lines)
         store.set_config_key_value(f"problem/{self.index}", problem)
         if problem:

@@ -32,6 +32,7 @@ def everywhere():
 def made(monkeypatch):
     """Stands for TensorFlow's strategy, and its context."""
     made = mock.Mock()
+    monkeypatch.setattr(workers.Workers, "_has_connected", False)
     monkeypatch.setattr(workers.context, "context", mock.Mock())
     monkeypatch.setattr(workers.tf.distribute, "MultiWorkerMirroredStrategy", made)
     return made
@@ -121,6 +122,26 @@ def test_each_gpu_of_several_machines_has_variables_but_towers_of_a_cpu_share_th
         return
     assert found.connect(update, placement, mock.Mock())[1] == sets
     made.assert_called_once()
+
+
+def test_a_process_trains_with_other_workers_only_once(made, monkeypatch):
+    """TensorFlow's server keeps the port; a failed meeting has started none."""
+    meet = mock.Mock(side_effect=[LostWorkerError("b is missing"), None])
+    monkeypatch.setattr(workers.rendezvous, "meet", meet)
+    placement = Placement(("/cpu:0",), simulated=False, description="")
+
+    def connect(*addresses):
+        found = workers.Workers(Cluster(addresses, 0) if addresses else None)
+        return found.connect("auto", placement, mock.Mock())
+
+    with pytest.raises(LostWorkerError, match="missing"):
+        connect("a:1", "b:1")
+    connect("a:1", "b:1")
+    with pytest.raises(UsageError, match=r"only once.*new process"):
+        connect("a:2", "b:2")
+    assert meet.call_count == 2
+    made.assert_called_once()
+    assert connect() == (None, 1)
 
 
 def test_gpus_are_connected_by_nccl(made):

@@ -28,6 +28,7 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 from cifar10.training import assembly
+from recorded_runs import recorded
 from small_towers import open_batches
 
 STEPS = 24
@@ -202,6 +203,7 @@ def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
     monkeypatch.setattr(workers.rendezvous, "meet", lambda *_: None)
 
     def connect(requested, placement):
+        monkeypatch.setattr(workers.Workers, "_has_connected", False)
         together = workers.Workers(CHIEF, 9.0)
         return together.connect(requested, placement, StopSignals())
 
@@ -306,6 +308,43 @@ def test_the_chief_and_a_worker_with_other_settings_both_name_the_difference(tog
     assert "x: 2 on worker 0 at host0:1, 3 on worker 2 at host2:1" in str(chief)
     assert "seed" not in str(chief)
     assert isinstance(same, LostWorkerError)
+
+
+def test_workers_may_have_other_hardware_but_no_other_versions(together):
+    def begin(**versions):
+        settings = recorded(versions=versions).in_common
+        return lambda worker: worker.begin(settings, list)
+
+    own = {"tensorflow": "2.21", "processor": "A, 8 cores", "driver": "1"}
+    other = {"processor": "B, 4 cores", "driver": "2"}
+    chief, (message,) = together(begin(**own), begin(**own | other))
+    assert chief == []
+    assert "worker 1" in message
+    chief, _ = together(begin(**own), begin(**own | {"tensorflow": "2.20"}))
+    assert "versions: " in str(chief)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"seed": 2}, ()),
+        ({"seed": 2, "xla": True}, ()),
+        ({"xla": True}, ("--no-xla",)),
+        ({"distortions": "none"}, ("--initial_weights must name",)),
+        ({"distortions": "none", "initial_weights": None}, ()),
+    ],
+)
+def test_advice_fits_the_settings_that_differ(together, changes, advice):
+    settings = {"seed": 1, "xla": False, "distortions": "crop"}
+    settings["initial_weights"] = changes.get("initial_weights", "runs/one")
+    chief, _ = together(
+        lambda worker: worker.begin(settings, list),
+        lambda worker: worker.begin(settings | changes, list),
+    )
+    last = str(chief).partition("Start all workers with the same ")[2]
+    assert last, "the usual advice"
+    for one in ("--no-xla", "--initial_weights must name"):
+        assert (one in last) == (one in advice)
 
 
 def test_settings_are_compared_as_json(together):
