@@ -13,7 +13,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.config.run_options import BEST
 from cifar10.errors import UsageError
 from cifar10.models.registry import check_name
-from cifar10.run_directory import checkpoints, scores
+from cifar10.run_directory import checkpoints, scores, starting
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
 # Which checkpoint to use: a step, `BEST`, or None for the newest.
@@ -106,8 +106,10 @@ def check_identity(checkpoint: Checkpoint, run: RecordedRun) -> None:
     settings = checkpoints.link_of(checkpoint.manifest).get("settings", {})
     there = RecordedRun.of(run.directory, {**run.entries, **settings}).values
     there |= {name: checkpoint.manifest.get(name) for name in run.config.identity}
-    names = {*run.config.identity, *result_determining(run.config)}
-    for name in sorted(names - {"data"}):
+    names = {*run.config.identity, *result_determining(run.config)} - {"data"}
+    if there[starting.FINGERPRINT] and run.facts.data_fingerprint:  # Both are known.
+        names.add(starting.FINGERPRINT)
+    for name in sorted(names):
         if there[name] != (here := run.values[name]):
             raise UsageError(
                 f"{checkpoint.path} is from another run: its {name} is {there[name]!r}"

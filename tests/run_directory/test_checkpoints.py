@@ -230,15 +230,20 @@ def test_verify_detects_damage(tmp_path):
 
 
 def test_a_checkpoint_from_another_run_is_neither_loaded_nor_passed_over(tmp_path):
-    mine = recorded(seed=1, global_batch_size=8)
+    mine = recorded(seed=1, global_batch_size=8, data_fingerprint="a")
     ours = mine.config.identity
     link = {"settings": {"learning_rate": 0.1}}
     save(tmp_path, 1, facts={**ours, checkpoints.LINK: link})
     other = {checkpoints.LINK: {"settings": {"learning_rate": 0.2}}}
+
+    def of_data(fingerprint):
+        return {checkpoints.LINK: {"settings": {"data_fingerprint": fingerprint}}}
+
     for name, there in (
         ("seed", {"seed": 3}),
         ("global_batch_size", {"global_batch_size": 3}),
         ("learning_rate", other),
+        ("data_fingerprint", of_data("b")),
     ):
         save(tmp_path, 2, facts={**ours, **there})
         loaded = []
@@ -250,6 +255,13 @@ def test_a_checkpoint_from_another_run_is_neither_loaded_nor_passed_over(tmp_pat
         )
         assert ([found.step for found in loaded], list(refused)) == ([1], [2])
         assert newest == loaded[0]
+        shutil.rmtree(tmp_path / "step-00000002")
+    # The same data, or data that one of both does not know.
+    unknown = recorded(seed=1, global_batch_size=8)
+    for run, there in ((mine, "a"), (mine, None), (unknown, "b")):
+        save(tmp_path, 2, facts={**ours, **of_data(there)})
+        newest, _ = restoring.restore_newest(tmp_path, loaded.append, run)
+        assert newest.step == 2
         shutil.rmtree(tmp_path / "step-00000002")
 
 
