@@ -91,6 +91,10 @@ class Replay:
         }
         self._directory = run / layout.CHECKPOINTS
         self.saved = checkpoints.steps(self._directory)
+        self.manifests = {}
+        for step in self.saved:
+            with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
+                self.manifests[step] = checkpoints.read_manifest(self._directory, step)
         config = recorded.config
         has_weights = config.fine_tuning.initial_weights
         self.begun = min(self.saved, default=config.run.max_steps) if has_weights else 0
@@ -98,6 +102,9 @@ class Replay:
         towers = towers or max(1, config.machine.towers)
         values = run_config.config_to_resume(str(run), {"model": config.network.model})
         values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
+        records = (*self.logged.values(), *self.manifests.values())
+        if any(record.get("skipped_steps") for record in records):
+            values["on_nan"] = "skip"  # Else the replay would halt there.
         # The run's batches, if possible: batch norm and dropout depend on them.
         values["accumulate"] = max(1, batches // towers)
         if (size := config.batch.global_batch_size) % (towers * values["accumulate"]):
@@ -116,14 +123,15 @@ class Replay:
         self.determining = {*determining}
         self.facts = {name: training.run.entries[name] for name in FACTS}
         self._precision = training.config.network.precision
-        self.manifests = {}
-        for step in self.saved:
-            with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
-                self.manifests[step] = checkpoints.read_manifest(self._directory, step)
         self.links = {at: checkpoints.link_of(of) for at, of in self.manifests.items()}
         # An earlier version, which kept no starts, may have logged less before.
-        starts = (start["step"] for start in starting.read_starts(run))
-        self._first_start = next(starts, np.inf)
+        self._starts = [start["step"] for start in starting.read_starts(run)]
+        self._first_start = next(iter(self._starts), np.inf)
+        # The sessions that log skipped steps: --on_nan may change at a resume.
+        lines = [at for at, line in self.logged.items() if "skipped_steps" in line]
+        self._skipping = {*map(self._session, lines)}
+        if config.checkpoints.on_nan == "skip":
+            self._skipping.add(len(self._starts) - 1)
         self.why_not_exact = self._why_not_exact()
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
         self.unread = collections.defaultdict[str, set[str]](set)
@@ -131,6 +139,10 @@ class Replay:
         self.step = 0
         self._state = training.towers.state
         self._initial = [(one, one.read_value()) for one in self._state.variables()]
+
+    def _session(self, step: int) -> int:
+        """Returns the number of the session that computed a step; -1 if unknown."""
+        return max((n for n, at in enumerate(self._starts) if at < step), default=-1)
 
     def _why_not_exact(self) -> str:
         now = self.training.run
@@ -190,7 +202,7 @@ class Replay:
         if self._has_averages:
             names = self._averages.keys() & STEP_METRICS.keys()
             found |= {f"{name}/average": self._averages[name] for name in names}
-        if config.checkpoints.on_nan == "skip":
+        if self._session(self.step) in self._skipping:
             found["skipped_steps"] = self._skipped
         return found
 
@@ -287,7 +299,7 @@ class Replay:
         images, labels = (tf.concat(parts, 0) for parts in zip(*batches, strict=True))
         for at, picture in enumerate(training.images[chosen]):
             one = images[at : at + 1], labels[at : at + 1]
-            result = training.towers.tower(self._state, 0, *one)
+            (result,) = training.towers.results([one], training.towers.devices[:1])
             norm = _number(float(tf.linalg.global_norm(widened(result.gradients))))
             loss = float(result.metrics["cross_entropy"])
             png = tf.io.encode_png(picture).numpy()
@@ -389,6 +401,6 @@ def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what two runs must share to be the same bit for bit."""
     given = settings["versions"]  # Other versions round differently.
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
-    names = "tensorflow", "keras", "numpy", "processor", "driver"
+    names = "tensorflow", "keras", "numpy", *run_config.HARDWARE
     found = {name: versions.get(name) for name in names}
     return found | {name: settings.get(name) for name in ("workers", "devices")}

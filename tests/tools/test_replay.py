@@ -392,6 +392,22 @@ def test_each_image_has_its_name_and_loss(run_dir):
         np.testing.assert_array_equal(tf.io.decode_png(png), pictures[place])
 
 
+def test_an_image_alone_is_computed_with_frozen_statistics(tmp_path, stand_in_dir):
+    """As in its batch: else batch norm would scale it by itself."""
+    values = {"batch_size": 4, "data": "synthetic", "data_dir": str(stand_in_dir)}
+    values |= {"num_gpus": 1, "max_steps": 2, "log_frequency": 1, "distortions": "none"}
+    values |= {"model": "small_model:normalized", "freeze": "all-but-head"}
+    run = trained(tmp_path / "run", **values)
+    replayed = Replay(run)
+    images = replayed.images(next(replayed.steps(2, 2)))
+    (_, line) = runs.logged(run)
+    assert np.mean([loss for _, loss, *_ in images]) == pytest.approx(
+        line["cross_entropy"], rel=1e-4
+    )
+    alone = replayed.training.towers._results
+    assert alone.experimental_get_tracing_count() == 1
+
+
 # Images planted among those that are bright on the left, 0, or on the right, 1.
 PLANTED = {
     "all white": lambda images, labels: images[40].fill(255),
@@ -591,6 +607,42 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
     assert_verified(json.loads(said), len(checkpoints.steps(run / "checkpoints")))
     code, said = called(replay, capsys, run, "--steps", "1:14")
     assert (code, "Steps 1 to 14 are equal" in said) == (0, True), said
+
+
+@pytest.mark.parametrize("policies", [("stop", "skip"), ("skip", "stop")])
+def test_a_run_whose_policy_changed_at_a_resume_is_verified(tmp_path, capsys, policies):
+    """As the message of a stop advises; step 6 has an image of infinite loss."""
+    images = np.random.default_rng(0).integers(0, 200, (64, 32, 32, 3), np.uint8)
+    images[shuffled_indices(tf.range(20, 21, dtype=tf.int64), 64, 0).numpy()] = 255
+    labels = np.arange(64) % 2
+    arrays = {"x_train": images, "y_train": labels}
+    arrays |= {"x_test": images[:4], "y_test": labels[:4]}
+    np.savez(tmp_path / "set.npz", **arrays)
+    values = {"data": str(tmp_path / "set.npz"), "batch_size": 4, "num_gpus": 1}
+    values |= {"distortions": "none", "checkpoint_steps": 2, "log_frequency": 1}
+    values |= {"model": "small_model:trapped"}
+    run = tmp_path / "run"
+    for on_nan, end in zip(
+        policies, (5 if policies[0] == "stop" else 7, 10), strict=True
+    ):
+        trained(run, on_nan=on_nan, max_steps=end, **values)
+    capsys.readouterr()
+    code, said = called(audit, capsys, run, "--segments", 9, "--json")
+    found = json.loads(said)
+    assert code == 0, found["breaks"] + found["differences"]
+    assert_verified(found, len(checkpoints.steps(run / "checkpoints")))
+    # In the session that skips, each line has to have the right number.
+    log = run / "metrics.jsonl"
+    count = ', "skipped_steps": 1'
+    lines = log.read_text().splitlines(keepends=True)
+    (at,) = [n for n, one in enumerate(lines) if json.loads(one)["step"] == 7]
+    for changed in (', "skipped_steps": 2', ""):
+        assert count in lines[at]
+        log.write_text(
+            "".join(lines).replace(lines[at], lines[at].replace(count, changed))
+        )
+        code, said = called(replay, capsys, run, "--steps", "7:7")
+        assert (code, "skipped_steps in metrics.jsonl" in said) == (1, True), said
 
 
 def test_an_honest_run_with_nonfinite_scores_is_verified(
