@@ -345,13 +345,17 @@ class TowerBuilder(Agreement):
         by_xla = self.update.xla and not self.is_compiled
         write = self._update_by_xla if by_xla else self._trace_writes
         with tf.device(state.device), tf.name_scope("update"):
-            return write(state, averages, is_wanted)
+            return write(self.update, state, averages, is_wanted)
 
     def _trace_writes(
-        self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None
+        self,
+        update: Update,  # Passed, because a trace keeps the one that it was made with.
+        state: TrainState,
+        averages: Averages,
+        is_wanted: tf.Tensor | None,
     ) -> StepResult:
-        xla = self.update.xla or self.is_compiled
-        updated = self.update(state, averages, is_wanted=is_wanted, xla=xla)
+        xla = update.xla or self.is_compiled
+        updated = update(state, averages, is_wanted=is_wanted, xla=xla)
         metrics = averages.metrics | updated
         numbers = join_numbers(metrics, averages.tower_losses)
         return StepResult(metrics, averages.tower_losses, numbers)

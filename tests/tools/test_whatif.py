@@ -111,6 +111,14 @@ def test_a_setting_changes_only_the_named_steps(run_dir, tmp_path, capsys):
         np.testing.assert_array_equal(reached[name], before[name], err_msg=name)
 
 
+def test_a_rate_changes_steps_whose_update_xla_compiles(tmp_path, capsys):
+    run, out = trained(tmp_path, xla_update=True, max_steps=4), tmp_path / "out"
+    words = ["--steps", "3:3", "--until", "4", "--learning_rate", "0", "--out", out]
+    assert called(capsys, run, *words)[0] == 0
+    rates = [line["learning_rate"] for line in runs.logged(out)]
+    assert rates == [0.0, runs.logged(run)[3]["learning_rate"]]
+
+
 def test_another_rate_of_muon_is_that_of_a_run_begun_with_it(tmp_path, capsys):
     """Biases and heads have rates of their own, which it leaves as they are."""
     muon = {"optimizer": "muon", "schedule": "linear"}

@@ -1,5 +1,6 @@
 """The tower builder: N towers are one, and every update is written once."""
 
+import dataclasses
 import logging
 
 import keras
@@ -486,6 +487,20 @@ def test_all_traces_share_a_compiled_update(four_cpus):
         builder.freeze(frozen)
         builder.step(batch)
         builder.steps(calls.stacked([batch], 3), 1)
+    assert builder._update_by_xla.experimental_get_tracing_count() == 2
+
+
+def test_another_update_replaces_a_compiled_update(four_cpus):
+    """As `whatif` does for some steps; the first one comes back as it was compiled."""
+    builder = make_towers(small_model(), four_cpus[:1], xla=True)
+    batch, first = split(*random_batch(), 1), builder.update
+    other = dataclasses.replace(
+        first, learning_rate=lambda _: tf.constant(0.25, tf.float64)
+    )
+    for update, expected in ((first, 0.1), (other, 0.25), (first, 0.1)):
+        builder.update = update
+        builder.freeze(())
+        assert float(builder.step(batch).metrics["learning_rate"]) == expected
     assert builder._update_by_xla.experimental_get_tracing_count() == 2
 
 
