@@ -107,10 +107,12 @@ def take_initial_weights(
 
     `earlier` is an earlier run in the directory of `run`. Returns a line to print.
     """
-    if earlier and not config.run.fresh and not earlier.is_own:
+    is_users = config.run.fresh or "initial_weights" in config.given
+    if earlier and not is_users and not earlier.is_own:
         raise UsageError(
             "--initial_weights: the run has no checkpoint, and its config.json was not "
-            "written by you on this machine, or was edited. Start over with --fresh."
+            "written by you on this machine, or was edited. Give the flag yourself, or "
+            "start over with --fresh."
         )
     source, layers = find_weights(config, state.model, run.facts.class_names)
     variables, taken = _variables(state.model), set()

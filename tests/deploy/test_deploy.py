@@ -350,6 +350,17 @@ def test_the_builder_gets_exactly_the_files_copied_by_the_dockerfiles():
     assert copied == admitted
 
 
+def test_a_new_container_knows_which_runs_are_the_users():
+    """Its notes are on the volume of the runs."""
+    (settings,) = instructions("ENV")
+    given = dict(one.split("=") for one in settings.split())
+    state = Path(given["XDG_STATE_HOME"])
+    assert str(state.parent) in json.loads(instructions("VOLUME")[0])
+    *_, train_dir = json.loads(instructions("ENTRYPOINT")[0])
+    assert Path(train_dir).parent == state.parent
+    assert state.name.startswith("."), "it looks like a run"
+
+
 @pytest.mark.parametrize("file", [DOCKERFILE, SERVING], ids=["train", "serve"])
 def test_an_image_holds_everything_needed_by_its_program(tmp_path, file):
     """Its files alone, as `docker build` copies them, start the program."""

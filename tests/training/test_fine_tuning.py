@@ -1,6 +1,7 @@
 """Trainings that begin with weights from elsewhere: what fits, is frozen, is slow."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -675,8 +676,22 @@ def test_a_run_without_a_checkpoint_restarts_from_the_same_weights(
     shutil.rmtree(run / "checkpoints")
     runs.assert_equal(runs.train(run, stand_in_dir, **given), first)
     shutil.rmtree(run / "checkpoints")
-    # A stranger's config.json does not decide which file is read.
+    # As in a new container, without the note that the run is this user's.
     described = (run / "config.json").read_text()
     (run / "config.json").write_text(described + " ")
+    runs.assert_equal(runs.train(run, stand_in_dir, **given), first)
+
+
+def test_a_strangers_config_does_not_decide_which_weights_are_read(tmp_path):
+    """The user's own flag does, whoever wrote what is there."""
+    path = tmp_path / "there.weights.h5"
+    expected = written(path)
+    config, state = build_state(initial_weights=str(path), precision="float32")
+    run = recorded(class_names=[*"abcdefghij"], initial_weights=str(path))
+    given = config, state, run, dataclasses.replace(run, is_own=False)
+    config.given = frozenset({"resume"})
     with pytest.raises(UsageError, match="edited"):
-        runs.train(run, stand_in_dir, **given)
+        initial_weights.take_initial_weights(*given)
+    config.given = frozenset({"initial_weights"})
+    initial_weights.take_initial_weights(*given)
+    assert_taken(state, expected)
