@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from cifar10.config import layout
 from cifar10.config.config import Config
+from cifar10.config.run_config import RecordedRun
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.input import datasets
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import starting
+from cifar10.run_directory import checkpoints, starting
+from cifar10.run_directory.early_stopping import why_ended
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble
@@ -88,19 +90,15 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     training = loop.training
     config, run, fresh = training.config, training.run, training.config.run.fresh
     earlier = preflight.check_run(run, training.determining(), fresh=fresh)
-    taken = ""
+    note = taken = ""
     saved = None if fresh else loop.progress.last_saved()
     if config.fine_tuning.initial_weights and saved is None:
         state = training.towers.state
         taken = initial_weights.take_initial_weights(config, state, run, earlier)
-    note, end = "", config.run.max_steps
-    # A finished run keeps its config.json, unless this step has become its end.
-    is_new_end = saved == end and not (earlier and earlier.config.run.max_steps == end)
-    is_pruned = (run.directory / layout.PRUNED).exists() and not fresh
-    starts = not is_pruned and (saved is None or saved < end or is_new_end)
     # A run that cannot be restored keeps its config.json; a fresh one has no directory.
     restored = [] if fresh else loop.progress.restore()
-    if starts:
+    # A finished run keeps its config.json, unless this step has become its end.
+    if starts := not loop.progress.is_over or _ends_here(loop, earlier):
         note = starting.start_run(run, earlier, lock, fresh=fresh) or ""
     if fresh:
         restored = loop.progress.restore()
@@ -108,6 +106,16 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     if starts:
         starting.record_start(run, loop.step)
     return [*first_lines(training), wrap(note), wrap(taken), *restored]
+
+
+def _ends_here(loop: Loop, earlier: RecordedRun | None) -> bool:
+    """Returns whether the step reached ends a run that was to go on from it."""
+    path, step = loop.training.train_dir, loop.step
+    is_beyond = step > loop.training.config.run.max_steps
+    if earlier is None or is_beyond or (path / layout.PRUNED).exists():
+        return False
+    manifest = checkpoints.read_manifest(path / layout.CHECKPOINTS, step)
+    return why_ended(earlier.config, manifest) is None
 
 
 def _print(lines: list[str]) -> None:

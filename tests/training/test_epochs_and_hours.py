@@ -151,6 +151,32 @@ def test_a_run_without_time_takes_one_step(train, tmp_path):
     done = runs.call("train.py", f"--resume={run}")
     assert (done.returncode, "Nothing to do" in done.stdout) == (0, True), done.stderr
     assert f"--resume {run} --max_steps 2" in done.stdout
+    before = beginning(run)
+    assert train("run", max_hours=1e-6)[0] == 1
+    assert beginning(run) == before, "it was begun once more"
+
+
+def beginning(run):
+    """What each start of a run writes."""
+    return [(run / name).read_bytes() for name in ("config.json", "starts.jsonl")]
+
+
+def test_a_run_that_has_ended_begins_only_at_a_new_end(train):
+    _, run = train("run", max_steps=5)
+    before = beginning(run)
+    # It has ended already, whatever the limit is now.
+    assert train("run", max_hours=1e-6)[0] == 5
+    assert train("run", max_steps=4)[0] == 5
+    assert beginning(run) == before
+    checkpoints.delete(run / "checkpoints", 5)  # Killed before its end.
+    assert train("run", max_hours=1e-6)[0] == 4
+    assert recorded(run)["max_hours"] == 1e-6
+    assert beginning(run)[1].count(b"\n") == 2
+    before = beginning(run)
+    assert train("run", max_hours=1e-6)[0] == 4
+    assert beginning(run) == before
+    assert train("run", max_steps=6)[0] == 6
+    assert beginning(run)[1].count(b"\n") == 3
 
 
 def test_a_record_says_why_training_ended(tmp_path):

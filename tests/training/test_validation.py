@@ -220,7 +220,9 @@ def test_a_run_has_one_best_checkpoint_and_keeps_it(
     best = " at step 15 on test, which chose this step, so a little too good\n"
     assert best in said, "in the line of the best"
     assert restoring.candidates(run / "checkpoints", "best") == [15]
+    starts = (run / "starts.jsonl").read_bytes()
     train(run, stand_in_dir, **options)
+    assert (run / "starts.jsonl").read_bytes() == starts, "it was begun once more"
     repeated = capsys.readouterr().out
     assert "Nothing to do." in repeated
     for text in (said, repeated):
