@@ -87,8 +87,8 @@ class Config(fields.Groups):
             if name not in known:
                 raise UsageError(f"Config has no argument {name}.")
             known[name].check(value)
-        self._assign(_completed(named))
         self.given = frozenset(named)
+        self._assign(_completed(named))
         scores = (*fields.SCORES, *(self.loss.metrics or ()))
         if (best_by := self.checkpoints.best_by) not in scores:
             raise UsageError(f"--best_by {best_by}: give one of {', '.join(scores)}.")
@@ -159,6 +159,8 @@ class Config(fields.Groups):
             what = f"--stop_after_no_gain {keep.stop_after_no_gain}"
             raise UsageError(f"{what} needs --eval_steps.")
         _refuse_longer("eval_steps", keep.eval_steps, self.run.max_steps)
+        if "verify_steps" in self.given:  # Earlier versions accepted any of a run.
+            _refuse_longer("verify_steps", keep.verify_steps, self.run.max_steps)
         if callable(self.loss.loss) and keep.best_by == "total_loss":
             raise UsageError(
                 "best_by total_loss: evaluations do not compute your loss function. "
@@ -292,9 +294,6 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if {"data_dir", "data_url"} <= given.keys():
         what = f"--data_url has no effect with --data_dir {given['data_dir']}"
         raise UsageError(f"{what}. Omit one.")
-    # An earlier version accepted this of a run, which can still be replayed.
-    most = values.get("max_steps", fields.Run.max_steps)
-    _refuse_longer("verify_steps", given.get("verify_steps"), most)
     return {"keep_best": int(bool(values.get("eval_steps"))), **values}
 
 

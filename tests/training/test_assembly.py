@@ -296,6 +296,23 @@ def test_layers_taken_from_another_model_show_no_activations():
     assert shown == {}
 
 
+def test_a_verified_step_beyond_the_epochs_is_refused():
+    given = Config(
+        batch_size=5,
+        precision="float32",
+        max_epochs=1,
+        verify_steps=11,
+        recipe="tutorial",
+    )
+    config = assembly.resolve_config(given, TWO_TOWERS)
+    with pytest.raises(UsageError, match=r"--verify_steps 11: .*max_steps 10"):
+        assembly.complete_config(config, None, 100)
+    assert assembly.complete_config(config, None, 110).run.max_steps == 11
+    # Earlier versions accepted it of a run, which is replayed without the flag.
+    config.given = frozenset()
+    assert assembly.complete_config(config, None, 100).run.max_steps == 10
+
+
 def test_more_towers_than_images_are_refused():
     config = resolved(batch_size=1, accumulate=4)
     with pytest.raises(UsageError, match="Give fewer towers"):
