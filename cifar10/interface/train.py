@@ -145,9 +145,10 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
     trained: fields.Groups = config
     manifest: Mapping[str, Any] = {"step": step}
-    if (train_dir / layout.CONFIG).exists():  # Only on the first machine.
+    saved = train_dir / layout.CHECKPOINTS
+    if step in checkpoints.steps(saved):  # Else another machine has the run.
         trained = RecordedRun.read(train_dir).config
-        manifest = checkpoints.read_manifest(train_dir / layout.CHECKPOINTS, step)
+        manifest = checkpoints.read_manifest(saved, step)
     limits = [name for name in reversed(fields.LENGTHS) if trained.values[name]]
     if trained.checkpoints.stop_after_no_gain:
         limits = ["no_gain"]  # Of a pruned run, the best checkpoint is left.

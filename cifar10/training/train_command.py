@@ -55,7 +55,7 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
     """
     processes, train_dir = config.processes, layout.absolute_path(config.run.train_dir)
     if processes.seeds:
-        if cluster.is_requested() and not alone:
+        if not alone and cluster.from_environment():
             raise UsageError("--seeds is for one machine. On several, give one --seed.")
         launcher.train_seeds(processes.seeds, sys.argv, train_dir)
         return

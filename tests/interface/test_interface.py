@@ -26,6 +26,7 @@ from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.dataset_base import Dataset
 from cifar10.interface.data import as_dataset
+from cifar10.interface.train import read_record
 from cifar10.models.registry import ARCHITECTURES, name_of_function
 
 RANDOM = np.random.default_rng(0)
@@ -101,6 +102,13 @@ def test_record_holds_how_the_run_went(trained):
     step, best = second.best
     assert best == max(second.scores.values()) == second.scores[step]
     assert first.seconds > 0
+
+
+def test_a_worker_with_an_older_copy_of_the_run_returns_a_record(trained):
+    """The chief alone has the checkpoint of the last step."""
+    here = trained[1].train_dir
+    record = read_record(here, 9, 1.0, config(here, max_steps=9))
+    assert (record.step, record.ended) == (9, "max_steps")
 
 
 def test_run_resumes_by_its_directory(trained, tmp_path):

@@ -78,6 +78,10 @@ def test_seeds_with_contradicting_flags_are_refused(monkeypatch):
     done = runs.call("train_multi_gpu.py", "--seeds", "0:2")
     assert done.returncode == 2
     assert "one machine" in done.stderr
+    task["cluster"] = {"worker": cluster["worker"][:1]}  # Of one, which is no other.
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    done = runs.call("train_multi_gpu.py", "--seeds", "2:2")
+    assert "FIRST below END" in done.stderr
 
 
 TINY = """
