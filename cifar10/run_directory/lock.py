@@ -41,9 +41,12 @@ class RunLock:
 
     def release(self) -> None:
         """Releases the lock. If no run began, deletes what `_acquire` made."""
-        with contextlib.suppress(OSError):
-            if not (self._path / layout.CONFIG).exists():
-                (self._path / _LOCK).unlink()
+        path = self._path / _LOCK
+        with contextlib.suppress(OSError, ValueError):  # It is released, or gone.
+            # Another run has made its own if somebody has deleted this one.
+            is_own = os.path.samestat(os.fstat(self._lock.fileno()), path.lstat())
+            if is_own and not (self._path / layout.CONFIG).exists():
+                path.unlink()
                 if self._is_new:
                     self._path.rmdir()
         self._held.close()
@@ -70,13 +73,17 @@ class RunLock:
                     f"--train_dir {path} is in use by another training run: {holder}. "
                     "Wait until that run ends, or choose another --train_dir."
                 ) from error
-            if os.fstat(lock.fileno()).st_nlink > 1:  # Must not be truncated below.
+            links = os.fstat(lock.fileno()).st_nlink
+            if links > 1:  # Must not be truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a hard link")
+            if not links:  # Who held it has deleted it meanwhile.
+                self._acquire()
+                return
             with contextlib.suppress(PermissionError):  # Another user owns it.
                 os.fchmod(lock.fileno(), 0o666)  # Who may write here may lock it.
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-            self._held = held.pop_all()
+            self._lock, self._held = lock, held.pop_all()
 
 
 def _take(lock: BinaryIO) -> None:

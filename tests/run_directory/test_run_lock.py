@@ -12,7 +12,7 @@ import pytest
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import starting
+from cifar10.run_directory import lock as locks, starting
 from cifar10.run_directory.lock import RunLock, is_locked
 from cifar10.training import preflight
 from recorded_runs import recorded
@@ -141,6 +141,34 @@ def test_a_directory_has_one_lock_under_all_its_paths(tmp_path):
             refuse(tmp_path / spelling)  # It was not unlocked.
         with RunLock(tmp_path / spelling):
             refuse(train_dir)
+
+
+def test_a_lock_deleted_while_a_run_waits_for_it_is_made_anew(tmp_path, monkeypatch):
+    """By a run that ended before it began; else two runs would hold it."""
+    take, lock = locks._take, tmp_path / "run" / ".lock"
+
+    def take_late(file):
+        monkeypatch.setattr(locks, "_take", take)
+        lock.unlink()
+        take(file)
+
+    monkeypatch.setattr(locks, "_take", take_late)
+    with RunLock(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+        refuse(tmp_path / "run")
+    assert not (tmp_path / "run").exists() or not lock.exists()
+
+
+def test_a_lock_that_another_run_has_made_is_left_to_it(tmp_path):
+    path = tmp_path / "run"
+    first = RunLock(path)
+    with first:
+        (path / ".lock").unlink()  # By somebody who took it for a leftover.
+        with RunLock(path):
+            first.release()
+            refuse(path)
+            first.release()  # As a signal may do once more.
+            refuse(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
