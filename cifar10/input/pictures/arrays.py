@@ -94,7 +94,7 @@ def array_dataset(
         labels[split] = checked_labels(found[f"y_{split}"], len(images[split]), what)
         digest.update(json.dumps(images[split].shape).encode())
         digest.update(labels[split].astype("<i4").tobytes())
-        hashes[split] = np.empty(count, np.int64)
+        hashes[split] = np.empty(len(images[split]), np.int64)
         for index, image in enumerate(images[split]):
             digest.update(content := image.tobytes())
             # Images of one colour, such as black ones, may be equal by chance.
