@@ -47,8 +47,11 @@ _LIKE_PIXELS = 10.0  # A factor that scales standardized images back to pixels.
 # Operations that pass on values of images, perhaps at other places.
 _PASSING = (
     "Cast|Identity|StridedSlice|Pack|Unpack|Split.*|Concat.*|Reverse.*|Transpose|"
-    "Resize.*|Pad.*|MirrorPad|Reshape|ExpandDims|Squeeze|SelectV2"
+    "Resize.*|Pad.*|MirrorPad|Reshape|ExpandDims|Squeeze|SelectV2|"
+    "ImageProjectiveTransformV3|EnsureShape"
 )
+_ANY = (-np.inf, np.inf)
+_CLIPPING = (keras.layers.RandomBrightness, keras.layers.RandomContrast)
 _BOUNDING = ("Relu", "Relu6", "Softplus", "Tanh")
 _say_once = functools.cache(say)  # Each replica builds the model.
 _RETURNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -161,7 +164,7 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
     """Yields notes on parts of a model that a run ignores or that look wrong."""
     if model.compiled:
         yield "its compile() is not used. Give optimizer, loss and metrics to Config"
-    name, scale, offset = _prepared(traced.graph)
+    name, scale, offset, end = _prepared(traced.graph)
     if scale < _OF_PIXELS or abs(offset) > _OFFSET * scale:
         yield (
             f"its {name} scales or moves pixels from 0 to 255, but images have mean 0 "
@@ -169,11 +172,14 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
         )
     for layer in layer_tree.layers(model) if scale < _LIKE_PIXELS else ():
         is_keras = type(layer).__module__.startswith("keras.")
-        least, most = getattr(layer, "value_range", (-1, 1)) if is_keras else (-1, 1)
-        if least >= 0:
+        least, most = getattr(layer, "value_range", _ANY) if is_keras else _ANY
+        is_narrow = least > offset - 2 * scale or most < offset + 2 * scale
+        # What other layers computed before may have another range than the images.
+        clips = isinstance(layer, _CLIPPING) and f"/{layer.name}/" in f"/{end}"
+        if is_narrow and (least >= 0 or clips):
             yield (
-                f"its {type(layer).__name__} expects pixels from 0 to {most:g}, but "
-                "images have mean 0 and deviation 1. Give value_range=(-5, 5), or "
+                f"its {type(layer).__name__} is for pixels from {least:g} to {most:g}, "
+                "but images have mean 0 and deviation 1. Give value_range=(-5, 5), or "
                 "scale them back before"
             )
             break  # One of RandAugment's layers is enough.
@@ -184,11 +190,12 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
         )
 
 
-def _prepared(graph: tf.Graph) -> tuple[str, float, float]:
+def _prepared(graph: tf.Graph) -> tuple[str, float, float, str]:
     """Returns how a model scales and moves images before any layer computes.
 
     Follows the images, the first input of `graph`, through operations with constants,
-    averaged. Returns the last such operation's name, the factor, and the offset.
+    averaged. Returns the last such operation's name, the factor, the offset, and the
+    name of the operation that computes something else.
     """
     found = {graph.inputs[0].name: ("", 1.0, 0.0)}
     captured = {inner.name: outer for outer, inner in graph.captures}
@@ -214,7 +221,7 @@ def _prepared(graph: tf.Graph) -> tuple[str, float, float]:
         if constant is not None:  # Keras numbers unnamed layers.
             name = re.sub(r"(_\d+)+(?=/|$)", "", op.name.partition("/")[2])
         found |= {one.name: (name, scale, offset) for one in op.outputs}
-    return [*found.values()][-1]
+    return *[*found.values()][-1], op.name
 
 
 def _hold_generators(

@@ -400,6 +400,17 @@ BACK = layers.Rescaling(64.0, 120.0, name="back")
 
 
 class Ranged(layers.Layer):
+def moved():
+    """Layers that move the values of images to other places."""
+    across = layers.RandomTranslation(0.1, 0.1), layers.RandomShear(0.1, 0.1)
+    turned = layers.RandomRotation(0.1), layers.RandomZoom(0.1)
+    return *turned, *across, layers.RandomPerspective(), layers.RandomCrop(20, 20)
+
+
+def contrast():
+    return layers.RandomContrast(0.2, (-1, 1))
+
+
     """Has a word of Keras's layers for something else."""
 
     value_range = 255.0
@@ -462,6 +473,8 @@ def of_compile():
         ),
         (lambda: computing(lambda x: layers.RandomFlip()(x) / 255), "div"),
         (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
+        (lambda: model_with(*moved(), layers.Rescaling(1 / 255)), "rescaling"),
+        (lambda: model_with(*moved()), None),
         (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
         (Dividing, "its truediv "),
         # A large constant is captured, and not in the graph.
@@ -470,6 +483,12 @@ def of_compile():
         (lambda: model_with(layers.RandomContrast(0.2, value_range=(-5, 5))), None),
         (lambda: model_with(layers.RandomContrast(0.2, (0, 1))), "from 0 to 1,"),
         (lambda: model_with(BACK, layers.RandomContrast(0.2)), None),
+        (lambda: model_with(layers.RandomContrast(0.2, (-1, 1))), "from -1 to 1,"),
+        (lambda: model_with(layers.RandomBrightness(0.2, (-3, 1))), "from -3 to 1,"),
+        (lambda: model_with(layers.RandomBrightness(0.2, (-2, 2))), None),
+        (lambda: model_with(layers.Rescaling(0.4), contrast()), None),
+        (lambda: computing(lambda x: contrast()(keras.ops.tanh(x))), None),
+        (lambda: model_with(layers.RandomErasing(value_range=(-1, 1))), None),
         (lambda: model_with(BACK, layers.Rescaling(1 / 255)), None),
         (lambda: computing(lambda x: resnet50.preprocess_input(BACK(x))), None),
         (lambda: model_with(Ranged()), None),
