@@ -56,6 +56,7 @@ _BOUNDING = ("Relu", "Relu6", "Softplus", "Tanh")
 _say_once = functools.cache(say)  # Each replica builds the model.
 _RETURNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _ROUNDING = 0.01  # In a sum of probabilities, in bfloat16.
+SIZED = "(from --distortions and --image_size)"  # Follows a size of images.
 
 
 @contextlib.contextmanager
@@ -139,7 +140,8 @@ def check(
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
     images = tf.zeros((2, *image_shape))
-    failed = explained(f"--model {name}", f"it failed on images of {image_shape}")
+    problem = f"it failed on images of {image_shape} {SIZED}"
+    failed = explained(f"--model {name}", problem)
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:

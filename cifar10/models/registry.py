@@ -158,8 +158,8 @@ def build_model(
     try:
         with tf.device(device):
             problem = (
-                f"the function failed with\n{image_shape=} (from --distortions and "
-                f"--image_size), {classes=} and {given}"
+                f"the function failed with\n{image_shape=} {custom.SIZED}, "
+                f"{classes=} and {given}"
             )
             with custom.explained(f"--model {name}", problem):
                 model = builder(image_shape, classes, **given)

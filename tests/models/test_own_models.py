@@ -299,7 +299,7 @@ def refused(own_models, built="Own()", called="logits"):
         ("keras.Model(images, layers.Dense(classes + 1)(logits))", "(2, 11)"),
         (
             "keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3)])",
-            "(24, 24, 3)",
+            "(24, 24, 3) (from --distortions and --image_size)",
         ),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
         ("keras.Model(images, keras.ops.sigmoid(logits))", "ends in a sigmoid"),
