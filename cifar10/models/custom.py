@@ -160,6 +160,13 @@ def check(
             why = "the function returned a model that it returned before"
             raise UsageError(f"--model {name}: {why}. Let it build a new one.")
         _RETURNED.add(model)
+        for variable in model.trainable_variables:
+            value = hash(variable.numpy().tobytes())
+            if getattr(variable, "returned", value) != value:
+                why = "was trained since the function returned it in another model"
+                fix = "Build its layer in the function, or set trainable = False"
+                raise UsageError(f"--model {name}: {variable.path} {why}. {fix}.")
+            variable.returned = value  # Variables have no hash for a dictionary.
 
 
 def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
@@ -263,14 +270,14 @@ def check_training(
     with keras.StatelessScope():
         rows = tf.cast(model(images, training=False), tf.float32)
     for problem in itertools.chain(
-        _problems_of_class(model),
+        _problems_of_layers(model, call.read),
         _problems_of_graph(traced.graph, call.hidden, deterministic=deterministic),
         _problems_of_outputs(traced, rows),
     ):
         raise UsageError(f"--model {name}: {problem}")
 
 
-def _problems_of_class(model: keras.Model) -> Iterator[str]:
+def _problems_of_layers(model: keras.Model, read: Sequence) -> Iterator[str]:
     for method in _OF_FIT:
         known = getattr(keras.Model, method)
         if getattr(getattr(model, method), "__func__", None) is not known:
@@ -284,6 +291,14 @@ def _problems_of_class(model: keras.Model) -> Iterator[str]:
     for layer in (model, *layer_tree.layers(model)):
         if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
             yield _HIDDEN.format(layer.name)
+    held = {id(variable) for variable in model.variables}
+    for variable in read:
+        if variable.trainable and id(variable) not in held:
+            yield (
+                f"it reads {variable.path}, which is in none of its layers and thus "
+                "neither trained nor saved. Make its layer an attribute in __init__, "
+                "or set trainable=False."
+            )
 
 
 def _problems_of_graph(

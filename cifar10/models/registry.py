@@ -152,7 +152,8 @@ def build_model(
     keras.config.set_floatx("float32")
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
-    keras.config.set_dtype_policy(f"mixed_{precision}" if mixed else precision)
+    policy = f"mixed_{precision}" if mixed else precision
+    keras.config.set_dtype_policy(policy)
     if seed is not None:
         keras.utils.set_random_seed(seed)
     try:
@@ -163,6 +164,11 @@ def build_model(
             )
             with custom.explained(f"--model {name}", problem):
                 model = builder(image_shape, classes, **given)
+            left = keras.config.dtype_policy().name
+            if left != policy and is_code(name) and deterministic is not None:
+                why = f"the function changes Keras's dtype policy, {policy}, to {left}"
+                fix = "Leave out clear_session() and the like, and give --precision"
+                raise UsageError(f"--model {name}: {why}. {fix}.")
             of = name, model, image_shape, classes
             custom.check(*of, is_code=is_code(name), deterministic=deterministic)
     finally:

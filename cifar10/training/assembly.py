@@ -365,6 +365,10 @@ def build_states(
         homes = list(placement.devices)
     shape, distortion = images.shape[1:], config.images.distortions
     states = [build_state(config, home, shape, dataset.classes) for home in homes]
+    trained = [id(v) for state in states for v in state.model.trainable_variables]
+    if len({*trained}) < len(trained):
+        why = "replicas would share layers. Build these in the function, for each model"
+        raise UsageError(f"--model {config.network.model}: {why}.")
     prepare = functools.partial(distortions.prepare, distortion=distortion)
     for state in states:
         find_architecture(config.network.model).initialize(state.model, images, prepare)

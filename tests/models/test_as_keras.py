@@ -326,6 +326,17 @@ def test_replicas_draw_as_towers_do(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_replicas_that_would_share_a_layer_are_refused(tmp_path):
+    shared = layers.Dense(5)
+
+    def model(*of):
+        return sequential(*of, shared)
+
+    with pytest.raises(UsageError, match="share layers"):
+        run(tmp_path / "mirrored", model, num_gpus=2, variable_update="mirrored")
+    run(tmp_path / "towers", model, num_gpus=2)
+
+
 def test_a_loss_depending_on_the_batch_size_is_refused_on_two_towers(tmp_path):
     def model(*of):
         return sequential(*of, SumOfLoss())

@@ -316,6 +316,7 @@ def test_an_unsuitable_function_is_refused(own_models, built, named):
     [
         ("keras.ops.softmax(logits)", "softmax"),
         ("images.numpy() if training else logits", "AttributeError"),
+        ("layers.Dense(10)(logits)", "kernel, which is in none of its layers"),
     ],
 )
 def test_a_model_untrainable_on_towers_is_refused(own_models, called, named):
@@ -399,7 +400,6 @@ TRIPLE = np.array([1.0, 2.0, 3.0], np.float32)
 BACK = layers.Rescaling(64.0, 120.0, name="back")
 
 
-class Ranged(layers.Layer):
 def moved():
     """Layers that move the values of images to other places."""
     across = layers.RandomTranslation(0.1, 0.1), layers.RandomShear(0.1, 0.1)
@@ -411,6 +411,7 @@ def contrast():
     return layers.RandomContrast(0.2, (-1, 1))
 
 
+class Ranged(layers.Layer):
     """Has a word of Keras's layers for something else."""
 
     value_range = 255.0
@@ -472,9 +473,9 @@ def of_compile():
             "div",
         ),
         (lambda: computing(lambda x: layers.RandomFlip()(x) / 255), "div"),
-        (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
         (lambda: model_with(*moved(), layers.Rescaling(1 / 255)), "rescaling"),
         (lambda: model_with(*moved()), None),
+        (lambda: computing(resnet50.preprocess_input), "its BiasAdd "),
         (lambda: computing(mobilenet_v2.preprocess_input), "pixels"),
         (Dividing, "its truediv "),
         # A large constant is captured, and not in the graph.
@@ -482,13 +483,13 @@ def of_compile():
         (lambda: model_with(layers.RandomContrast(0.2)), "RandomContrast"),
         (lambda: model_with(layers.RandomContrast(0.2, value_range=(-5, 5))), None),
         (lambda: model_with(layers.RandomContrast(0.2, (0, 1))), "from 0 to 1,"),
-        (lambda: model_with(BACK, layers.RandomContrast(0.2)), None),
         (lambda: model_with(layers.RandomContrast(0.2, (-1, 1))), "from -1 to 1,"),
         (lambda: model_with(layers.RandomBrightness(0.2, (-3, 1))), "from -3 to 1,"),
         (lambda: model_with(layers.RandomBrightness(0.2, (-2, 2))), None),
         (lambda: model_with(layers.Rescaling(0.4), contrast()), None),
         (lambda: computing(lambda x: contrast()(keras.ops.tanh(x))), None),
         (lambda: model_with(layers.RandomErasing(value_range=(-1, 1))), None),
+        (lambda: model_with(BACK, layers.RandomContrast(0.2)), None),
         (lambda: model_with(BACK, layers.Rescaling(1 / 255)), None),
         (lambda: computing(lambda x: resnet50.preprocess_input(BACK(x))), None),
         (lambda: model_with(Ranged()), None),
@@ -542,4 +543,60 @@ def test_a_model_that_was_trained_is_no_new_model(monkeypatch):
     with pytest.raises(UsageError, match="returned before"):
         build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
     models.clear()
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+
+
+def test_layers_that_were_trained_are_in_no_new_model(monkeypatch):
+    """Its run would begin with trained weights, unless these are frozen."""
+    base = model_with()
+
+    def around(*_):
+        images = keras.Input(IMAGE_SHAPE)
+        return keras.Model(images, layers.Dense(4)(base(images)))
+
+    monkeypatch.setitem(sys.modules, "brought", types.SimpleNamespace(of=around))
+    for _ in range(2):  # The first run of them was refused for another reason.
+        build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    kernel = base.trainable_variables[0]
+    kernel.assign(kernel + 1.0)
+    with pytest.raises(UsageError, match="kernel was trained since"):
+        build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    build_model("brought:of", IMAGE_SHAPE, 4)  # As an evaluation does.
+    base.trainable = False
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+
+
+def test_a_layer_outside_the_model_is_refused_unless_it_is_frozen(monkeypatch):
+    def around(*_):
+        return ending(layers.Lambda(lambda x: 2.0 * outer(x)))
+
+    monkeypatch.setitem(sys.modules, "brought", types.SimpleNamespace(of=around))
+    outer = layers.Dense(4, trainable=False)
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    outer = layers.Dense(4)
+    build_model("brought:of", IMAGE_SHAPE, 4)  # As an evaluation does.
+    with pytest.raises(UsageError, match="in none of its layers"):
+        build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        keras.backend.clear_session,
+        lambda: keras.mixed_precision.set_global_policy("float32"),
+    ],
+)
+def test_a_function_that_changes_the_precision_is_refused(monkeypatch, change):
+    """The run would have another than config.json says; old runs can be scored."""
+
+    def changing(*_):
+        change()
+        return model_with()
+
+    monkeypatch.setitem(sys.modules, "brought", types.SimpleNamespace(of=changing))
+    with pytest.raises(UsageError, match="mixed_bfloat16, to float32"):
+        build_model(
+            "brought:of", IMAGE_SHAPE, 4, precision="bfloat16", deterministic=False
+        )
+    build_model("brought:of", IMAGE_SHAPE, 4, precision="bfloat16")
     build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
