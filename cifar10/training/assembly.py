@@ -436,7 +436,9 @@ def build_towers(
         tower.loss = own_functions.with_own(tower.loss, *given)
     if callable(rate_of := config.update.keras_schedule):
         steps = 1 if config.run.max_hours else config.run.max_steps
-        own_functions.check_schedule(rate_of, steps)
+        is_muon = config.update.optimizer == "muon"  # It divides by its highest rate.
+        most = config.update.learning_rate if is_muon else math.inf
+        own_functions.check_schedule(rate_of, steps, most)
     batch = tf.TensorSpec([config.batch.batch_size, *shape])
     planner = planning.Planner(
         states[0], tower, placement.devices, batch, accumulate, replicas=len(states)

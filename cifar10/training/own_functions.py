@@ -1,5 +1,6 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,13 +83,13 @@ def with_own(
     random = np.random.default_rng(0)
     dtype = tf.float64 if precision == "float64" else tf.float32
     images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
-    labels = tf.constant(random.integers(0, classes, _IMAGES))
-    labels = tf.one_hot(labels, classes) if mixed else labels
+    indices = tf.constant(random.integers(0, classes, _IMAGES))
+    labels = tf.one_hot(indices, classes) if mixed else indices
+    expected = _expected(own.loss, labels, images)
     parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)
-    with tf.GradientTape() as tape:
-        whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
-        graph = tf.function(loss, autograph=False)  # As in a training step.
-        graph.get_concrete_function(images, labels, [])
+    whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
+    graph = tf.function(loss, autograph=False)  # As in a training step.
+    variables = graph.get_concrete_function(images, labels, []).graph.variables
     for name, value in whole.items():
         of_halves = np.mean([half[name] for half in halves])
         if not np.isfinite(value):
@@ -97,27 +98,71 @@ def with_own(
                 "with tf.math.softplus in place of a logarithm."
             )
         is_mean = np.isclose(value, of_halves, _TOLERANCE, _TOLERANCE)
-        if not is_mean or tape.watched_variables():
+        if not is_mean or variables:
+            given = indices if name != "total_loss" else expected
             raise UsageError(
                 f"{name}: a loss or metric has to be one value per image, or the mean "
                 "of such values, without random numbers or variables, so that towers "
                 f"can divide a batch. In a test it was {value:.6g} for a batch, and "
-                f"{of_halves:.6g} as the mean of its halves."
+                f"{of_halves:.6g} as the mean of its halves. It gets labels "
+                f"{tuple(given.shape)} and logits {tuple(images.shape)}."
             )
+    if callable(own.loss):
+        _check_loss(own.loss, expected, indices, images)
     return loss
 
 
-def check_schedule(rate_of: Callable, steps: int) -> None:
-    """Refuses a schedule with state, or without a rate for one of the steps."""
+def _check_loss(
+    loss: Callable, expected: tf.Tensor, indices: tf.Tensor, logits: tf.Tensor
+) -> None:
+    """Refuses a loss that takes its logits or labels for something else."""
+    own = tf.one_hot(indices, logits.shape[1], dtype=logits.dtype)
+
+    def has_slope(logits: tf.Tensor) -> bool:
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            value = _mean("total_loss", loss, expected, logits)
+        slope = tape.gradient(value, logits, unconnected_gradients="zero")
+        return bool(tf.math.count_nonzero(slope))
+
+    def reads(labels: tf.Tensor) -> bool:
+        pair = labels, tf.roll(labels, 1, axis=0)
+        with contextlib.suppress(UsageError):
+            one, other = (_mean("total_loss", loss, each, logits) for each in pair)
+            return not np.isclose(one, other, _TOLERANCE, _TOLERANCE)
+        return False
+
+    # Images are wrong, and right: a robust loss may ignore the former, or a margin the
+    # latter. A loss of 0, beside those of add_loss(), has no slope anywhere.
+    beyond = 1.1 - 1.2 * own, (1.2 + float(np.log(own.shape[1]))) * own - 0.1
+    if has_slope(logits) and not any(map(has_slope, beyond)):
+        raise UsageError(
+            "The loss has no gradient for logits below 0 or above 1: it takes "
+            "probabilities. Compute these by tf.nn.softmax, or give from_logits=True."
+        )
+    if not reads(expected) and reads(indices):
+        raise UsageError(
+            f"The loss {type(loss).__name__} reads labels as whole numbers, but gets "
+            "them one-hot. Read these, or let the name of its class begin with Sparse."
+        )
+
+
+def check_schedule(rate_of: Callable, steps: int, highest: float = np.inf) -> None:
+    """Refuses a schedule with state, or with a rate below 0 or above `highest`."""
     with custom.explained("learning_rate of Config", "the schedule failed"):
         graph = tf.function(rate_of, autograph=False)
         traced = graph.get_concrete_function(tf.TensorSpec([], tf.int64))
         for step in np.linspace(0, steps - 1, 100).astype(np.int64):
             rate, again = (float(traced(tf.constant(step))) for _ in range(2))
-            why = f"it is {rate:g} at step {step}. Give 0.0 or more"
-            if 0.0 <= rate < np.inf and rate != again:
+            why = ""
+            if not 0.0 <= rate < np.inf:
+                why = f"it is {rate:g} at step {step}. Give 0.0 or more"
+            elif rate != again:
                 why = "no checkpoint holds a schedule's state. Use the step alone"
-            if not 0.0 <= rate < np.inf or rate != again:
+            elif rate > highest * (1.0 + _TOLERANCE):
+                why = f"it is {rate:g} at step {step}, but muon takes {highest:g}, the "
+                why += "initial_learning_rate, for its highest. Give another schedule"
+            if why:
                 raise UsageError(f"learning_rate: {why}.")
 
 
@@ -137,7 +182,8 @@ def _mean(name: str, of: Callable, labels: tf.Tensor, logits: tf.Tensor) -> tf.T
 
 def _expected(loss: Any, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns one-hot labels for a Keras loss that is not sparse, or else `labels`."""
-    is_sparse = type(loss).__name__.startswith(("Sparse", "Circle"))
+    names = [kind.__name__ for kind in type(loss).__mro__]
+    is_sparse = any(name.startswith(("Sparse", "Circle")) for name in names)
     if hasattr(loss, "get_config") and not is_sparse and labels.dtype.is_integer:
         return tf.one_hot(labels, logits.shape[-1])
     return labels

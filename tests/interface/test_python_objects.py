@@ -313,12 +313,31 @@ class Sum(keras.losses.Loss):
 class Centre(keras.losses.Loss):
     """A loss that would have to be trained."""
 
-    def __init__(self):
+    def __init__(self, *, trainable=True):
         super().__init__()
-        self.centre = tf.Variable(1.0)
+        self.centre = tf.Variable(1.0, trainable=trainable)
 
     def call(self, labels, logits):
         return tf.reduce_sum(labels * logits, axis=-1) * self.centre
+
+
+class Gathering(keras.losses.Loss):
+    """Takes whole numbers, as a function would, where it gets one-hot labels."""
+
+    def call(self, labels, logits):
+        indices = tf.cast(labels, tf.int32)
+        return -tf.gather(tf.nn.log_softmax(logits), indices, batch_dims=1)
+
+
+class SparseGathering(Gathering):
+    """Gets whole numbers, by its name."""
+
+
+class Certain(keras.losses.Loss):
+    """The entropy of what is predicted, whatever the labels."""
+
+    def call(self, labels, logits):  # noqa: ARG002
+        return tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(logits), logits)
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
@@ -369,6 +388,7 @@ def excluding(**what):
 
 
 sparse = keras.losses.SparseCategoricalCrossentropy
+schedules = keras.optimizers.schedules
 BAD = {
     "from_logits": lambda: {"loss": sparse()},
     "loss gets logits": lambda: {"loss": keras.losses.sparse_categorical_crossentropy},
@@ -420,6 +440,27 @@ BAD = {
     "Give var_names": lambda: {"optimizer": excluding(var_list=[keras.Variable(1.0)])},
     "total_loss": lambda: {"loss": Sum(reduction="sum")},
     "random numbers or variables": lambda: {"loss": Centre()},
+    "numbers or variables": lambda: {"loss": Centre(trainable=False)},
+    "no gradient for logits below 0": lambda: {
+        "loss": lambda *pair: 2.0 * keras.losses.sparse_categorical_crossentropy(*pair)
+    },
+    "Gathering reads labels as whole numbers": lambda: {"loss": Gathering()},
+    r"It gets labels \(64, 4\) and logits \(64, 4\)": lambda: {
+        "loss": Sum(reduction="sum")
+    },
+    r"It gets labels \(64,\) and logits \(64, 4\)": lambda: {
+        "metrics": {"m": lambda _, logits: tf.reduce_max(logits)}
+    },
+    "muon takes 0.001, the initial": lambda: {
+        "optimizer": "muon",
+        "learning_rate": schedules.CosineDecay(
+            0.001, 4, warmup_target=0.1, warmup_steps=2
+        ),
+    },
+    "it is 0.2 at step 0, but muon takes 0": lambda: {
+        "optimizer": "muon",
+        "learning_rate": schedules.PiecewiseConstantDecay([1], [0.2, 0.1]),
+    },
     "the mean of such": lambda: {"loss": lambda _, logits: tf.reduce_max(logits)},
     "metrics/m": lambda: {
         "metrics": {"m": lambda labels, _: tf.random.uniform([len(labels)])}
@@ -462,6 +503,65 @@ def test_objects_unsuitable_for_towers_are_refused(tmp_path, why):
     with pytest.raises(UsageError, match=why):
         train(config(tmp_path / "run", **BAD[why]()))
     assert not (tmp_path / "run").exists()
+
+
+def of_own_probabilities(labels, logits):
+    return keras.losses.sparse_categorical_crossentropy(labels, tf.nn.softmax(logits))
+
+
+def bounded(labels, logits):
+    """A loss without a gradient for images that are wrong, whose labels may be."""
+    entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return tf.minimum(entropies, 2.0)
+
+
+def hinge(labels, logits):
+    """A loss without a gradient for images that are right."""
+    return tf.nn.relu(1.0 - margin(labels, logits))
+
+
+def nothing(_, logits):
+    return 0.0 * tf.reduce_sum(logits, axis=1)
+
+
+UNUSUAL = {
+    "of-own-probabilities": lambda: of_own_probabilities,
+    "bounded": lambda: bounded,
+    "hinge": lambda: hinge,
+    "nothing": lambda: nothing,
+    "whatever-the-labels": lambda: Certain(dtype="float64"),
+    "of-whole-numbers": lambda: SparseGathering(dtype="float64"),
+    "of-a-subclass": lambda: type("Own", (sparse,), {})(
+        from_logits=True, dtype="float64"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_an_unusual_loss_is_taken(tmp_path, kind):
+    given = {"loss": UNUSUAL[kind](), "max_steps": 1}
+    metrics = train(config(tmp_path / "run", **given)).metrics
+    if kind in ("of-whole-numbers", "of-a-subclass"):
+        cross_entropy = metrics["total_loss"] - metrics["penalties"]
+        assert cross_entropy == pytest.approx(metrics["cross_entropy"])
+
+
+def test_a_loss_may_look_values_up(tmp_path):
+    """A table has no values that a training could change."""
+    keys, factors = tf.range(4, dtype=tf.int64), tf.constant([1.0, 2.0, 3.0, 4.0])
+    given = tf.lookup.KeyValueTensorInitializer(keys, factors)
+    table = tf.lookup.StaticHashTable(given, 0.0)
+
+    def weighted(labels, logits):
+        return focal(labels, logits) * tf.cast(table.lookup(labels), logits.dtype)
+
+    assert train(config(tmp_path / "run", loss=weighted)).step == 3
+
+
+def test_muon_takes_a_schedule_that_begins_with_its_highest_rate(tmp_path):
+    given = {"optimizer": "muon", "learning_rate": schedules.CosineDecay(0.1, 4)}
+    rates = train(config(tmp_path / "run", **given)).history
+    assert rates[1]["learning_rate"] == pytest.approx(0.1)
 
 
 def test_a_schedule_is_tried_as_far_as_the_run_goes(tmp_path):
