@@ -39,8 +39,8 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(_array, pair)
         except Exception as error:  # NumPy may raise any exception here.
-            one_size = "Bring all images to one size, and give each one label."
-            fix = one_size if "inhomogeneous" in str(error) else _EXPECTED
+            one_size = "Bring all images to one size, and give each one label. "
+            fix = one_size * ("inhomogeneous" in str(error)) + _EXPECTED
             raise UsageError(f"data: {reason(error).rstrip('.')}. {fix}") from error
     return arrays.array_dataset(found, "arrays from Python", name_of(data), None)
 

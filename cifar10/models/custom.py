@@ -184,7 +184,7 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
         least, most = getattr(layer, "value_range", _ANY) if is_keras else _ANY
         is_narrow = least > offset - 2 * scale or most < offset + 2 * scale
         # What other layers computed before may have another range than the images.
-        clips = isinstance(layer, _CLIPPING) and f"/{layer.name}/" in f"/{end}"
+        clips = isinstance(layer, _CLIPPING) and _unnumbered(layer.name)[0] in end
         if is_narrow and (least >= 0 or clips):
             yield (
                 f"its {type(layer).__name__} is for pixels from {least:g} to {most:g}, "
@@ -199,12 +199,12 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
         )
 
 
-def _prepared(graph: tf.Graph) -> tuple[str, float, float, str]:
+def _prepared(graph: tf.Graph) -> tuple[str, float, float, list[str]]:
     """Returns how a model scales and moves images before any layer computes.
 
     Follows the images, the first input of `graph`, through operations with constants,
     averaged. Returns the last such operation's name, the factor, the offset, and the
-    name of the operation that computes something else.
+    parts of the name of the operation that computes something else.
     """
     found = {graph.inputs[0].name: ("", 1.0, 0.0)}
     captured = {inner.name: outer for outer, inner in graph.captures}
@@ -227,10 +227,15 @@ def _prepared(graph: tf.Graph) -> tuple[str, float, float, str]:
             offset += -constant if op.type == "Sub" else constant
         elif not re.fullmatch(_PASSING, op.type):
             break
-        if constant is not None:  # Keras numbers unnamed layers.
-            name = re.sub(r"(_\d+)+(?=/|$)", "", op.name.partition("/")[2])
+        if constant is not None:
+            name = "/".join(_unnumbered(op.name)[1:])
         found |= {one.name: (name, scale, offset) for one in op.outputs}
-    return *[*found.values()][-1], op.name
+    return *[*found.values()][-1], _unnumbered(op.name)
+
+
+def _unnumbered(name: str) -> list[str]:
+    """Returns the parts of a name without the numbers that Keras and scopes add."""
+    return re.sub(r"(_\d+)+(?=/|$)", "", name).split("/")
 
 
 def _hold_generators(
