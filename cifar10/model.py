@@ -41,7 +41,7 @@ def inference(
         training: Whether dropout and batch statistics are in training mode.
 
     Returns:
-        logits: floating [batch, classes].
+        logits: floating [batch, classes]; in evaluation at least float32.
         assigned: The values that layers assign to `written_variables(model)`; None for
             a variable that they leave as it is.
         penalties: Scalars to add to the loss, such as the weight decay.
@@ -63,6 +63,8 @@ def inference(
             ]
     pairs = zip(before, after, strict=True)
     assigned = [None if new is old else new for old, new in pairs]
+    if not training and logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
     return logits, assigned, penalties
 
 

@@ -1,10 +1,8 @@
 """Builds the model of a run from `config.json`, and loads its checkpoints."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 
 from cifar10 import files
@@ -14,7 +12,7 @@ from cifar10.config.options import options
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape
-from cifar10.model import inference, probe
+from cifar10.model import probe
 from cifar10.models.registry import OPTIONS, build_model, is_code
 from cifar10.run_directory import checkpoints, restoring, temperature
 
@@ -122,20 +120,3 @@ class TrainedModel:
         files.write_output(self._file, "--calibrate:", f"{fitted}\n".encode())
         self.temperature = fitted
         say(f"Temperature {fitted:.3f} for predict, serve and export: {self._file}")
-
-
-def evaluation_logits(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    non_trainable: Sequence[tf.Tensor],
-    images: tf.Tensor,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes a model's logits, float32 or float64, and penalties for evaluation.
-
-    Like `model.inference`, whose arguments it takes, this is a pure function.
-    """
-    values = trainable, non_trainable
-    logits, _, penalties = inference(model, *values, images, training=False)
-    if logits.dtype != tf.float64:
-        logits = tf.cast(logits, tf.float32)
-    return logits, penalties

@@ -21,10 +21,10 @@ from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.distortions import prepare
 from cifar10.input.pipeline import in_graph, take, without_autotuning
 from cifar10.layers import fuses_activations
+from cifar10.model import inference
 from cifar10.process import moving_line
 from cifar10.run_directory import logs, scores
 from cifar10.towers.graphs import traced
-from cifar10.trained_model import evaluation_logits
 
 _FIX = "Free space or make the folder writable, or name another one with --eval_dir."
 
@@ -89,7 +89,8 @@ class Scorer:
         context.run(fuses_activations.set, True)
         for view, weight in views(images) if self._augment else [(images, 1.0)]:
             given = values, self._model.non_trainable_variables, view
-            logits, penalties = context.run(evaluation_logits, self._model, *given)
+            found = context.run(inference, self._model, *given, training=False)
+            logits, _, penalties = found
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
 

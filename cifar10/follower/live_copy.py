@@ -28,8 +28,9 @@ from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.input.distortions import prepare
+from cifar10.model import inference
 from cifar10.run_directory import checkpoints
-from cifar10.trained_model import TrainedModel, evaluation_logits
+from cifar10.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def traced_logits(
         trainable: list[tf.Tensor], non_trainable: list[tf.Tensor], images: tf.Tensor
     ) -> tf.Tensor:
         prepared = prepare(images, distortion)
-        return evaluation_logits(model, trainable, non_trainable, prepared)[0]
+        return inference(model, trainable, non_trainable, prepared, training=False)[0]
 
     trainable, non_trainable = (
         [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]

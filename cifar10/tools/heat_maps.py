@@ -11,7 +11,8 @@ import tensorflow as tf
 from PIL import Image
 
 from cifar10.input.distortions import prepare
-from cifar10.trained_model import TrainedModel, evaluation_logits
+from cifar10.model import inference
+from cifar10.trained_model import TrainedModel
 
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 _SIDE = 128  # Smaller pictures are enlarged, since their pixels would hide the heat.
@@ -33,7 +34,7 @@ def heat_maps(
     def compute(images: tf.Tensor, classes: tf.Tensor) -> tf.Tensor | None:
         values = trained.trainable, trained.non_trainable
         prepared = prepare(images, distortion)
-        logits, _ = evaluation_logits(trained.model, *values, prepared)
+        logits, *_ = inference(trained.model, *values, prepared, training=False)
         if (products := _products(tf.gather(logits, classes, batch_dims=1))) is None:
             return None
         heat = tf.nn.relu(tf.reduce_sum(products, -1, keepdims=True))

@@ -33,10 +33,10 @@ import tensorflow as tf
 from cifar10.config.config import Config
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
+from cifar10.model import inference
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.towers.devices import Placement
-from cifar10.trained_model import evaluation_logits
 from cifar10.training import assembly
 from conformance import plain
 
@@ -170,7 +170,7 @@ def trained(row, devices):
     groups = model.trainable_variables, model.non_trainable_variables
     of_values = [[variable.value for variable in group] for group in groups]
     images = tf.constant(plain.batches(4)[-1][0])
-    logits, _ = evaluation_logits(model, *of_values, images)
+    logits, *_ = inference(model, *of_values, images, training=False)
     return {
         "losses": [float(result["total_loss"]) for result in results],
         "metrics": [

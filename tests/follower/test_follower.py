@@ -113,9 +113,9 @@ def test_copying_a_run_keeps_the_age_of_its_weights(run_dir, tmp_path, monkeypat
 
 def test_new_weights_replace_the_old_without_retracing(run_dir, monkeypatch):
     traces = []
-    logits = live_copy.evaluation_logits
-    counted = lambda *a: traces.append(1) or logits(*a)  # noqa: E731
-    monkeypatch.setattr(live_copy, "evaluation_logits", counted)
+    infer = live_copy.inference
+    counted = lambda *a, **how: traces.append(1) or infer(*a, **how)  # noqa: E731
+    monkeypatch.setattr(live_copy, "inference", counted)
     save(run_dir, 10)
     with Follower(run_dir, device="/cpu:1") as follower:
         assert follower.look()
