@@ -8,6 +8,7 @@ train more slowly. LiteRT has integer kernels for Keras's layers, too.
 """
 
 import json
+import math
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,12 +18,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from cifar10 import layers as ours
+from cifar10.config.fields import WHOLE
 from cifar10.input import datasets
-from cifar10.input.distortions import prepare
+from cifar10.input.distortions import image_shape, prepare
+from cifar10.models.architecture import channel_statistics
 from cifar10.models.registry import ARCHITECTURES, build_model
-from cifar10.tools import exported, preparation
+from cifar10.tools import exported
 from cifar10.trained_model import TrainedModel
 
 _DESCRIPTION = "cifar10.json"
@@ -56,9 +60,50 @@ def describe(
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
         "distortions": distortion,
-        "preparation": preparation.describe(distortion, trained.picture_shape),
+        "preparation": preparation(distortion, trained.picture_shape),
         "with_preprocessing": with_preprocessing,
     }
+
+
+def preparation(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Describes `prepare` as JSON values, for programs in any language.
+
+    Images are resized, cropped, and standardized: (value - mean) / deviation. If the
+    description has no `mean` and `deviation` of each channel, they are those of all
+    values of an image, and the deviation is at least `least_deviation`.
+    """
+    height, width, channels = image_shape(distortion, picture_shape)
+    top, left = (picture_shape[0] - height) // 2, (picture_shape[1] - width) // 2
+    described: dict[str, Any] = {
+        "resize": "the largest centre of these proportions, bicubic, antialiased",
+        "size": [*picture_shape[:2]],
+        "crop": {"top": top, "left": left, "height": height, "width": width},
+    }
+    if distortion in WHOLE:
+        statistics = channel_statistics(channels)
+        of_channels = zip(("mean", "deviation"), statistics, strict=True)
+        described |= {name: [255.0 * one for one in of] for name, of in of_channels}
+    else:
+        described["least_deviation"] = 1.0 / math.sqrt(height * width * channels)
+    return described
+
+
+def as_input(images: Any, picture_shape: tuple[int, int, int], distortion: str) -> Any:
+    """Prepares uint8 images of `picture_shape` for a model, as `preparation` says.
+
+    Only Keras's operations are used, so that `images` may be the symbolic input of a
+    model that loads without this package. LiteRT has no float64, so float32 is used.
+    """
+    how = preparation(distortion, picture_shape)
+    values, crop = ops.cast(images, "float32"), how["crop"]
+    if distortion in WHOLE:
+        mean, deviation = (np.array(how[of], "float32") for of in ("mean", "deviation"))
+        return (values - mean) / deviation
+    rows = slice(crop["top"], crop["top"] + crop["height"])
+    values = values[:, rows, slice(crop["left"], crop["left"] + crop["width"])]
+    centred = values - ops.mean(values, axis=(1, 2, 3), keepdims=True)
+    deviation = ops.sqrt(ops.mean(centred * centred, axis=(1, 2, 3), keepdims=True))
+    return centred / ops.maximum(deviation, how["least_deviation"])
 
 
 def in_float32(trained: TrainedModel) -> keras.Model:
@@ -115,7 +160,7 @@ def wrap(
     if description["with_preprocessing"]:
         shape, distortions = description["picture_shape"], description["distortions"]
         images = keras.Input(shape, dtype="uint8", name="images")
-        prepared = preparation.prepare(images, tuple(shape), distortions)
+        prepared = as_input(images, tuple(shape), distortions)
         logits = model(prepared, training=False) / description["temperature"]
         output = {"probabilities": keras.ops.softmax(logits)}
     elif file_format == "keras":

@@ -18,7 +18,8 @@ from cifar10.input import datasets, distortions, synthetic
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
-from cifar10.tools import export_formats, exported, preparation
+from cifar10.tools import export_formats, exported
+from cifar10.tools.export_formats import as_input, preparation
 from small_exports import apart, export, names
 from small_runs import describe, save, small
 
@@ -101,7 +102,7 @@ def test_savedmodel_computes_the_averages_in_float32(run_dir, tmp_path, stand_in
         "step": 20,
         "use_averages": True,
         "precision": "float32",
-        "preparation": preparation.describe("tutorial", (32, 32, 3)),
+        "preparation": preparation("tutorial", (32, 32, 3)),
     }
     said = json.loads((output / "cifar10.json").read_text())
     assert said.items() >= expected.items()
@@ -142,11 +143,11 @@ def test_images_are_prepared_as_evaluation_does_and_as_described(distortion):
         images = pictures(*size)
         shape = images.shape[1:]
         expected = distortions.prepare(tf.constant(images), distortion).numpy()
-        prepared = preparation.prepare(tf.constant(images), shape, distortion)
+        prepared = as_input(tf.constant(images), shape, distortion)
         np.testing.assert_allclose(prepared, expected, rtol=2e-5, atol=1e-5)
 
         # The description is enough to do it without this package.
-        described = json.loads(json.dumps(preparation.describe(distortion, shape)))
+        described = json.loads(json.dumps(preparation(distortion, shape)))
         crop = described["crop"]
         rows = slice(crop["top"], crop["top"] + crop["height"])
         columns = slice(crop["left"], crop["left"] + crop["width"])
