@@ -33,7 +33,9 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     if options.once:
         restoring.check_usable(options.train_dir, options.trust_model, options.step)
     entry_point.import_tensorflow()
-    from cifar10.evaluation import evaluate
+    from cifar10.evaluation.evaluate import Evaluator
 
-    evaluate.score_checkpoints(options)
+    evaluator = Evaluator(options)
+    for step in evaluator.follow(options.eval_interval_secs, once=options.once):
+        evaluator.score(step)
     return 0

@@ -18,20 +18,11 @@ from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
 
-def score_checkpoints(options: Options) -> None:
-    """Scores each new checkpoint until training ends.
-
-    With `options.once`, scores only the checkpoint of `options.step`, or the newest.
-    """
-    evaluator = _Evaluator(options, devices.place_evaluation(options.device))
-    for step in evaluator.follow(options.eval_interval_secs, once=options.once):
-        evaluator.score(step)
-
-
-class _Evaluator(FollowedRun):
+class Evaluator(FollowedRun):
     """Follows a run and scores its checkpoints on a set of images."""
 
-    def __init__(self, options: Options, device: str) -> None:
+    def __init__(self, options: Options) -> None:
+        device = devices.place_evaluation(options.device)
         averaged, trusted = options.use_averages, options.trust_model
         reading = {"use_averages": averaged, "trust_model": trusted}
         directory = layout.absolute_path(options.train_dir)

@@ -88,7 +88,10 @@ def follow(run_dir, monkeypatch):
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
         arguments = {"train_dir": str(run_dir), **options}
-        evaluate.score_checkpoints(Options(**arguments))
+        given = Options(**arguments)
+        evaluator = evaluate.Evaluator(given)
+        for step in evaluator.follow(given.eval_interval_secs, once=given.once):
+            evaluator.score(step)
         return follow.scored
 
     return follow
