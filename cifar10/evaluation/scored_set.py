@@ -232,10 +232,9 @@ class ScoredSet:
             if writer is None:
                 events.mkdir(parents=True, exist_ok=True)
                 writer = tf.summary.create_file_writer(str(events))
-            with writer.as_default(step=step):
+            with writer.as_default(step=step):  # Flushes at its end.
                 for name, value in result.scalars.items():
                     tf.summary.scalar(name, value)
-                writer.flush()
             entry = {**result.scalars, "part": self.split}
             scores.append(events, step, entry, result.sums.count)
         self._writer = writer
