@@ -19,7 +19,7 @@ from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, logs, restoring, scores, starting
+from cifar10.run_directory import checkpoints, logs, scores, starting
 from cifar10.run_directory.averages import divergence
 from cifar10.tools.heat_maps import draw, heat_maps
 from cifar10.trained_model import TrainedModel
@@ -82,26 +82,22 @@ class ReportedRun:
         return max((int(line["step"]) for line in lines), default=0)
 
     def score(
-        self,
-        device: str,
-        wanted: restoring.Wanted,
-        trust_model: str | None,
-        data_dir: str | None,
+        self, device: str, step: str | None, trusted: str | None, data_dir: str | None
     ) -> None:
-        """Scores the wanted checkpoint, or the newest intact one.
+        """Scores the checkpoint of `step`, or the newest intact one.
 
         Raises:
             UsageError: The checkpoint, the model or the data cannot be used.
         """
-        trained = TrainedModel(self.path, trust_model=trust_model)
-        step = trained.restore(wanted)
+        trained = TrainedModel(self.path, trust_model=trusted)
+        restored = trained.restore(step)
         dataset = datasets.find_again(self.recorded, data_dir)
         scored = ScoredSet(trained.model, self.recorded.config, dataset, Options())
         values = trained.trainable, device, trained.temperature
         sums, scalars, outcomes, calibrated = scored.score(*values)
         hardest, names = _hardest(dataset, outcomes, trained), dataset.class_names
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
-        self.tested = {"step": step, "num_examples": sums.count, **scalars}
+        self.tested = {"step": restored, "num_examples": sums.count, **scalars}
         if self.split == "test" and datasets.is_of_run(dataset, self.recorded):
             self.scored = [*scores.comparable([*self.scored, self.tested]).values()]
 
