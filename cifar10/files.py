@@ -99,24 +99,6 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
         raise
 
 
-def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
-    """Refuses an output path that holds anything but an earlier output of this `kind`.
-
-    Such an output contains `mark` in its first 256 bytes.
-    """
-    try:
-        path.parent.stat()
-        if not path.exists():
-            return
-        with opened(path) as file:
-            is_ours = mark.encode() in file.read(256)
-    except OSError as error:
-        raise unwritable(path, flag, error) from error
-    if not is_ours:
-        why = f"{flag} {path} already exists and is not a {kind}"
-        raise UsageError(f"{why}. Name another path.")
-
-
 def check_new(path: Path, flag: str) -> None:
     """Refuses an output path that exists already or that cannot be made."""
     if os.path.lexists(path):

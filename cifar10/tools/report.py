@@ -123,7 +123,7 @@ def write_report(options: Options) -> None:
     runs = read_runs([*map(layout.absolute_path, options.run_dirs)])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
-    files.check_replaceable(output, _FLAG, "report", MARK)
+    _check_replaceable(output)
     device = devices.place_evaluation("auto")
     for run in runs:
         if run.saved:
@@ -142,6 +142,21 @@ def write_report(options: Options) -> None:
             result = metrics.headline(run.tested, scores.sums.count, classes)
             print(f"{printable(run.name)}, step {run.tested['step']}: {result}")
     print(f"Open {output}")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuses an output path that holds anything but an earlier report."""
+    try:
+        path.parent.stat()
+        if not path.exists():
+            return
+        with files.opened(path) as file:
+            is_ours = MARK.encode() in file.read(256)
+    except OSError as error:
+        raise files.unwritable(path, _FLAG, error) from error
+    if not is_ours:
+        why = f"{_FLAG} {path} already exists and is not a report"
+        raise UsageError(f"{why}. Name another path.")
 
 
 def render(runs: Sequence[ReportedRun], now: float) -> str:
