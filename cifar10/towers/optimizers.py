@@ -81,7 +81,7 @@ def build_optimizer(
     trained_parts: Mapping[str, float] | None = None,
     scale_loss: bool = False,
     scale_updates: bool = False,
-) -> "keras.optimizers.Optimizer":
+) -> "keras.Optimizer":
     """Builds an optimizer, whose variables are created later.
 
     Args:
@@ -127,9 +127,7 @@ def build_optimizer(
 
 
 def slow_down(
-    optimizer: "keras.optimizers.Optimizer",
-    variables: Collection["keras.Variable"],
-    factor: float,
+    optimizer: "keras.Optimizer", variables: Collection["keras.Variable"], factor: float
 ) -> None:
     """Multiplies all later updates of some variables by a factor.
 

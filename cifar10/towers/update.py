@@ -25,10 +25,7 @@ class TrainState:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        device: str = "/cpu:0",
+        self, model: keras.Model, optimizer: keras.Optimizer, device: str = "/cpu:0"
     ) -> None:
         self.model = model
         self.optimizer = optimizer
