@@ -98,10 +98,7 @@ PARAMETERS = {
 
 
 def warmed_up(
-    schedule: Schedule,
-    examples: float,
-    global_batch_size: int,
-    examples_seen: tf.Tensor | int,
+    schedule: Schedule, examples: float, global_batch_size: int, seen: tf.Tensor | int
 ) -> tf.Tensor:
     """Returns a schedule's rate times a factor that rises to 1 in `examples` images.
 
@@ -111,8 +108,8 @@ def warmed_up(
     """
     import tensorflow as tf
 
-    seen_after = tf.cast(examples_seen + global_batch_size, tf.float64)
-    return schedule(examples_seen) * tf.minimum(seen_after / examples, 1.0)
+    seen_after = tf.cast(seen + global_batch_size, tf.float64)
+    return schedule(seen) * tf.minimum(seen_after / examples, 1.0)
 
 
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
