@@ -9,7 +9,6 @@ between epochs: a batch may hold the last images of one and the first of the nex
 """
 
 import contextlib
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,8 +41,7 @@ class Plan(NamedTuple):
     flip: tf.Tensor | None = None  # bool, like `chosen`: to flip in `TRANSLATIONS`.
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchMaker:
+class BatchMaker(NamedTuple):
     """Makes batches of a training set, as a function of the step."""
 
     distortion: str  # One of `config.fields.DISTORTIONS`.

@@ -8,7 +8,6 @@ checksums reveal later disk damage. Only `save` and `restore` import TensorFlow.
 """
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
@@ -19,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifar10 import files
 from cifar10.config import fields, layout, schema
@@ -49,8 +48,7 @@ class DamagedError(UsageError):
     """A file of a checkpoint is missing or differs from what was written."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A checkpoint whose files match its manifest."""
 
     path: Path

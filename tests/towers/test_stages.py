@@ -1,6 +1,5 @@
 """Stages of a recipe: which step is in which, and what is computed in each."""
 
-import dataclasses
 import functools
 import signal
 import types
@@ -143,7 +142,7 @@ def test_whole_distorted_images_are_reduced_on_the_cpu_and_on_devices():
     whole = pipeline.training_batches(IMAGES, NUMBERS, maker, towers=1, **order)
     ((images, labels),) = next(iter(whole))
     expected = reduced_by_hand(images.numpy(), size)
-    source = IMAGES, NUMBERS, dataclasses.replace(maker, image_size=size)
+    source = IMAGES, NUMBERS, maker._replace(image_size=size)
     small = pipeline.training_batches(*source, towers=1, **order)
     made = on_device.device_batches(*source, devices=["/cpu:0"], **order)
     for batches in (small, made):
