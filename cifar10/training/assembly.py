@@ -25,17 +25,10 @@ from cifar10.distributed.programs import ProgramBuilder
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers, mirrored_strategy
 from cifar10.errors import UsageError, say
-from cifar10.input import (
-    calls,
-    cifar,
-    datasets,
-    distortions,
-    on_device,
-    pipeline,
-    samples,
-)
+from cifar10.input import calls, cifar, datasets, distortions, on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.input.dataset_base import Images
+from cifar10.input.samples import sampled
 from cifar10.model import inference, loss, probe
 from cifar10.models.registry import OPTIONS, build_model, find_architecture, is_code
 from cifar10.process import invocation
@@ -90,7 +83,7 @@ class Training:
             "data_fingerprint": dataset.fingerprint,
             "data_uncorrected": dataset.uncorrected,
             "data_parts": list(dataset.splits),
-            "data_sample": samples.sampled(self.images),
+            "data_sample": sampled(self.images),
             "image_shape": list(dataset.image_shape),
             "classes": dataset.classes,
             "class_names": list(dataset.class_names),
@@ -224,9 +217,8 @@ def assemble(
     class_weights = resolve_class_weights(weights, labels, names)
     given = config, placement, states, strategy, workers, images
     built = build_towers(*given, classes=dataset.classes, class_weights=class_weights)
-    training = Training(
-        config, train_dir, workers, placement, dataset, images, labels, *built
-    )
+    parts = workers, placement, dataset, images, labels, *built
+    training = Training(config, train_dir, *parts)
     if config.speed.xla is not None:
         return training
     is_chosen = "xla_update" in config.given
