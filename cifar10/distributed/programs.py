@@ -19,7 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.distributed.replicas import all_reduced
-from cifar10.towers.copies import Tensors, widened
+from cifar10.towers.copies import Maybe, Tensors, widened
+from cifar10.towers.graphs import Traced
 from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
 
@@ -119,12 +120,9 @@ class ProgramBuilder(TowerBuilder):
             state.halted.assign(False)
         return [*numbers]
 
-    def trace_step(
-        self,
-        batches: list[Batch],
-        is_wanted: tf.Tensor | None = None,  # noqa: ARG002 - of a compiled loop.
-    ) -> StepResult:
+    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
         """Builds the calls of the programs, none of which waits for another."""
+        del is_wanted  # Of a compiled loop.
         return self._call_all(batches)
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
@@ -168,7 +166,7 @@ class _Replica(TowerBuilder):
         # XLA computes an all-reduce on GPUs alone.
         return super()._is_on_one_device() and "gpu" in self.state.device
 
-    def program(self, *count: tf.Tensor) -> tf.types.experimental.PolymorphicFunction:
+    def program(self, *count: tf.Tensor) -> Traced:
         """Returns the program of a step, or of the first `count` of many."""
         return self._steps if count else self._step
 

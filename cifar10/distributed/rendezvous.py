@@ -33,17 +33,17 @@ def meet(cluster: Cluster, timeout: float) -> None:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"{cluster.name()} cannot use port {port}: {reason(error)}. Give each "
             "worker its own index in TF_CONFIG, or choose another port."
         ) from error
-    with listener:  # The other workers only reserve their ports for TensorFlow.
+    with server:  # The other workers only reserve their ports for TensorFlow.
         if cluster.index == 0:
-            missing = _wait_for_others(cluster, timeout, listener)
+            missing = _await_others(cluster, timeout, server)
         else:
-            missing = _wait_for_chief(cluster, timeout)
+            missing = _await_chief(cluster, timeout)
     if missing:
         raise LostWorkerError(
             f"{cluster.name()} timed out after {timeout:g} s waiting for "
@@ -53,9 +53,7 @@ def meet(cluster: Cluster, timeout: float) -> None:
         )
 
 
-def _wait_for_others(
-    cluster: Cluster, timeout: float, listener: socket.socket
-) -> list[int]:
+def _await_others(cluster: Cluster, timeout: float, server: socket.socket) -> list[int]:
     """Answers the other workers once all are there; returns those that are missing."""
     deadline = time.monotonic() + timeout
     arrived: dict[int, Connection] = {}
@@ -65,9 +63,9 @@ def _wait_for_others(
     ]:
         if (left := deadline - time.monotonic()) <= 0:
             return missing
-        listener.settimeout(min(left, _SECONDS_BETWEEN_NOTICES))
+        server.settimeout(min(left, _SECONDS_BETWEEN_NOTICES))
         try:
-            worker = _connection(listener.accept()[0], _SECONDS_TO_SEND)
+            worker = _connection(server.accept()[0], _SECONDS_TO_SEND)
             if (index := int(worker.recv_bytes(len(_ANSWER)))) in missing:
                 arrived[index] = worker
         except TimeoutError:
@@ -80,7 +78,7 @@ def _wait_for_others(
     return []
 
 
-def _wait_for_chief(cluster: Cluster, timeout: float) -> list[int]:
+def _await_chief(cluster: Cluster, timeout: float) -> list[int]:
     """Waits for the chief to answer; returns [0] if it does not."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:

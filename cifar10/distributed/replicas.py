@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from cifar10.errors import STOP_SIGNALS
+from cifar10.towers.copies import Maybe
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
@@ -80,9 +81,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns process 0's `numbers`; can copy its variables to all replicas."""
         return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
 
-    def trace_step(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
-    ) -> StepResult:
+    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
         """Builds the operations of a step: towers, all-reduce and updates."""
         averages: dict[int, Averages] = {}
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -172,9 +172,7 @@ class Workers:
             ) from error
 
 
-def mirrored_strategy(
-    devices: Sequence[str], *, by_nccl: bool
-) -> tf.distribute.MirroredStrategy:
+def mirrored_strategy(devices: list[str], *, by_nccl: bool) -> tf.distribute.Strategy:
     """Returns a strategy whose collectives share no keys with an earlier one's.
 
     Otherwise the second run of a process would fail with "Shape mismatch in the
@@ -186,9 +184,7 @@ def mirrored_strategy(
     return tf.distribute.MirroredStrategy(devices, reduction)
 
 
-def connect_cluster(
-    cluster: Cluster, *, gpus: int
-) -> tf.distribute.MultiWorkerMirroredStrategy:
+def connect_cluster(cluster: Cluster, *, gpus: int) -> tf.distribute.Strategy:
     """Connects this worker's TensorFlow runtime to those of the other workers.
 
     Call it before TensorFlow's first operation. Each of the worker's `gpus` GPUs gets

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.towers.copies import Tensors
 
 # Operations that TensorFlow marks as stateful although they can be repeated: they only
 # read, or always compute the same. (Keras uses CudnnRNNV3 without dropout.)
@@ -24,6 +25,7 @@ _REPEATABLE = {
 # A call of a layer or operation in a model's graph: a Keras node with the attributes
 # `operation`, `arguments`, `input_tensors` and `output_tensors`.
 Call: TypeAlias = Any
+Calls: TypeAlias = Sequence[Call]
 
 
 class Section(keras.layers.Layer):
@@ -32,9 +34,7 @@ class Section(keras.layers.Layer):
     Inputs and outputs are lists of tensors. `later` has all later sections' calls.
     """
 
-    def __init__(
-        self, model: keras.Model, calls: Sequence[Call], later: Sequence[Call]
-    ) -> None:
+    def __init__(self, model: keras.Model, calls: Calls, later: Calls) -> None:
         super().__init__(autocast=False, name="section")
         self.model = model
         self.calls = tuple(calls)
@@ -52,9 +52,7 @@ class Section(keras.layers.Layer):
         self.ends: list[int] = []  # Operations in the graph once each call is traced.
         self.built = True
 
-    def call(
-        self, inputs: list[tf.Tensor], training: bool | None = None
-    ) -> list[tf.Tensor]:
+    def call(self, inputs: Tensors, training: bool | None = None) -> Tensors:
         """Runs the section's layer calls, as the whole model would run them."""
         taken = zip(self.input_tensors, inputs, self.from_sections, strict=True)
         values = {
@@ -98,16 +96,14 @@ def calls_of(model: keras.Model) -> list[Call]:
     return [node for node in nodes if not node.is_input]
 
 
-def crossing(
-    model: keras.Model, before: Sequence[Call], after: Sequence[Call]
-) -> list[keras.KerasTensor]:
-    """Returns those outputs of the calls in `before` that the calls in `after` need.
+def crossing(model: keras.Model, early: Calls, later: Calls) -> list[keras.KerasTensor]:
+    """Returns those outputs of the calls in `early` that the calls in `later` need.
 
-    `after` holds all later calls. An output of the model counts as needed.
+    `later` holds all later calls. An output of the model counts as needed.
     """
-    needed = {id(tensor) for call in after for tensor in call.input_tensors}
+    needed = {id(tensor) for call in later for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))
-    outputs = (tensor for call in before for tensor in call.output_tensors)
+    outputs = (tensor for call in early for tensor in call.output_tensors)
     return [tensor for tensor in outputs if id(tensor) in needed]
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from cifar10.models.layer_tree import GENERATOR_STATE
 
 Gradient: TypeAlias = "tf.Tensor | None"
+Maybe: TypeAlias = "tf.Tensor | None"  # A tensor, or nothing.
 Tensors: TypeAlias = "list[tf.Tensor]"
 
 # Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.

@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -14,10 +14,10 @@ from cifar10.errors import UsageError
 from cifar10.layers import is_max_pooling, pooling_for_xla
 from cifar10.models import layer_tree
 
+Traced: TypeAlias = "tf.types.experimental.PolymorphicFunction"
 
-def traced(
-    function: Callable[..., Any], *, xla: bool = False
-) -> tf.types.experimental.PolymorphicFunction:
+
+def traced(function: Callable[..., Any], *, xla: bool = False) -> Traced:
     """Wraps a function in a `tf.function` whose traces are counted separately.
 
     With `xla`, XLA compiles the whole function, whose variables share a device.

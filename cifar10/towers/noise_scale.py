@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.towers.copies import Flat, widened
+from cifar10.towers.copies import Flat, Tensors, widened
 from cifar10.towers.update import TrainState
 
 SQUARE = "tower_gradient_square"  # A tower's; NaN in steps that do not compute it.
@@ -87,15 +87,13 @@ def _square(
     return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
 
 
-def _if(
-    condition: tf.Tensor, of: Callable[..., tf.Tensor], gradients: list[tf.Tensor]
-) -> tf.Tensor:
+def _if(condition: tf.Tensor, of: Callable, gradients: Tensors) -> tf.Tensor:
     """Returns `of(gradients)` or NaN; unlike `tf.cond`, waits for all gradients."""
     then = tf.function(of, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
 
     @tf.function(autograph=False)
-    def unknown(gradients: list[tf.Tensor]) -> tf.Tensor:
+    def unknown(gradients: Tensors) -> tf.Tensor:
         del gradients
         return tf.constant(math.nan, dtype)
 

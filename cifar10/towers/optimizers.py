@@ -44,7 +44,7 @@ _SET_BY_FLAGS = (
     *("gradient_accumulation_steps", "loss_scale_factor"),
 )
 # Filters and matrices decay. Biases, scales and offsets do not. Most are vectors.
-_NOT_TO_DECAY = r"(^|_)(bias|gamma|beta|scale)$"
+_NO_DECAY = r"(^|_)(bias|gamma|beta|scale)$"
 # Among the arguments, a pattern of the names of further variables not to decay.
 EXCLUDED = "exclude_from_weight_decay"
 
@@ -119,9 +119,7 @@ def build_optimizer(
         raise UsageError(
             f"optimizer_arguments: {kind.__name__} refuses these arguments.\n{error}"
         ) from error
-    kept = [
-        v for v in variables if len(v.shape) < 2 or re.search(_NOT_TO_DECAY, v.name)
-    ]
+    kept = [v for v in variables if len(v.shape) < 2 or re.search(_NO_DECAY, v.name)]
     optimizer.exclude_from_weight_decay(kept, [excluded] if excluded else None)
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 

@@ -92,9 +92,7 @@ CURVES: Mapping[str, Curve] = {
     "one_cycle": Curve(one_cycle, "rises, then falls to almost zero at the last step"),
 }
 ENDING = tuple(name for name, curve in CURVES.items() if curve.period is None)
-PARAMETERS = {
-    name: one for curve in CURVES.values() for name, one in curve.parameters.items()
-}
+PARAMETERS = {n: one for kind in CURVES.values() for n, one in kind.parameters.items()}
 
 
 def warmed_up(

@@ -26,7 +26,7 @@ import tensorflow as tf
 from cifar10.errors import UsageError
 from cifar10.towers import copies
 from cifar10.towers.agreement import Agreement
-from cifar10.towers.copies import Flat, Tensors, mean, read_variables
+from cifar10.towers.copies import Flat, Maybe, Tensors, mean, read_variables
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.noise_scale import with_square
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
@@ -35,6 +35,7 @@ from cifar10.towers.update import Averages, Gradient, TrainState, Update
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference: TypeAlias = "Callable[..., tuple]"
 Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
+Results: TypeAlias = "list[TowerResult]"
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class TowerResult(NamedTuple):
     metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
     gradients: list[Gradient]  # One per trainable variable, in the model's order.
     # What layers assign, in the order of `written_variables`; None if unchanged.
-    statistics: list[tf.Tensor | None]
+    statistics: list[Maybe]
 
 
 class StepResult(NamedTuple):
@@ -195,15 +196,11 @@ class TowerBuilder(Agreement):
         """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
-    def results(
-        self, batches: Sequence[Batch], devices: Sequence[str] = ()
-    ) -> list[TowerResult]:
+    def results(self, batches: Sequence[Batch], devices: Sequence[str] = ()) -> Results:
         """Computes each tower's result, on given devices; updates no variables."""
         return self._results(tuple(devices) or self.devices, list(batches))
 
-    def step_and_results(
-        self, batches: Sequence[Batch]
-    ) -> tuple[StepResult, list[TowerResult]]:
+    def step_and_results(self, batches: Sequence[Batch]) -> tuple[StepResult, Results]:
         """Runs a step and also returns the results of each tower."""
         if self.tower.xla or len(self.devices) > len({*self.devices}):
             # As outputs, the gradients would be summed and rounded otherwise.
@@ -227,14 +224,12 @@ class TowerBuilder(Agreement):
         """Returns the traced step, whose graph TensorBoard shows."""
         return self._step.get_concrete_function(list(batches))
 
-    def trace_step(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
-    ) -> StepResult:
+    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
         return self._trace_step_and_results(batches, is_wanted)[0]
 
     def _trace_step_and_results(
-        self, batches: list[Batch], is_wanted: tf.Tensor | None = None
+        self, batches: list[Batch], is_wanted: Maybe = None
     ) -> tuple:
         results = self._trace_towers(self.state, self.devices, batches)
         averages = self._trace_averages(self.state, self.devices, batches, results)
@@ -280,7 +275,7 @@ class TowerBuilder(Agreement):
         devices: Sequence[str],
         batches: list[Batch],
         first: int = 0,
-    ) -> list[TowerResult]:
+    ) -> Results:
         """Builds a tower for each batch. All towers read the same variables."""
         if len({inputs.shape for inputs, _ in batches}) != 1:
             # The mean of the losses would not be the loss of the global batch.
@@ -313,7 +308,7 @@ class TowerBuilder(Agreement):
         state: TrainState,
         devices: Sequence[str],
         batches: list[Batch],
-        results: list[TowerResult],
+        results: Results,
         first: int = 0,
     ) -> Averages:
         # The synchronization point: each tower waits here for all others.
@@ -340,7 +335,7 @@ class TowerBuilder(Agreement):
             return Averages(means, statistics, metrics, losses, images)
 
     def _trace_update(
-        self, state: TrainState, averages: Averages, is_wanted: tf.Tensor | None = None
+        self, state: TrainState, averages: Averages, is_wanted: Maybe = None
     ) -> StepResult:
         by_xla = self.update.xla and not self.is_compiled
         write = self._update_by_xla if by_xla else self._trace_writes
@@ -352,7 +347,7 @@ class TowerBuilder(Agreement):
         update: Update,  # Passed, because a trace keeps the one that it was made with.
         state: TrainState,
         averages: Averages,
-        is_wanted: tf.Tensor | None,
+        is_wanted: Maybe,
     ) -> StepResult:
         xla = update.xla or self.is_compiled
         updated = update(state, averages, is_wanted=is_wanted, xla=xla)
@@ -398,9 +393,7 @@ def average_gradients(
     return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 
 
-def average_statistics(
-    tower_statistics: Sequence[Sequence[tf.Tensor | None]],
-) -> list[tf.Tensor | None]:
+def average_statistics(tower_statistics: Sequence[Sequence[Maybe]]) -> list[Maybe]:
     """Merges the values that layers assign in all towers.
 
     Averages floating-point values, such as batch statistics. Takes other values from

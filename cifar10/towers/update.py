@@ -7,14 +7,14 @@ moves no bytes; selecting values on the device would take a kernel for each vari
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
-from cifar10.towers.copies import Gradient, widened
+from cifar10.towers.copies import Gradient, Maybe, Tensors, widened
 from cifar10.towers.graphs import assign_unless
 
 
@@ -66,7 +66,7 @@ class Averages(NamedTuple):
     """
 
     gradients: list[Gradient]
-    statistics: list[tf.Tensor | None]
+    statistics: list[Maybe]
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     global_batch_size: int  # Images of all towers together.
@@ -94,7 +94,7 @@ class Update:
         state: TrainState,
         averages: Averages,
         *,
-        is_wanted: tf.Tensor | None = None,
+        is_wanted: Maybe = None,
         xla: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
@@ -153,9 +153,7 @@ class Update:
         state.global_step.assign_add(1)
 
 
-def _gradient_metrics(
-    state: TrainState, gradients: Sequence[tf.Tensor]
-) -> dict[str, tf.Tensor]:
+def _gradient_metrics(state: TrainState, gradients: Tensors) -> dict[str, tf.Tensor]:
     """Returns the global norm of the gradients and, in float16, the loss scale."""
     norm = tf.linalg.global_norm(widened(gradients))
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):

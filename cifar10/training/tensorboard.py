@@ -22,7 +22,7 @@ from cifar10.model import inference
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
 from cifar10.towers.copies import read_variables, widened
-from cifar10.towers.graphs import traced
+from cifar10.towers.graphs import Traced, traced
 from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
@@ -180,9 +180,7 @@ def sample(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, [-1])[:: stride | 1]
 
 
-def activations_of(
-    model: keras.Model, device: str
-) -> tf.types.experimental.PolymorphicFunction:
+def activations_of(model: keras.Model, device: str) -> Traced:
     """Returns a function that samples a model's activations for a batch of images.
 
     The function returns samples of each layer's output, by layer name. It computes the
