@@ -29,12 +29,10 @@ def find_run(path: Path) -> RecordedRun | None:
         return RecordedRun.read(path) if holds_run(path) else None
 
 
-def find_differences(
-    run: RecordedRun, determining: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
+def find_differences(run: RecordedRun, settings: Mapping[str, Any]) -> dict[str, tuple]:
     """Finds the settings that resuming a recorded run would change: (old, new) by name.
 
-    Only `determining` settings are compared; the run can be resumed if none differs. A
+    Only these `settings` are compared; the run can be resumed if none differs. A
     setting that an older run did not record counts as the default, and an unrecorded
     fingerprint as equal. Refuses links in place of folders, and runs from `whatif`.
     """
@@ -49,7 +47,7 @@ def find_differences(
     before = run.values
     return {
         name: (before[name], value)
-        for name, value in determining.items()
+        for name, value in settings.items()
         if before[name] != value and (name != FINGERPRINT or before[name])
     }
 
