@@ -127,10 +127,7 @@ def _check_alike(runs: Iterable[RecordedRun]) -> None:
 
 
 def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
-    """Returns the command for the GPUs that are left, if some were lost.
-
-    Towers keep their batch size, and compute more batches for an equal update.
-    """
+    """Returns the command for the GPUs that are left, if some were lost."""
     try:
         run = RecordedRun.read(train_dir)
     except UsageError:
@@ -138,6 +135,7 @@ def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
     used, on_gpus = run.config.machine.towers, run.facts.on_gpus
     if run.facts.simulated or not on_gpus or (left := hardware.count_gpus()) >= used:
         return command
+    # Towers keep their batch size, and compute more batches for an equal update.
     batches = used * run.config.batch.accumulate
     towers = max((n for n in range(1, left + 1) if batches % n == 0), default=0)
     now = f"{left} of {counted(used, 'GPU')} are left"

@@ -100,10 +100,8 @@ class ProgramBuilder(TowerBuilder):
         return super().steps(stacked, count)
 
     def _tune(self, batches: Sequence[Batch], *count: tf.Tensor) -> None:
-        """Has XLA choose the first program's kernels, which it keeps for the others.
-
-        Otherwise replicas might round differently.
-        """
+        """Has XLA choose the first program's kernels, which it keeps for the others."""
+        # Otherwise replicas might round differently.
         if self.are_compiled and not self._is_tuned:
             first = self._replicas[0]
             compiler = first.program(*count).experimental_get_compiler_ir
@@ -126,12 +124,10 @@ class ProgramBuilder(TowerBuilder):
         return self._call_all(batches)
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
-        """Builds a loop of steps in each program, or else one loop of all replicas.
-
-        TensorFlow's own collectives meet only in the same loop.
-        """
+        """Builds a loop of steps in each program, or else one loop of all replicas."""
         if self.are_compiled:
             return self._call_all(stacked, count)
+        # TensorFlow's own collectives meet only in the same loop.
         return super()._trace_steps(stacked, count)
 
     def _call_all(self, batches: list[Batch], *count: tf.Tensor) -> StepResult:

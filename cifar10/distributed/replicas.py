@@ -65,11 +65,9 @@ class ReplicaBuilder(TowerBuilder):
         return result
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns for each wish to end the run whether all processes fulfil it now.
-
-        Each step's all-reduce tells all processes the wishes of each. This method reads
-        the second newest step's result, so as not to wait for the newest.
-        """
+        """Returns for each wish to end the run whether all processes fulfil it now."""
+        # Each step's all-reduce tells all processes the wishes of each. This reads the
+        # second newest step's result, so as not to wait for the newest.
         if any(wishes):
             self._wishes.assign(tf.cast(wishes, tf.float32))
         if len(self._stop_counts) < 2:

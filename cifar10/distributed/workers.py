@@ -173,11 +173,9 @@ class Workers:
 
 
 def mirrored_strategy(devices: list[str], *, by_nccl: bool) -> tf.distribute.Strategy:
-    """Returns a strategy whose collectives share no keys with an earlier one's.
-
-    Otherwise the second run of a process would fail with "Shape mismatch in the
-    collective instance". TensorFlow's own tests count the keys up like this.
-    """
+    """Returns a strategy whose collectives share no keys with an earlier one's."""
+    # Otherwise the second run of a process would fail with "Shape mismatch in the
+    # collective instance". TensorFlow's own tests count the keys up like this.
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001
     # By default TensorFlow chooses NCCL on GPUs.
     reduction = None if by_nccl else tf.distribute.ReductionToOneDevice()

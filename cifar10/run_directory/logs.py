@@ -153,14 +153,12 @@ def wait_for_later_second(events: Path) -> None:
 
 
 def _mark_resume(events: Path, resumed_step: int) -> None:
-    """Tells TensorBoard to discard the events after `resumed_step`.
-
-    TensorBoard takes the first start event of a directory for the beginning of the run,
-    not for a restart. So this function writes a start event twice, into a new file.
-    TensorBoard must read the new file before the run's next event file. It reads files
-    in the order of their names, which contain the time in seconds, then the host. So
-    the new file's name has a hyphen, which sorts first, in place of the host.
-    """
+    """Tells TensorBoard to discard the events after `resumed_step`."""
+    # TensorBoard takes the first start event of a directory for the beginning of the
+    # run, not for a restart. So this writes a start event twice, into a new file, which
+    # TensorBoard must read before the run's next event file. It reads files in the
+    # order of their names, which contain the time in seconds, then the host. So the new
+    # file's name has a hyphen, which sorts first, in place of the host.
     import tensorflow as tf
     from tensorboard.compat.proto import event_pb2
 

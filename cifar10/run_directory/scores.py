@@ -68,10 +68,8 @@ def append(directory: Path, step: int, scores: Mapping[str, Any], count: int) ->
 
 
 def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
-    """Sorts steps from the best score to the worst; ties are in order of steps.
-
-    Every choice of a best checkpoint uses this function, so all choices agree.
-    """
+    """Sorts steps from the best score to the worst; ties are in order of steps."""
+    # Every choice of a best checkpoint uses this function, so all choices agree.
     sign = 1 if by in LOWER_IS_BETTER else -1
     return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
 
@@ -83,10 +81,8 @@ def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
 
 
 def interval(part: float, count: int) -> tuple[float, float]:
-    """Returns the 95 % confidence interval of `part`, a fraction of `count` images.
-
-    This is Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953).
-    """
+    """Returns the 95 % confidence interval of `part`, a fraction of `count` images."""
+    # Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953).
     square = _Z**2 / count
     centre = part + square / 2
     half = math.sqrt(square * (part * (1 - part) + square / 4))
@@ -113,10 +109,8 @@ def comparable(entries: Iterable[Any]) -> dict[int, dict]:
 
 
 def compared(entries: Iterable[Any]) -> list[dict]:
-    """Returns the entries of the evaluations on the most images, ordered by step.
-
-    Scores on few images do not compare with scores on the whole set.
-    """
+    """Returns the entries of the evaluations on the most images, ordered by step."""
+    # Scores on few images do not compare with scores on the whole set.
     intact = [one for one in entries if not wrong(one, SCORES, needs_all=True)]
     count = max((one[_COUNT] for one in intact), default=0)
     found = [one for one in intact if one[_COUNT] == count]

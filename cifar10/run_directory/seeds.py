@@ -84,10 +84,8 @@ def _average(split: str, step: int, runs: list[tuple[str, int, float]]) -> Seeds
 
 
 def _student(freedom: int) -> float:
-    """Returns the number of deviations that hold 95 % of Student's distribution.
-
-    With t = sqrt(freedom) * tan(angle), its density is cos(angle) ** (freedom - 1).
-    """
+    """Returns the number of deviations that hold 95 % of Student's distribution."""
+    # With t = sqrt(freedom) * tan(angle), its density is cos(angle) ** (freedom - 1).
     width = math.pi / 2 / _STEPS
     heights = [math.cos(width * (n + 0.5)) ** (freedom - 1) for n in range(_STEPS)]
     most = 0.95 * math.fsum(heights)

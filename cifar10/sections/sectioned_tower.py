@@ -135,11 +135,9 @@ def section_function(section: Section, tower: Tower, device: str) -> SectionFunc
 
 
 def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
-    """Wraps a function in a separate `tf.function` on a device.
-
-    In a single function for all passes, TensorFlow would choose the order of the
-    operations, and might merge a section's forward pass with its recomputation.
-    """
+    """Wraps a function in a separate `tf.function` on a device."""
+    # In a single function for all passes, TensorFlow would choose the order of the
+    # operations, and might merge a section's forward pass with its recomputation.
 
     def on_device(*arguments: Any) -> Any:
         with tf.device(device):

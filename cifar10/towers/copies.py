@@ -46,12 +46,10 @@ class Flat:
                 self.joined[dtype] = joined
 
     def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
-        """Returns the structure; with `others`, the sum of all divided by `count`.
-
-        Joined tensors are added, not their parts: the order in which TensorFlow adds
-        tensors, and so a sum's last bits, depends on which tensors own their memory.
-        """
+        """Returns the structure; with `others`, the sum of all divided by `count`."""
         leaves = tf.nest.flatten(self._values)
+        # Joined tensors are added, not their parts: the order in which TensorFlow adds
+        # tensors, and so a sum's last bits, depends on which tensors own their memory.
         for dtype, indices in self._indices.items():
             joined = mean([one.joined[dtype] for one in (self, *others)], count)
             shapes = [leaves[index].shape for index in indices]

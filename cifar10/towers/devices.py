@@ -160,10 +160,8 @@ def _take(
 
 
 def free_memory(gpu: tf.config.PhysicalDevice) -> int:
-    """Returns the free memory of a GPU in bytes, as the driver reports it.
-
-    TensorFlow reports it only for an initialized GPU, which can no longer be split.
-    """
+    """Returns the free memory of a GPU in bytes, as the driver reports it."""
+    # TensorFlow reports it only for an initialized GPU, which can no longer be split.
     driver = ctypes.CDLL("libcuda.so.1")  # Numbers GPUs as TensorFlow does.
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()

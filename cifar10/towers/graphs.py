@@ -21,11 +21,10 @@ def traced(function: Callable[..., Any], *, xla: bool = False) -> Traced:
     """Wraps a function in a `tf.function` whose traces are counted separately.
 
     With `xla`, XLA compiles the whole function, whose variables share a device.
-
-    TensorFlow counts traces per code object, and would warn in the fifth training run
-    of a process, which traces the same code for a fifth model. It counts anew for each
-    `partial`, so this function makes one.
     """
+    # TensorFlow counts traces per code object, and would warn in the fifth training run
+    # of a process, which traces the same code for a fifth model. It counts anew for
+    # each `partial`.
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=xla or None)
 

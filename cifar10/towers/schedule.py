@@ -54,11 +54,8 @@ def linear(time: tf.Tensor) -> tf.Tensor:
 
 
 def cosine(time: tf.Tensor) -> tf.Tensor:
-    """Returns a factor that falls from 1 to 0 along half a cosine.
-
-    This is the formula of `keras.optimizers.schedules.CosineDecay`
-    (https://arxiv.org/abs/1608.03983).
-    """
+    """Returns a factor that falls from 1 to 0 along half a cosine."""
+    # The formula of Keras's CosineDecay (https://arxiv.org/abs/1608.03983).
     import tensorflow as tf
 
     return 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(time, 1.0)))

@@ -236,12 +236,7 @@ class TowerBuilder(Agreement):
         return self._trace_update(self.state, averages, is_wanted), results
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:
-        """Builds a loop over `count` steps, int32 [].
-
-        `stacked` has the batches of all steps by tower. XLA knows how often a loop runs
-        only if that is a constant; otherwise the host would wait for each step. So a
-        compiled loop runs for all batches, and from `count` on writes nothing.
-        """
+        """Builds a loop of `count` steps, int32 [], over towers' stacked batches."""
         most = stacked[0][0].shape[0]
 
         def batches_of(step: tf.Tensor | int) -> list[Batch]:
@@ -262,6 +257,9 @@ class TowerBuilder(Agreement):
             tf.TensorArray(one.dtype, most, element_shape=one.shape)
             for one in tf.nest.flatten(outputs)
         ]
+        # XLA knows how often a loop runs only if that is a constant; otherwise the host
+        # would wait for each step. So a compiled loop runs for all batches, and from
+        # `count` on writes nothing.
         last = most if self.is_compiled else count
         # Each step reads what the step before has written.
         _, rows = tf.while_loop(

@@ -312,10 +312,8 @@ def check_epoch(
 def default_steps_per_call(
     config: ResolvedConfig, placement: devices.Placement, shape: tuple[int, int, int]
 ) -> int:
-    """Returns the default number of steps that one call to TensorFlow runs.
-
-    Between two calls a GPU waits for Python; several steps per call make this rarer.
-    """
+    """Returns the default number of steps that one call to TensorFlow runs."""
+    # Between two calls a GPU waits for Python; several steps per call make this rarer.
     is_mirrored = config.batch.variable_update == "mirrored"
     # XLA makes a program for one GPU, or with NCCL one for each.
     is_compiled = (is_mirrored and placement.suits_nccl) or len(placement.devices) == 1

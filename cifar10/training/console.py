@@ -100,10 +100,8 @@ class Console:
 
 
 def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
-    """Returns the log line of a step; "not timed" replaces a rate of NaN.
-
-    As in the tutorial, s/batch is the time of a step divided by its number of batches.
-    """
+    """Returns the log line of a step; "not timed" replaces a rate of NaN."""
+    # As in the tutorial, s/batch is a step's time divided by its number of batches.
     rate = metrics["examples_per_sec"]
     speed = "not timed"
     if not math.isnan(rate):

@@ -375,11 +375,9 @@ def _attribute(item: "h5py.Group | h5py.Dataset", name: str) -> str:
 
 
 def _place_by_name(copy: Path, own: Path) -> None:
-    """Moves the values of named layers in a copy to where the file `own` has them.
-
-    Otherwise Keras would load them into a wrong layer if earlier layers differ in
-    number, or in class because an export replaces this package's faster classes.
-    """
+    """Moves the values of named layers in a copy to where the file `own` has them."""
+    # Otherwise Keras would load them into a wrong layer if earlier layers differ in
+    # number, or in class because an export replaces this package's faster classes.
     import h5py
 
     with h5py.File(copy, "r+") as file, h5py.File(own, "r") as ours:
@@ -394,10 +392,8 @@ def _place_by_name(copy: Path, own: Path) -> None:
 
 
 def _places(file: "h5py.File") -> dict[str, str]:
-    """Maps the names of outer layers in a file to the groups that hold their values.
-
-    Leaves out Keras's default names, whose counters differ between processes.
-    """
+    """Maps names of outer layers in a file to the groups that hold their values."""
+    # Without Keras's default names, whose counters differ between processes.
     return {
         name: f"layers/{key}"
         for key, group in file.get("layers", {}).items()

@@ -34,11 +34,9 @@ class Log:
         self._forecast = self._config.run.max_hours is not None
 
     def on_step(self, step: int) -> None:
-        """Reports metrics every `--log_frequency` steps; reports the time left once.
-
-        With several steps per call, reads a call's results while the next call runs.
-        """
+        """Reports metrics every `--log_frequency` steps; reports the time left once."""
         loop = self._loop
+        # Results of a call of several steps are read while the next call runs.
         if loop.training.steps_per_call > 1:
             loop.read_results(but=1)
         elif step % self._config.output.log_frequency == 0:

@@ -207,10 +207,7 @@ class Replay:
         return found
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
-        """Computes the next step; compares it with its lines and its checkpoint.
-
-        The replay goes on from the checkpoint.
-        """
+        """Compares the next step with the run's; goes on from a checkpoint, if any."""
         if self.step == self.begun:
             # Without others' weights, a checkpoint of step 0 has the initial values.
             if not self.recorded.config.fine_tuning.initial_weights:
@@ -371,10 +368,7 @@ class Replay:
         self._skipped = manifest.get("skipped_steps", 0)
 
     def _values(self) -> dict[str, list[np.ndarray]]:
-        """Returns what is compared, by group: each variable, or vectors of several.
-
-        Rounding leaves little of a variable close to 0, and of slots only the size.
-        """
+        """Returns what is compared, by group: each variable, or vectors of several."""
         state, found = self._state, collections.defaultdict[str, list[np.ndarray]](list)
         for group, variables in {
             "weights": state.model.trainable_variables,
@@ -387,6 +381,7 @@ class Replay:
                 found["counters" if value.dtype.kind in "iub" else group].append(value)
         if not self.bound:
             return found
+        # Rounding leaves little of a variable close to 0, and of slots only the size.
         for group in found.keys() - {"counters"}:
             found[group] = [np.concatenate([*map(np.ravel, found[group])])]
         found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
