@@ -29,10 +29,8 @@ ADVICE = "Give --variable_update towers, or set NCCL_P2P_DISABLE=1."
 
 
 def refuse_faulty(devices: Sequence[str], version: str) -> None:
-    """Refuses GPUs that fail the check.
-
-    A passed check holds for its driver, TensorFlow `version` and CUDA or NCCL settings.
-    """
+    """Refuses GPUs that fail the check."""
+    # A passed check holds for its driver, this TensorFlow, and CUDA or NCCL settings.
     known_by = [version, *devices]
     known_by += sorted(f"{n}={v}" for n, v in os.environ.items() if n[:4] in _DECIDING)
     note = None

@@ -300,9 +300,6 @@ def balanced(
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses cuts that keep the largest section small and recompute little.
 
-    To run backward, a section needs memory for the tensors that its calls keep, the
-    gradients of its inputs and outputs, and all earlier sections' boundary tensors.
-
     `kept` has the bytes that each call keeps for its gradients. `boundaries` maps the
     index of each call that can begin a section to the bytes of the boundary tensors
     before the call; index 0 to 0. Returns the bytes of the largest of `count` sections,
@@ -312,6 +309,8 @@ def balanced(
     total = len(kept)
     around = {**boundaries, total: 0}
 
+    # To run backward, a section needs memory for the tensors that its calls keep, the
+    # gradients of its inputs and outputs, and all earlier sections' boundary tensors.
     def section(begin: int, end: int) -> int:
         return sums[end] - sums[begin] + around[begin] + around[end]
 

@@ -220,12 +220,10 @@ def _split_cpu(count: int) -> None:
 
 
 def divide_cores(towers: int) -> None:
-    """Divides the cores among simulated towers, unless TensorFlow has started.
-
-    Towers run at the same time. If every operation used all cores, operations would
-    wait for each other: 4 towers of 32 images took a fifth longer (dev/LOG.md). Do not
-    call this in a deterministic run: the number of threads affects how sums round.
-    """
+    """Divides the cores among simulated towers, unless TensorFlow has started."""
+    # Towers run at the same time. If every operation used all cores, operations would
+    # wait for each other: 4 towers of 32 images took a fifth longer (dev/LOG.md). Not
+    # for a deterministic run: the number of threads affects how sums round.
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.
         threads = max(1, len(os.sched_getaffinity(0)) // towers)
         with contextlib.suppress(RuntimeError):

@@ -78,14 +78,9 @@ def assign_unless(
 ) -> None:
     """Assigns values unless a condition holds, with one operation per device.
 
-    `tf.cond` would add a Switch for each variable and each value (807 of the 3,338
-    operations of `resnet`), and the host would visit each Switch in every step.
-    Variables can be on two devices: int32 on the host, all others on a GPU.
-
-    In a function that XLA compiles (`xla`), each value is selected instead. XLA fuses
-    the selection into the update; at a branch, the host would wait for the condition.
+    In a function that XLA compiles (`xla`), each value is selected instead.
     """
-    if xla:
+    if xla:  # It fuses this into the update; at a branch, the host would wait.
         for variable, value in zip(variables, values, strict=True):
             variable.assign(tf.where(condition, variable.read_value(), value))
         return
@@ -99,6 +94,9 @@ def assign_unless(
     def do_nothing(handles: list[tf.Tensor], values: list[tf.Tensor]) -> None:
         del handles, values
 
+    # `tf.cond` would add a Switch for each variable and each value (807 of the 3,338
+    # operations of `resnet`), and the host would visit each Switch in every step.
+    # Variables can be on two devices: int32 on the host, all others on a GPU.
     on_devices: dict[str, tuple[list[tf.Tensor], list[tf.Tensor]]] = {}
     for variable, value in zip(variables, values, strict=True):
         handles, old = on_devices.setdefault(variable.device, ([], []))

@@ -117,11 +117,9 @@ def _indices(variables: list[keras.Variable]) -> dict[Any, int]:
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
-    """Approximately orthogonalizes a matrix.
-
-    A quintic Newton-Schulz iteration keeps the singular vectors and moves the singular
-    values to roughly 0.5 to 1.5. The smallest values can remain lower.
-    """
+    """Approximately orthogonalizes a matrix."""
+    # A quintic Newton-Schulz iteration keeps the singular vectors and moves singular
+    # values to roughly 0.5 to 1.5. The smallest values can remain lower.
     rows, columns = matrix.shape
     wide = tf.transpose(matrix) if rows > columns else matrix
     wide /= tf.norm(wide) + 1e-7

@@ -62,12 +62,10 @@ def cosine(time: tf.Tensor) -> tf.Tensor:
 
 
 def one_cycle(time: tf.Tensor) -> tf.Tensor:
-    """Returns a factor that rises to 1, and then falls to almost 0.
-
-    This is Smith and Topin's cycle (https://arxiv.org/abs/1708.07120), with the form
-    and the defaults of PyTorch's OneCycleLR: the rise and the fall are each half a
-    cosine. Unlike in PyTorch, the momentum is constant.
-    """
+    """Returns a factor that rises to 1, and then falls to almost 0."""
+    # Smith and Topin's cycle (https://arxiv.org/abs/1708.07120), with the form and the
+    # defaults of PyTorch's OneCycleLR: the rise and the fall are each half a cosine.
+    # Unlike in PyTorch, the momentum is constant.
     import tensorflow as tf
 
     start = 1.0 / _DIVISOR_AT_START
@@ -95,12 +93,10 @@ PARAMETERS = {n: one for kind in CURVES.values() for n, one in kind.parameters.i
 def warmed_up(
     schedule: Schedule, examples: float, global_batch_size: int, seen: tf.Tensor | int
 ) -> tf.Tensor:
-    """Returns a schedule's rate times a factor that rises to 1 in `examples` images.
-
-    The images of an update count towards its own factor. Otherwise the first factor
-    would be 0, and the first update wasted. The schedule itself is not delayed: it
-    begins at the first update and ends as it would without a warm-up.
-    """
+    """Returns a schedule's rate times a factor that rises to 1 in `examples` images."""
+    # The images of an update count towards its own factor. Otherwise the first factor
+    # would be 0, and the first update wasted. The schedule itself is not delayed: it
+    # begins at the first update and ends as it would without a warm-up.
     import tensorflow as tf
 
     seen_after = tf.cast(seen + global_batch_size, tf.float64)

@@ -142,12 +142,10 @@ def _is_named(path: str, names: Sequence[str]) -> bool:
 def frozen_as_in_evaluation(
     model: "keras.Model", names: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
-    """Makes completely frozen batch normalization layers compute as in evaluation.
-
-    They use their moving statistics and do not change them, as Keras's layers do if not
-    `trainable` (https://keras.io/api/layers/normalization_layers/batch_normalization),
-    which would hide their variables from the optimizer and the checkpoints.
-    """
+    """Makes completely frozen batch normalization layers compute as in evaluation."""
+    # They use moving statistics and do not change them, as Keras's layers do if not
+    # `trainable` (https://keras.io/api/layers/normalization_layers/batch_normalization),
+    # which would hide their variables from the optimizer and the checkpoints.
     import keras
 
     found = {}

@@ -119,9 +119,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
     config, placement = training.config, training.placement
-    lines = [_parts(config, training.run, len(training.images))]
-    lines.append(training.sections or "")
-    lines.append(_mirroring(training))
+    parts = _parts(config, training.run, len(training.images))
+    lines = [parts, training.sections or "", _mirroring(training)]
     is_alone = len(placement.devices) > 1 == training.workers.count
     if is_alone and placement.suits_nccl and config.batch.variable_update == "auto":
         lines.append(_FASTER)
