@@ -99,7 +99,7 @@ def nothing_to_do(config: ResolvedConfig, step: int, record: EarlyStopping) -> s
 
 
 def _explained(
-    differences: Mapping[str, tuple[Any, Any]], run: RecordedRun, wanted: RecordedRun
+    differences: Mapping[str, tuple], run: RecordedRun, wanted: RecordedRun
 ) -> str:
     """Returns how wanted settings differ, with commands that work when followed."""
     path, data = run.directory, run.config.dataset
