@@ -132,7 +132,8 @@ class Workers:
             lines.insert(0, "The workers were started differently:")
             lines.append("Start all workers with the same flags, data and versions.")
         if chiefs.get("initial_weights") and differing & _OF_WEIGHTS:
-            lines.append("--initial_weights must name the same run or file everywhere.")
+            what = "If no flag sets these, --initial_weights"
+            lines.append(f"{what} must name the same run or file everywhere.")
         if differing and differing <= {"xla", "xla_update"}:
             lines.append("For xla alone, give --xla or --no-xla to all workers.")
         problem = "\n".join(lines)

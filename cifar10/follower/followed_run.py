@@ -117,7 +117,12 @@ class FollowedRun:
         loaded = -1 if self.step is None else self.step
         newest_only = wanted is None  # A new best may be an older step.
         done = {step for step in steps if newest_only and step < loaded}
-        if not model.is_recalibrated():
+        try:
+            is_recalibrated = model.is_recalibrated()
+        except UsageError as error:  # The temperature in use is kept.
+            is_recalibrated = False
+            self._add_refusal(str(error))
+        if not is_recalibrated:
             done.add(loaded)
 
         def load(checkpoint: checkpoints.Checkpoint) -> None:

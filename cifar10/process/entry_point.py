@@ -22,10 +22,10 @@ from cifar10.process import invocation, signals
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
 
-# Errors that a path or its file system explains, not a bug.
+# Errors of paths that no restart mends, as one may mend those of a network's disk.
 _OF_PATHS = (
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
 )
 
 

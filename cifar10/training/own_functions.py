@@ -142,8 +142,8 @@ def _check_loss(
         )
     if not reads(expected) and reads(indices):
         raise UsageError(
-            f"The loss {type(loss).__name__} reads labels as whole numbers, but gets "
-            "them one-hot. Read these, or let the name of its class begin with Sparse."
+            "The loss reads labels as whole numbers, but gets one part for each class, "
+            "as in one-hot labels. Read these, or let its class be named Sparse...."
         )
 
 
@@ -160,8 +160,8 @@ def check_schedule(rate_of: Callable, steps: int, highest: float = np.inf) -> No
             elif rate != again:
                 why = "no checkpoint holds a schedule's state. Use the step alone"
             elif rate > highest * (1.0 + _TOLERANCE):
-                why = f"it is {rate:g} at step {step}, but muon takes {highest:g}, the "
-                why += "initial_learning_rate, for its highest. Give another schedule"
+                why = f"it is {rate:g} at step {step}, but muon needs a schedule whose "
+                why += f"initial_learning_rate, here {highest:g}, is its highest"
             if why:
                 raise UsageError(f"learning_rate: {why}.")
 

@@ -444,7 +444,7 @@ BAD = {
     "no gradient for logits below 0": lambda: {
         "loss": lambda *pair: 2.0 * keras.losses.sparse_categorical_crossentropy(*pair)
     },
-    "Gathering reads labels as whole numbers": lambda: {"loss": Gathering()},
+    "loss reads labels as whole numbers": lambda: {"loss": Gathering()},
     r"It gets labels \(64, 4\) and logits \(64, 4\)": lambda: {
         "loss": Sum(reduction="sum")
     },
