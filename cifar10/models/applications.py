@@ -34,12 +34,10 @@ def find_architecture(name: str) -> Architecture:
     return Architecture(functools.partial(build, application))
 
 
-def build(
-    application: str, image_shape: tuple[int, int, int], classes: int
-) -> keras.Model:
+def build(application: str, shape: tuple[int, int, int], classes: int) -> keras.Model:
     """Builds a network of `keras.applications` with a new head of `classes` logits."""
-    images = keras.Input(image_shape, name="images")
-    features = _features(application, image_shape, _rescaled(application, images))
+    images = keras.Input(shape, name="images")
+    features = _features(application, shape, _rescaled(application, images))
     logits = logits_layer(classes, name=HEAD)(features.output)
     network = keras.Model(images, logits, name=application.lower())
     _set_normalization(application, network)

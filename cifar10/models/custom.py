@@ -72,11 +72,11 @@ def explained(what: str, problem: str) -> Iterator[None]:
             for frame in traceback.extract_tb(error.__traceback__)
             if not frame.filename.startswith(("<", *_LIBRARIES))
         ]
-        lines = f"{type(error).__name__}: {reason(error)}\n"
+        lines = [f"{type(error).__name__}: {reason(error)}\n"]
+        lines += traceback.format_list(frames)
         if re.search(r"b?float16\b.*float32|float32.*b?float16\b", str(error)):
             problem += ". Give --precision float32, or cast to the dtype of the inputs"
-        lines += "".join(traceback.format_list(frames))
-        raise UsageError(f"{what}: {problem}.\n{lines.rstrip()}") from error
+        raise UsageError(f"{what}: {problem}.\n{''.join(lines).rstrip()}") from error
 
 
 def import_function(name: str) -> Callable[..., keras.Model]:
@@ -87,10 +87,9 @@ def import_function(name: str) -> Callable[..., keras.Model]:
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
-        raise UsageError(
-            f"--model {name}: {file} has no function {function_name}. Define one that "
-            "takes (image_shape, classes) and returns a Keras model."
-        )
+        why = f"{file} has no function {function_name}"
+        fix = "Define one that takes (image_shape, classes) and returns a Keras model"
+        raise UsageError(f"--model {name}: {why}. {fix}.")
     return builder
 
 
@@ -139,21 +138,20 @@ def check(
         returned = type(model).__name__
         problem = f"the function returned {returned}, but must return a keras.Model."
         raise UsageError(f"--model {name}: {problem}")
+    given = name, model, image_shape, classes
     images = tf.zeros((2, *image_shape))
     problem = f"it failed on images of {image_shape} {SIZED}"
     failed = explained(f"--model {name}", problem)
     with failed, _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
-        trace = _, call = _traced(name, model, image_shape, classes)
+        trace = _, call = _trace(*given)
     if not model.trainable_variables:
         raise UsageError(f"--model {name}: the model has no trainable variables.")
     layer_tree.mark_head(model, call.read)
     _hold_generators(name, model, call.assigned)
     if is_code and deterministic is not None:
-        check_training(
-            name, model, image_shape, classes, deterministic=deterministic, trace=trace
-        )
+        check_training(*given, deterministic=deterministic, trace=trace)
         for note in _notes(model, trace[0]):
             _say_once(f"Note: --model {name}: {note}.")
         if model in _RETURNED:
@@ -173,12 +171,11 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
     """Yields notes on parts of a model that a run ignores or that look wrong."""
     if model.compiled:
         yield "its compile() is not used. Give optimizer, loss and metrics to Config"
+    but, fix = "but images have mean 0 and deviation 1", "or scale them back before"
     name, scale, offset, end = _prepared(traced.graph)
     if scale < _OF_PIXELS or abs(offset) > _OFFSET * scale:
-        yield (
-            f"its {name} scales or moves pixels from 0 to 255, but images have mean 0 "
-            "and deviation 1. Leave it out, or scale them back before"
-        )
+        why = f"its {name} scales or moves pixels from 0 to 255"
+        yield f"{why}, {but}. Leave it out, {fix}"
     for layer in layer_tree.layers(model) if scale < _LIKE_PIXELS else ():
         is_keras = type(layer).__module__.startswith("keras.")
         least, most = getattr(layer, "value_range", _ANY) if is_keras else _ANY
@@ -186,17 +183,12 @@ def _notes(model: keras.Model, traced: _Function) -> Iterator[str]:
         # What other layers computed before may have another range than the images.
         clips = isinstance(layer, _CLIPPING) and _unnumbered(layer.name)[0] in end
         if is_narrow and (least >= 0 or clips):
-            yield (
-                f"its {type(layer).__name__} is for pixels from {least:g} to {most:g}, "
-                "but images have mean 0 and deviation 1. Give value_range=(-5, 5), or "
-                "scale them back before"
-            )
+            why = f"its {type(layer).__name__} is for pixels from {least:g} to {most:g}"
+            yield f"{why}, {but}. Give value_range=(-5, 5), {fix}"
             break  # One of RandAugment's layers is enough.
     if (kind := _last(traced).type) in _BOUNDING:
-        yield (
-            f"it ends in {kind.lower()}, which bounds the logits. Leave that out, "
-            "unless your loss needs it"
-        )
+        fix = "Leave that out, unless your loss needs it"
+        yield f"it ends in {kind.lower()}, which bounds the logits. {fix}"
 
 
 def _prepared(graph: tf.Graph) -> tuple[str, float, float, list[str]]:
@@ -238,17 +230,14 @@ def _unnumbered(name: str) -> list[str]:
     return re.sub(r"(_\d+)+(?=/|$)", "", name).split("/")
 
 
-def _hold_generators(
-    name: str, model: keras.Model, assigned: Sequence[keras.Variable]
-) -> None:
+def _hold_generators(name: str, model: keras.Model, assigned: Sequence) -> None:
     """Gives a model a generator in place of those that none of its layers holds."""
     held = {id(variable) for variable in [*model.variables, *model.metrics_variables]}
     for variable in (one for one in assigned if id(one) not in held):
         if variable.name != layer_tree.GENERATOR_STATE:
-            raise UsageError(
-                f"--model {name} assigns {variable.path}, which is in no layer and "
-                "thus in no checkpoint. Make it an attribute of a layer."
-            )
+            why = "which is in no layer and thus in no checkpoint"
+            fix = "Make it an attribute of a layer"
+            raise UsageError(f"--model {name} assigns {variable.path}, {why}. {fix}.")
         if layer_tree.unseeded(model) is None:
             generator = keras.random.SeedGenerator(0, name=layer_tree.UNSEEDED)
             generator.state.assign(variable.value)
@@ -270,7 +259,7 @@ def check_training(
     Evaluation does not call this, because it also scores models that return
     probabilities. `trace` is the model's in training mode, if there is one.
     """
-    traced, call = trace or _traced(name, model, image_shape, classes)
+    traced, call = trace or _trace(name, model, image_shape, classes)
     images = tf.random.stateless_normal((2, *image_shape), (0, 0))
     with keras.StatelessScope():
         rows = tf.cast(model(images, training=False), tf.float32)
@@ -286,10 +275,8 @@ def _problems_of_layers(model: keras.Model, read: Sequence) -> Iterator[str]:
     for method in _OF_FIT:
         known = getattr(keras.Model, method)
         if getattr(getattr(model, method), "__func__", None) is not known:
-            yield (
-                f"its class overrides {method}(), which no tower calls. Pass a loss to "
-                "cifar10.Config, or use add_loss() in call()."
-            )
+            fix = "Pass a loss to cifar10.Config, or use add_loss() in call()."
+            yield f"its class overrides {method}(), which no tower calls. {fix}"
     for one in model.inputs if layer_tree.is_graph(model) else ():
         if "float" not in one.dtype:
             yield f"its input is {one.dtype}; images are floats. Leave out its dtype."
@@ -299,11 +286,9 @@ def _problems_of_layers(model: keras.Model, read: Sequence) -> Iterator[str]:
     held = {id(variable) for variable in model.variables}
     for variable in read:
         if variable.trainable and id(variable) not in held:
-            yield (
-                f"it reads {variable.path}, which is in none of its layers and thus "
-                "neither trained nor saved. Make its layer an attribute in __init__, "
-                "or set trainable=False."
-            )
+            why = "which is in none of its layers and thus neither trained nor saved"
+            fix = "Make its layer an attribute in __init__, or set trainable=False."
+            yield f"it reads {variable.path}, {why}. {fix}"
 
 
 def _problems_of_graph(
@@ -319,25 +304,20 @@ def _problems_of_graph(
     # The names of nodes begin with those of the layers.
     for node in itertools.chain(whole.node, *inner):
         if re.match(_WRITING, node.op):
-            yield (
-                f"{node.name} changes a tf.Variable, as every tower would. Use the "
-                "layer's add_weight(trainable=False)."
-            )
+            fix = "Use the layer's add_weight(trainable=False)."
+            yield f"{node.name} changes a tf.Variable, as every tower would. {fix}"
         if deterministic and re.match(_RANDOM, node.op):
-            yield (
-                f"{node.name} has state that no checkpoint holds. Draw random "
-                "numbers with keras.random, or leave out --deterministic."
-            )
+            fix = "Draw random numbers with keras.random, or leave out --deterministic."
+            yield f"{node.name} has state that no checkpoint holds. {fix}"
 
 
 def _problems_of_outputs(traced: _Function, rows: tf.Tensor) -> Iterator[str]:
     sums = tf.reduce_sum(rows, axis=1)
     is_one = tf.reduce_all(rows >= 0.0) & tf.reduce_all(tf.abs(sums - 1.0) < _ROUNDING)
     if is_one or _last(traced).type == "Sigmoid":
-        yield (
-            f"it ends in a {'softmax' if is_one else 'sigmoid'}, but the loss takes "
-            "logits. Leave that out (keras.applications: classifier_activation=None)."
-        )
+        kind = "softmax" if is_one else "sigmoid"
+        fix = "Leave that out (keras.applications: classifier_activation=None)."
+        yield f"it ends in a {kind}, but the loss takes logits. {fix}"
 
 
 def _last(traced: _Function) -> tf.Operation:
@@ -348,16 +328,13 @@ def _last(traced: _Function) -> tf.Operation:
     return op
 
 
-def _traced(
-    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
-) -> _Trace:
+def _trace(name: str, model: keras.Model, shape: Sequence[int], classes: int) -> _Trace:
     """Traces a model as in a training step, for two images."""
     compute = tf.function(_logits, autograph=False)
-    given = tf.TensorSpec((2, *image_shape)), name, model, classes
-    failed = explained(f"--model {name}", f"training on {image_shape} images failed")
+    given = tf.TensorSpec((2, *shape)), name, model, classes
+    failed = explained(f"--model {name}", f"training on {shape} images failed")
     with failed, _Recorder() as call:
-        traced = compute.get_concrete_function(*given, training=True)
-    return traced, call
+        return compute.get_concrete_function(*given, training=True), call
 
 
 def _logits(
@@ -370,8 +347,7 @@ def _logits(
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
         fits = logits.dtype.is_floating and logits.shape == (2, classes)
     if not fits:
-        raise UsageError(
-            f"--model {name}: for 2 images it returned {returned}, but must return "
-            f"logits: one floating-point tensor of shape (2, {classes})."
-        )
+        why = f"for 2 images it returned {returned}, but must return logits"
+        what = f"one floating-point tensor of shape (2, {classes})"
+        raise UsageError(f"--model {name}: {why}: {what}.")
     return logits

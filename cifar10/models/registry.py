@@ -151,17 +151,14 @@ def build_model(
     keras.config.set_image_data_format("channels_last")  # Whatever keras.json says.
     keras.config.set_floatx("float32")
     earlier_policy = keras.config.dtype_policy()
-    mixed = precision in ("bfloat16", "float16")
-    policy = f"mixed_{precision}" if mixed else precision
+    policy = f"mixed_{precision}" if "16" in precision else precision
     keras.config.set_dtype_policy(policy)
     if seed is not None:
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            problem = (
-                f"the function failed with\n{image_shape=} {custom.SIZED}, "
-                f"{classes=} and {given}"
-            )
+            size = f"{image_shape=} {custom.SIZED}"
+            problem = f"the function failed with\n{size}, {classes=} and {given}"
             with custom.explained(f"--model {name}", problem):
                 model = builder(image_shape, classes, **given)
             left = keras.config.dtype_policy().name
