@@ -44,12 +44,10 @@ def main() -> None:
     version = f"{invocation.DISTRIBUTION} {invocation.package_version()}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    parsers = {
-        name: commands.add_parser(
-            name, help=command.HELP, **flags.described(command.DESCRIPTION)
-        )
-        for name, command in _COMMANDS.items()
-    }
+    parsers = {}
+    for name, command in _COMMANDS.items():
+        details = flags.described(command.DESCRIPTION)
+        parsers[name] = commands.add_parser(name, help=command.HELP, **details)
     # May show the help or the version.
     parser.parse_args(sys.argv[1:2] or ["--help"])
     name, *words = sys.argv[1:]

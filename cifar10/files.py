@@ -133,10 +133,9 @@ def rename(path: Path, target: Path) -> Path:
     try:
         return path.rename(target)
     except OSError as error:
-        raise DiskError(
-            f"{path} cannot be renamed to {target.name}: {reason(error)}.",
-            f"Make {path.parent} writable for this user and try again.",
-        ) from error
+        why = f"{path} cannot be renamed to {target.name}: {reason(error)}."
+        fix = f"Make {path.parent} writable for this user and try again."
+        raise DiskError(why, fix) from error
 
 
 def unused(path: Path) -> Path:

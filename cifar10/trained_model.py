@@ -66,11 +66,9 @@ class TrainedModel:
             device=device,
             options=self.options,
         )
-        if (count := self.model.count_params()) != run.facts.parameters:
-            raise UsageError(
-                f"--model {network.model} has {count:,} parameters, but had "
-                f"{run.facts.parameters:,} in training. Restore its code."
-            )
+        if (count := self.model.count_params()) != (known := run.facts.parameters):
+            why = f"has {count:,} parameters, but had {known:,} in training"
+            raise UsageError(f"--model {network.model} {why}. Restore its code.")
         if is_code(network.model):
             run.check_logits(probe(self.model, self.image_shape))
         self._last = [v.value for v in self.model.trainable_variables]
@@ -86,9 +84,8 @@ class TrainedModel:
     def restore(self, wanted: restoring.Wanted = None) -> int:
         """Restores the wanted or newest intact checkpoint; returns its step."""
         folder = self.run.directory / layout.CHECKPOINTS
-        newest, refused = restoring.restore_newest(
-            folder, self.load, self.run, wanted=wanted
-        )
+        given = folder, self.load, self.run
+        newest, refused = restoring.restore_newest(*given, wanted=wanted)
         if newest is None:
             raise UsageError(restoring.why_none(folder, wanted, refused))
         for damaged, error in refused.items():

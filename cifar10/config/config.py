@@ -162,10 +162,9 @@ class Config(fields.Groups):
         if "verify_steps" in self.given:  # Earlier versions accepted any of a run.
             _refuse_longer("verify_steps", keep.verify_steps, self.run.max_steps)
         if callable(self.loss.loss) and keep.best_by == "total_loss":
-            raise UsageError(
-                "best_by total_loss: evaluations do not compute your loss function. "
-                "Give another score, such as best_by='cross_entropy'."
-            )
+            why = "best_by total_loss: evaluations do not compute your loss function"
+            fix = "Give another score, such as best_by='cross_entropy'"
+            raise UsageError(f"{why}. {fix}.")
         if self.run.max_hours and self.update.schedule_ends:
             raise UsageError(
                 f"--max_hours {self.run.max_hours:g}: --schedule {self.update.schedule}"

@@ -39,10 +39,8 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         return given
     path = layout.absolute_path(data)
     if not os.path.exists(path):  # noqa: PTH110 - `Path.exists` raises errors.
-        raise UsageError(
-            f"--data {data}: there is no such data set or path. Give "
-            f"{', '.join(NAMES)}, or the path of a folder or file of pictures."
-        )
+        fix = f"Give {', '.join(NAMES)}, or the path of a folder or file of pictures"
+        raise UsageError(f"--data {data}: there is no such data set or path. {fix}.")
     if "data_dir" in given:
         why = f"--data_dir {given['data_dir']}: --data {data} names a path"
         raise UsageError(f"{why}. Omit one.")

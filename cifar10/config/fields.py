@@ -279,10 +279,9 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
         optimizer, arguments = self.optimizer, self.optimizer_arguments
         optimizers.check_optimizer(optimizer, self.momentum, arguments)
         if self.stages and not self.schedule_ends:
-            raise UsageError(
-                f"--schedule {self.schedule}: stages need a schedule that ends. Give "
-                f"{' or '.join(schedule.ENDING)}, or a recipe without stages."
-            )
+            why = "stages need a schedule that ends"
+            fix = f"Give {' or '.join(schedule.ENDING)}, or a recipe without stages"
+            raise UsageError(f"--schedule {self.schedule}: {why}. {fix}.")
 
     @property
     def schedule_ends(self) -> bool:

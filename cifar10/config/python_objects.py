@@ -74,10 +74,8 @@ def _check_takes_logits(what: str, function: Callable) -> None:
     if name in _OF_ONE_HOT:
         raise UsageError(f"{what} gets whole numbers as labels. Give sparse_{name}.")
     if from_logits is False:
-        raise UsageError(
-            f"{what} gets logits. Create it with from_logits=True, or give "
-            "functools.partial(FUNCTION, from_logits=True)."
-        )
+        fix = "from_logits=True, or give functools.partial(FUNCTION, from_logits=True)"
+        raise UsageError(f"{what} gets logits. Create it with {fix}.")
 
 
 class OwnMetrics(dict[str, Callable]):
@@ -111,10 +109,9 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     try:
         usual = type(optimizer)(learning_rate=0.0).get_config()
     except TypeError as error:
-        raise UsageError(
-            f"optimizer: {name} cannot be created as {name}(learning_rate=0.0). Give "
-            f"its other arguments defaults.\n{error}"
-        ) from error
+        why = f"{name} cannot be created as {name}(learning_rate=0.0)"
+        fix = f"Give its other arguments defaults.\n{error}"
+        raise UsageError(f"optimizer: {why}. {fix}") from error
     config = _described(optimizer)
     for argument, one in inspect.signature(type(optimizer)).parameters.items():
         is_kept = argument in config or one.default is one.empty  # As **kwargs.
@@ -128,10 +125,8 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         rate = vars(optimizer)["_learning_rate"]
     arguments = {name: value for name, value in config.items() if value != usual[name]}
     if vars(optimizer).get("_exclude_from_weight_decay"):
-        raise UsageError(
-            "optimizer.exclude_from_weight_decay(var_list=...): the variables are not "
-            "in the model to train. Give var_names."
-        )
+        why = "the variables are not in the model to train. Give var_names"
+        raise UsageError(f"optimizer.exclude_from_weight_decay(var_list=...): {why}.")
     if pattern := vars(optimizer).get("_exclude_from_weight_decay_pattern"):
         arguments[EXCLUDED] = "|".join(sorted(pattern.pattern.split("|")))  # Of a set.
     return {"learning_rate": rate, "momentum": 0.0, "optimizer_arguments": arguments}

@@ -175,12 +175,9 @@ def _seen(dataset: Dataset, run: RecordedRun, *splits: Split) -> int:
 
 
 def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
-    """Returns whether the training images of a run, or most of them, are in a data set.
-
-    By the paths, and by a sample, which recognizes copies.
-    """
-    found = _seen(dataset, run, *dataset.splits)
-    is_copy = found > len(run.facts.data_sample) / 2
+    """Returns whether a data set holds a run's training images, or most of them."""
+    # By a sample, which recognizes copies, and by the paths.
+    is_copy = _seen(dataset, run, *dataset.splits) > len(run.facts.data_sample) / 2
     return is_copy or _is_at_training_images(dataset, run)
 
 

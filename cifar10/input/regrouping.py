@@ -195,12 +195,10 @@ def corrected_labels(dataset: Dataset, name: str, flag: str) -> np.ndarray:
     return labels
 
 
-def in_words(
-    names: Sequence[str], before: np.ndarray, after: np.ndarray
-) -> Iterator[str]:
+def in_words(names: Sequence[str], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
     """Yields phrases on the pictures that a change of labels omits (-1) or moves."""
-    out = after < 0
-    moved = ~out & (after != before)
+    out = new < 0
+    moved = ~out & (new != old)
     for which, how in ((out, "without"), (moved, "with another class of")):
         if chosen := [names[index] for index in np.flatnonzero(which).tolist()]:
             yield f"{how} {counted(len(chosen), 'picture')} ({first_few(chosen, 3)})"

@@ -69,27 +69,24 @@ def _in_memory(data: Any) -> Any:
         raise UsageError(f"data: {data} is an iterator. {_EXPECTED}")
     if is_batched or (count := int(data.cardinality())) < 1:
         what, fix = ("batches", ".unbatch()") if is_batched else ("no known size", "")
-        raise UsageError(
-            f"data: {data} has {what}. Leave out .repeat(), and add {fix}.apply("
-            "tf.data.experimental.assert_cardinality(IMAGES))."
-        )
+        fix += ".apply(tf.data.experimental.assert_cardinality(IMAGES))"
+        why = f"data: {data} has {what}"
+        raise UsageError(f"{why}. Leave out .repeat(), and add {fix}.")
     if len(shapes := [getattr(one, "shape", None) for one in specs]) != 2:
         raise UsageError(f"data: {data} yields no pairs. {_EXPECTED}")
     sizes = [getattr(shape, "num_elements", int)() or 1 for shape in shapes]
     if count * sum(sizes) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise UsageError(
-            f"data: {data} has {count:,} images, more than this machine's memory can "
-            "hold. Give fewer, or a folder of pictures."
-        )
+        why = f"{count:,} images, more than this machine's memory can hold"
+        fix = "Give fewer, or a folder of pictures"
+        raise UsageError(f"data: {data} has {why}. {fix}.")
     import tensorflow as tf
 
     try:
         return tuple(data.batch(count).get_single_element())
     except tf.errors.OpError as error:
-        raise UsageError(
-            f"data: {data} cannot be read: {reason(error).rstrip('.')}. It must "
-            f"yield {count:,} images of one size, each with its label."
-        ) from error
+        why = f"{data} cannot be read: {reason(error).rstrip('.')}"
+        fix = f"It must yield {count:,} images of one size, each with its label"
+        raise UsageError(f"data: {why}. {fix}.") from error
 
 
 def _checked(data: Dataset) -> Dataset:

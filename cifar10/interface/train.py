@@ -107,10 +107,9 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     began, deterministic = time.perf_counter(), config.speed.deterministic
     uses_onednn = hardware.uses_onednn(by_default=True)
     if deterministic and "tensorflow" in sys.modules and uses_onednn:
-        raise UsageError(
-            "deterministic=True: TensorFlow is already imported, with oneDNN. Set "
-            "TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built."
-        )
+        why = "deterministic=True: TensorFlow is already imported, with oneDNN"
+        fix = "Set TF_ENABLE_ONEDNN_OPTS=0, or import it only where the model is built"
+        raise UsageError(f"{why}. {fix}.")
     entry_point.import_tensorflow(deterministic=deterministic, stop=StopSignals())
     # These modules import TensorFlow, whose environment is set above.
     from cifar10.interface.data import as_dataset

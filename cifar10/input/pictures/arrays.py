@@ -102,9 +102,8 @@ def array_dataset(
             hashes[split][index] = hash((split, content) if is_plain else content)
     shapes = {array.shape[1:] for array in images.values()}
     if len(shapes) > 1:
-        raise UsageError(
-            f"Give all images in {where} one shape, not {', '.join(map(str, shapes))}."
-        )
+        different = ", ".join(map(str, shapes))
+        raise UsageError(f"Give all images in {where} one shape, not {different}.")
     for split, some in labels.items():
         unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
@@ -211,10 +210,8 @@ def checked_labels(
         filled = np.count_nonzero(array, 1) if is_table else 0
         if how and array.size > count and not np.all(filled == 1):
             how = "; images with several labels, or none, cannot be trained on"
-        raise UsageError(
-            f"{what} is {array.dtype} {list(array.shape)}. Give a whole number for "
-            f"each of {count:,} images{how}."
-        )
+        fix = f"Give a whole number for each of {count:,} images{how}"
+        raise UsageError(f"{what} is {array.dtype} {list(array.shape)}. {fix}.")
     if not 0 <= int(array.min()) <= int(array.max()) < classes:
         raise UsageError(
             f"{what} has labels from {array.min()} to {array.max()}. Labels must be 0 "

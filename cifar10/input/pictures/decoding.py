@@ -13,9 +13,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
@@ -41,7 +42,7 @@ _DRAFT = 1.25
 
 # The first bytes of each kind of file, and the Pillow class that reads such files. TIFF
 # is missing: Pillow decodes its tiles, of any number and size, without timed reads.
-_KINDS: dict[re.Pattern[bytes], type[ImageFile.ImageFile]] = {
+_KINDS: dict[re.Pattern[bytes], type[ImageFile]] = {
     re.compile(rb"\x89PNG\r\n\x1a\n"): PngImageFile,
     re.compile(rb"\xff\xd8\xff"): JpegImageFile,
     re.compile(rb"RIFF....WEBP", re.DOTALL): WebPImageFile,
@@ -118,7 +119,7 @@ class _TimedFile(io.BytesIO):
         return super().read(size)
 
 
-def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
+def _opened(content: bytes, max_pixels: int) -> ImageFile:
     """Opens a picture and checks its kind and size, without decoding the picture."""
     if not content:
         raise PictureError("is empty.")
@@ -169,7 +170,7 @@ def _orientation(image: Image.Image) -> int:
     return int(found) if found in range(1, 9) else 1
 
 
-def _transparent(image: ImageFile.ImageFile, content: bytes) -> np.ndarray | None:
+def _transparent(image: ImageFile, content: bytes) -> np.ndarray | None:
     """Returns which pixels have the one transparent colour of a PNG file.
 
     Returns None without such a colour, in palettes, and at depths of 1 and 8 bits.
@@ -188,9 +189,7 @@ def _transparent(image: ImageFile.ImageFile, content: bytes) -> np.ndarray | Non
     return (whole == np.array(colour, np.uint16)).all(axis=2)
 
 
-def _fitted(
-    image: ImageFile.ImageFile, content: bytes, height: int, width: int
-) -> np.ndarray:
+def _fitted(image: ImageFile, content: bytes, height: int, width: int) -> np.ndarray:
     """Decodes an image, turns it upright, and converts it to the given size and RGB."""
     if isinstance(image, JpegImageFile):  # Before `load`, which then decodes less.
         side = int(_DRAFT * max(height, width))  # The image may be rotated below.

@@ -319,15 +319,12 @@ def _check_classes(
             if same := [repr(name) for name in first if _folded(name) in folded]:
                 few = first_few(same, _SHOWN)
                 fix = f"Only case, blanks, - or _ differ from {few}: rename one"
-            raise UsageError(
-                f"{directory}: {top} lacks classes of {tops[split]}: "
-                f"{first_few(unknown, _SHOWN)}. {fix}."
-            )
+            why = f"{top} lacks classes of {tops[split]}: {first_few(unknown, _SHOWN)}"
+            raise UsageError(f"{directory}: {why}. {fix}.")
         if not of_class:
-            raise UsageError(
-                f"{directory}: {tops[split]} holds no class folders with "
-                f"pictures. Sort its files into {tops[split]}CLASS/, or move it away."
-            )
+            why = f"{tops[split]} holds no class folders with pictures"
+            fix = f"Sort its files into {tops[split]}CLASS/, or move it away"
+            raise UsageError(f"{directory}: {why}. {fix}.")
 
 
 def _few(names: Sequence[str]) -> str:
@@ -368,9 +365,8 @@ def _without_masks(pictures: list[File], left_out: list[str]) -> list[File]:
     """Leaves out pictures that describe another one, such as `1_mask.png`."""
     stems = {name.rpartition(".")[0] for name, _, _ in pictures}
     about = {s for s in stems if (of := _OF_ABOUT.sub("", s)) != s and of in stems}
-    kept = [one for one in pictures if one[0].rpartition(".")[0] not in about]
     left_out += [one[0] for one in pictures if one[0].rpartition(".")[0] in about]
-    return kept
+    return [one for one in pictures if one[0].rpartition(".")[0] not in about]
 
 
 def _pictures(directory: Path, folder: str, left_out: list[str]) -> list[File]:
