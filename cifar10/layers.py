@@ -159,9 +159,8 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         mask: tf.Tensor | None = None,  # noqa: ARG002 - part of Keras's signature.
     ) -> tf.Tensor:
         """Normalizes activations, floating [batch, height, width, channels]."""
-        is_frozen = training and not self.trainable
         # The operation has no float64 kernel.
-        if is_frozen or self.variable_dtype == "float64":
+        if (training and not self.trainable) or self.variable_dtype == "float64":
             return super().call(inputs, training=training)
         shape = [inputs.shape[-1]]
         statistics = self.moving_mean, self.moving_variance

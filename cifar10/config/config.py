@@ -166,10 +166,9 @@ class Config(fields.Groups):
             fix = "Give another score, such as best_by='cross_entropy'"
             raise UsageError(f"{why}. {fix}.")
         if self.run.max_hours and self.update.schedule_ends:
-            raise UsageError(
-                f"--max_hours {self.run.max_hours:g}: --schedule {self.update.schedule}"
-                " needs a last step. Give --max_epochs, or --schedule staircase."
-            )
+            why = f"--schedule {self.update.schedule} needs a last step"
+            fix = "Give --max_epochs, or --schedule staircase"
+            raise UsageError(f"--max_hours {self.run.max_hours:g}: {why}. {fix}.")
         self.all_stages  # noqa: B018 - refuses invalid tables.
 
 

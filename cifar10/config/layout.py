@@ -52,7 +52,6 @@ def refuse_own_folder(path: Path, flag: str) -> None:
 def refuse_link(folder: Path) -> None:
     """Refuses to write to a folder of a run if the folder is a link."""
     if folder.is_symlink():
-        raise UsageError(
-            f"{folder} is a link, but a run writes only inside its directory. Replace "
-            "it with the folder, or make the run's whole directory a link."
-        )
+        why = f"{folder} is a link, but a run writes only inside its directory"
+        fix = "Replace it with the folder, or make the run's whole directory a link"
+        raise UsageError(f"{why}. {fix}.")

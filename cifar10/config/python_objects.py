@@ -84,10 +84,9 @@ class OwnMetrics(dict[str, Callable]):
     def __init__(self, metrics: Any) -> None:
         given = metrics.values() if isinstance(metrics, Mapping) else [None]
         if not all(callable(one) and not hasattr(one, "reset_state") for one in given):
-            raise UsageError(
-                f"metrics {metrics!r}: give a dict of functions that keep no state,\n"
-                "such as metrics={'top': keras.metrics.sparse_categorical_accuracy}."
-            )
+            fix = "give a dict of functions that keep no state"
+            example = "metrics={'top': keras.metrics.sparse_categorical_accuracy}"
+            raise UsageError(f"metrics {metrics!r}: {fix},\nsuch as {example}.")
         for name, metric in metrics.items():
             if not (name and isinstance(name, str)):
                 raise UsageError(f"metrics: {name!r} is not a name. Give a word.")
@@ -102,10 +101,9 @@ class OwnMetrics(dict[str, Callable]):
 def _settings(optimizer: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
     if not _NOT_TAKEN.isdisjoint(kind.__name__ for kind in type(optimizer).__mro__):
-        raise UsageError(
-            f"optimizer: {name} wraps other optimizers, or evaluates values other than "
-            "it trains. Give another optimizer; precision='float16' scales the loss."
-        )
+        why = f"{name} wraps other optimizers, or evaluates values other than it trains"
+        fix = "Give another optimizer; precision='float16' scales the loss"
+        raise UsageError(f"optimizer: {why}. {fix}.")
     try:
         usual = type(optimizer)(learning_rate=0.0).get_config()
     except TypeError as error:
@@ -137,10 +135,9 @@ def _described(given: Any) -> dict[str, Any]:
     try:
         return given.get_config()
     except NotImplementedError as error:
-        raise UsageError(
-            f"{type(given).__name__}: its learning rate needs a get_config() method "
-            "that returns its arguments: a resumed run must have the same ones."
-        ) from error
+        fix = "its learning rate needs a get_config() method that returns its arguments"
+        why = "a resumed run must have the same ones"
+        raise UsageError(f"{type(given).__name__}: {fix}: {why}.") from error
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,10 +246,9 @@ def mark_as_own(content: bytes) -> str:
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:
-        return (
-            f"The run could not be recorded as yours: {reason(error)}. For this run, "
-            "give other commands --data_dir, and --trust_model for your own model."
-        )
+        why = f"The run could not be recorded as yours: {reason(error)}"
+        fix = "give other commands --data_dir, and --trust_model for your own model"
+        return f"{why}. For this run, {fix}."
     return ""
 
 

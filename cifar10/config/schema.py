@@ -28,11 +28,7 @@ _RECORD = {"images": _COUNT, "step": _STEP, "without_gain": _COUNT}
 VALIDATION: Mapping[str, tuple] = {**_RECORD, "score": (float,), "best_by": (str,)}
 VALIDATION_OF_1_0 = {**_RECORD, "images": _SCORED, "correct": _COUNT}
 # The entries of a line of scores, of an event, and of a process that trained the run.
-SCORES: dict[str, tuple] = {
-    "step": _STEP,
-    "num_examples": _SCORED,
-    PRECISION: (float, 0.0, 1.0),
-}
+SCORES = {"step": _STEP, "num_examples": _SCORED, PRECISION: (float, 0.0, 1.0)}
 _MOMENT = {"step": _STEP, "time": _TIME}
 EVENT: Mapping[str, tuple] = {**_MOMENT, "event": (str,), "what": (str,)}
 START: Mapping[str, tuple] = {

@@ -26,8 +26,7 @@ class Outcomes(NamedTuple):
 
     labels: np.ndarray  # int32 [images]
     cross_entropy: np.ndarray  # floating [images]
-    # int64 [images], the class with the largest logit; a wrong class if any logit is
-    # not finite.
+    # int64 [images], the class of the largest logit; a wrong one if any is not finite.
     predictions: np.ndarray
     # int64 [images], the number of logits above the label's logit; the number of
     # classes if any logit is not finite.

@@ -36,9 +36,7 @@ class Scorer:
     With `test_time_augmentation`, it averages the logits of an image's six `views`.
     """
 
-    def __init__(
-        self, model: keras.Model, *, test_time_augmentation: bool = False
-    ) -> None:
+    def __init__(self, model: keras.Model, *, test_time_augmentation: bool = False):
         self._model = model
         self._augment = test_time_augmentation
         self._score = traced(self._trace_score)

@@ -45,10 +45,9 @@ def find(
             f"another version of this package.\n{IN_PYTHON}"
         )
     if data_dir is None:
-        raise UsageError(
-            f"The path of this run's {data} is unknown: the run is from another "
-            "machine, or its config.json was edited. Name it with --data_dir."
-        )
+        what = f"The path of this run's {data} is unknown"
+        why = "the run is from another machine, or its config.json was edited"
+        raise UsageError(f"{what}: {why}. Name it with --data_dir.")
     if data != FOLDER:
         find_file = pkgutil.resolve_name(f"cifar10.input.{FILES[f'.{data}']}")
         return find_file(Path(data_dir))
@@ -98,8 +97,7 @@ def find_again(
     """Finds the data set of a run, in `data_dir` or else where the run recorded it.
 
     If a program passed arrays to the run, `data_dir` is a file or folder with them.
-    Arrays in a file can be scored with any run. With `whole`, all pictures of a folder
-    are the test split.
+    Arrays in a file can be scored with any run. With `whole`, all pictures are `test`.
     """
     wanted = run.config.dataset
     recorded, file = wanted.data_dir, wanted.corrections

@@ -175,8 +175,7 @@ class _Download:
     ) -> None:
         self._parts = [_part(directory, each.archive) for each in formats]
         self._has_received = any(map(_size, self._parts))  # Now, or earlier.
-        self._directory = directory
-        self._tick = tick
+        self._directory, self._tick = directory, tick
         self._announced: set[str] = set()
         self._has_hinted = False
 
@@ -325,11 +324,9 @@ def _write(file: io.BufferedRandom, start: int, chunk: bytes, archive: Archive) 
 
 def _progress(position: int, size: int, rate: float) -> str:
     unit, factor = ("MB", 1e-6) if rate >= FAST else ("kB", 1e-3)
-    return (
-        f"{_megabytes(position)} of {_megabytes(size)} MB at "
-        f"{errors.format_number(rate * factor, 2)} {unit}/s, "
-        f"{format_duration((size - position) / rate)} left"
-    )
+    speed = f"{errors.format_number(rate * factor, 2)} {unit}/s"
+    left = format_duration((size - position) / rate)
+    return f"{_megabytes(position)} of {_megabytes(size)} MB at {speed}, {left} left"
 
 
 def _megabytes(count: int) -> str:

@@ -116,11 +116,9 @@ def read_split(
         file_labels = records[:, file_format.label_bytes - 1]
         wrong = np.flatnonzero(file_labels >= classes)
         if wrong.size:
-            problem = (
-                f"{path}, record {wrong[0]}: the label is {file_labels[wrong[0]]}, but "
-                f"labels of {file_format.title} are 0 to {classes - 1}."
-            )
-            raise _damaged(directory, problem)
+            found = f"{path}, record {wrong[0]}: the label is {file_labels[wrong[0]]}"
+            rule = f"labels of {file_format.title} are 0 to {classes - 1}"
+            raise _damaged(directory, f"{found}, but {rule}.")
         rows = slice(first, first + count)
         labels[rows] = file_labels
         planes = records[:, file_format.label_bytes :]
@@ -144,12 +142,10 @@ def check_files(
         for name, expected in files.items():
             size = (directory / name).stat().st_size
             # The size of a pickle says little; reading it checks more.
-            if size != expected * length and not file_format.label_keys:
-                problem = (
-                    f"{directory / name} has {size:,} bytes, but this file of "
-                    f"{file_format.title} must have {expected * length:,}."
-                )
-                raise _damaged(directory, problem)
+            if size != (wanted := expected * length) and not file_format.label_keys:
+                found = f"{directory / name} has {size:,} bytes"
+                rule = f"this file of {file_format.title} must have {wanted:,}"
+                raise _damaged(directory, f"{found}, but {rule}.")
 
 
 def _damaged(directory: Path, problem: str) -> UsageError:

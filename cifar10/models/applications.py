@@ -85,10 +85,9 @@ def _features(
     """Builds the network up to its global average pooling."""
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
-        raise UsageError(
-            f"--model {APPLICATIONS_PREFIX}{application} takes images with {_CHANNELS} "
-            f"channels, not {image_shape[-1]}. Give another model."
-        )
+        name = f"{APPLICATIONS_PREFIX}{application}"
+        why = f"takes images with {_CHANNELS} channels, not {image_shape[-1]}"
+        raise UsageError(f"--model {name} {why}. Give another model.")
     with warnings.catch_warnings():
         # Keras warns that it loads the weights for 224 x 224, which is intended.
         warnings.filterwarnings("ignore", "`input_shape` is undefined")

@@ -66,10 +66,9 @@ def check_name(name: str) -> None:
     package = module.partition(".")[0]
     is_there = package in sys.modules or importlib.util.find_spec(package)
     if module.endswith(".py") or not is_there:
-        raise UsageError(
-            f"--model {name}: there is no module {module} in {Path.cwd()} or among "
-            "installed packages. Run in its folder, or set PYTHONPATH; leave out .py."
-        )
+        why = f"there is no module {module} in {Path.cwd()} or among installed packages"
+        fix = "Run in its folder, or set PYTHONPATH; leave out .py"
+        raise UsageError(f"--model {name}: {why}. {fix}.")
 
 
 def take_for(name: str, function: str) -> None:

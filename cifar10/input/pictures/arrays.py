@@ -29,6 +29,7 @@ from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 # The largest pixel in scikit-learn's digits. On the scale of 0 to 255 it looks black.
 _DARK = 16
+_NUMBERED = "np.searchsorted(np.unique(y_train), y)"  # Labels without gaps.
 _ARRAYS = tuple(f"{kind}_{split}" for split in WITHOUT_VAL for kind in "xy")
 
 
@@ -51,10 +52,7 @@ def find_npz(path: Path) -> Dataset:
 
 
 def _unpacked(file: BinaryIO) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Reads the arrays of an .npz file, and the names of others.
-
-    Refuses pickles and extreme compression.
-    """
+    """Reads an .npz file's arrays, and others' names; refuses pickles and zip bombs."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -122,10 +120,9 @@ def array_dataset(
 
     def read(split: Split) -> tuple[np.ndarray, np.ndarray]:
         if split not in images:
-            raise UsageError(
-                f"{description}: there are no {split} images. Add some, for example "
-                "with data=((x_train, y_train), (x_test, y_test))."
-            )
+            why = f"{description}: there are no {split} images"
+            way = "data=((x_train, y_train), (x_test, y_test))"
+            raise UsageError(f"{why}. Add some, for example with {way}.")
         return images[split], labels[split]
 
     return Dataset(
@@ -148,12 +145,10 @@ def _check_used(labels: np.ndarray, classes: int, where: str) -> list[str]:
         why = f"All labels in {where} are {used[0]}"
         raise UsageError(f"{why}. Give at least two classes.")
     unused = [*map(str, np.setdiff1d(np.arange(classes), used))]
-    note = (
-        f"no image of y_train in {where} has the label {first_few(unused, 5)}, of "
-        f"{classes:,} classes. Unless this is intended, number the labels y of all "
-        "splits from 0 without gaps, with np.searchsorted(np.unique(y_train), y)"
-    )
-    return [note] if unused else []
+    few = first_few(unused, 5)
+    why = f"no image of y_train in {where} has the label {few}, of {classes:,} classes"
+    fix = f"number the labels y of all splits from 0 without gaps, with {_NUMBERED}"
+    return [f"{why}. Unless this is intended, {fix}"] if unused else []
 
 
 def _shared(hashes: Mapping[Split, np.ndarray], where: str) -> Iterator[str]:
@@ -175,10 +170,9 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
-        raise UsageError(
-            f"{what} has the shape {list(array.shape)}. Give at least one image: "
-            "[count, height, width, 3], or [count, height, width] for grey images."
-        )
+        why = f"{what} has the shape {list(array.shape)}"
+        forms = "[count, height, width, 3], or [count, height, width] for grey images"
+        raise UsageError(f"{why}. Give at least one image: {forms}.")
     check_pixels(array.dtype, what)
     if array.shape[3] == 1:
         return np.repeat(array, 3, axis=3)
@@ -202,7 +196,7 @@ def checked_labels(
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
         way = "y.argmax(1) of one-hot labels"
         if array.size <= count:  # The same numbers for all splits.
-            way = "np.searchsorted(np.unique(y_train), y)"
+            way = _NUMBERED
         if array.dtype.kind == "f" and np.isnan(array).any():
             way += ", without the images whose label is NaN"
         how = f", such as {way}" if array.shape[:1] == (count,) else ""
@@ -213,8 +207,7 @@ def checked_labels(
         fix = f"Give a whole number for each of {count:,} images{how}"
         raise UsageError(f"{what} is {array.dtype} {list(array.shape)}. {fix}.")
     if not 0 <= int(array.min()) <= int(array.max()) < classes:
-        raise UsageError(
-            f"{what} has labels from {array.min()} to {array.max()}. Labels must be 0 "
-            f"to the number of classes - 1, and at most {classes - 1:,}."
-        )
+        why = f"{what} has labels from {array.min()} to {array.max()}"
+        rule = f"0 to the number of classes - 1, and at most {classes - 1:,}"
+        raise UsageError(f"{why}. Labels must be {rule}.")
     return array.reshape(-1).astype(np.int32)

@@ -103,10 +103,9 @@ def find_folder(
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in labels:
-            raise UsageError(
-                f"{directory} has a folder {' and '.join(labels)}, but no {split}: it "
-                f"can be scored, not trained on. Add {split}/ with class folders."
-            )
+            why = f"{directory} has a folder {' and '.join(labels)}, but no {split}"
+            fix = f"Add {split}/ with class folders"
+            raise UsageError(f"{why}: it can be scored, not trained on. {fix}.")
         return shards.read(split), labels[split]
 
     usable = counted(len(files) - len(left_out), "picture")

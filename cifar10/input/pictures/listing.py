@@ -354,10 +354,9 @@ def _add_classes(
             continue
         file = directory / "".join(left_out[before : before + 1])
         if file.is_file() and decoding.is_picture(decoding.read(file)):
-            raise UsageError(
-                f"{directory}: {left_out[before]} is a picture, but has no picture's "
-                f"extension. Rename the files in {folder}, for example to 1.jpg."
-            )
+            why = f"{left_out[before]} is a picture, but has no picture's extension"
+            fix = f"Rename the files in {folder}, for example to 1.jpg"
+            raise UsageError(f"{directory}: {why}. {fix}.")
         left_out.append(folder)
 
 
@@ -408,10 +407,9 @@ def _entries(
                 others.append(name + _LINK * is_link)
                 continue
             if has_controls(entry.name):
-                raise UsageError(
-                    f"{directory}: {name!a} has control characters or bytes that are "
-                    "not UTF-8. Rename it (convmv renames whole folders)."
-                )
+                why = f"{name!a} has control characters or bytes that are not UTF-8"
+                fix = "Rename it (convmv renames whole folders)"
+                raise UsageError(f"{directory}: {why}. {fix}.")
             if is_folder:
                 folders.append(f"{name}/")
             else:

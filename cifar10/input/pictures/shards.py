@@ -208,13 +208,12 @@ class Shards:
                 return str(error)
             return None
 
-        reasons: list[str | None] = []
+        bad: dict[str, str] = {}
         with ThreadPoolExecutor(_THREADS) as pool:
-            for why in pool.map(decode, range(len(listed))):
-                reasons.append(why)
-                advance(done + len(reasons))
-        whys = zip(listed, reasons, strict=True)
-        bad = {name: why for (name, _, _), why in whys if why}
+            for index, why in enumerate(pool.map(decode, range(len(listed)))):
+                if why:
+                    bad[listed[index][0]] = why
+                advance(done + index + 1)
         files.write_atomically(self._home / file, images.tobytes())
         return hashlib.sha256(images.data).hexdigest(), bad
 
