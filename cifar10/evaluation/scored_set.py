@@ -37,8 +37,7 @@ class Scorer:
     """
 
     def __init__(self, model: keras.Model, *, test_time_augmentation: bool = False):
-        self._model = model
-        self._augment = test_time_augmentation
+        self._model, self._augment = model, test_time_augmentation
         self._score = traced(self._trace_score)
 
     def score(
@@ -169,8 +168,7 @@ class ScoredSet:
         scoring: Options,
         own_metrics: OwnMetrics | None = None,
     ) -> None:
-        self._own_metrics = own_metrics
-        self.dataset = dataset
+        self.dataset, self._own_metrics = dataset, own_metrics
         augment = scoring.test_time_augmentation
         self._scorer = Scorer(model, test_time_augmentation=augment)
         if scoring.split == "val" and "val" not in dataset.splits:

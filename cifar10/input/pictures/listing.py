@@ -270,8 +270,7 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
     are_many = all(any(one.endswith("s") for one in names) for names in (images, masks))
     if (images and masks and (are_all or are_many)) or len(described) > 1:
         return f"are named like pictures and their masks{_RENAME}", inner
-    are_splits = are_portions or are_mixed
-    return f"are named like splits{_RENAME}", inner if are_splits else ()
+    return f"are named like splits{_RENAME}", inner if are_portions or are_mixed else ()
 
 
 def _check_classes(
