@@ -1,8 +1,7 @@
 """Inference and loss of a model, as pure functions.
 
 The model, which `models/registry.py` builds once, is any Keras model that maps images
-to logits. Each tower passes the values of the model's variables to `inference`, which
-reads and writes no other state.
+to logits. Each tower passes `inference` the variables' values, its only state.
 """
 
 import math

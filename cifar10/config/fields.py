@@ -486,8 +486,7 @@ class Recorded(Groups):
     def of(cls, entries: Mapping[str, Any]) -> Self:
         """Returns the values of a `config.json`, with defaults for missing ones.
 
-        They are not checked: they name Python objects, and another version of this
-        package may have allowed others.
+        Unchecked: they name Python objects, and other versions may have allowed others.
         """
         config = cls()
         for group in dataclasses.fields(cls):

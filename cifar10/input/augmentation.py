@@ -46,11 +46,7 @@ class Augmentation:
         self._classes = classes
 
     def __call__(
-        self,
-        images: tf.Tensor,
-        labels: tf.Tensor,
-        seed: tf.Tensor,
-        batch_slice: BatchSlice,
+        self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, part: BatchSlice
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Applies the declared augmentations to a distorted batch, mixing last."""
         if given := self._parts.get("random_erasing"):
@@ -58,15 +54,15 @@ class Augmentation:
                 seeds = tf.unstack(tf.reshape(_stream(seed, "noise"), [-1, 2]))
                 noise = tf.stack([uniform(images.shape[1:], one) for one in seeds])
             if len(seeds) > 1:
-                noise = tf.repeat(noise, batch_slice.batch_size, axis=0)
-            drawn = draw(ERASING_NUMBERS, _stream(seed, "random_erasing"), batch_slice)
+                noise = tf.repeat(noise, part.batch_size, axis=0)
+            drawn = draw(ERASING_NUMBERS, _stream(seed, "random_erasing"), part)
             images = erase(images, drawn, noise, **given)
         for name, (numbers, change) in SINGLE.items():
             if given := self._parts.get(name):
-                drawn = draw(numbers, _stream(seed, name), batch_slice)
+                drawn = draw(numbers, _stream(seed, name), part)
                 images = change(images, *drawn, **given)
         if any(self._mixing.values()):
-            drawn = draw(MIXING_NUMBERS, _stream(seed, "mixing"), batch_slice)
+            drawn = draw(MIXING_NUMBERS, _stream(seed, "mixing"), part)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 

@@ -142,9 +142,8 @@ def find_again(
 def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether scores on a data set count as those of a run.
 
-    They count if the fingerprints before corrections are equal. Without a fingerprint,
-    as for CIFAR before it is read, the paths must be equal or, if nothing is left at
-    the run's path, the kinds of data.
+    They count if the fingerprints before corrections are equal. Without one, as for
+    unread CIFAR, the paths must be equal or, if the run's is gone, the kinds of data.
     """
     wanted, facts = run.config.dataset, run.facts
     place = wanted.data_dir or ""

@@ -1,9 +1,8 @@
 """Makes a data set from arrays in memory: those of a program or of an .npz file.
 
-The arrays are named as in Keras: x_train, y_train, x_test and y_test, and x_val
-and y_val for an optional validation split. Images are uint8 [count, height, width, 3],
-or, if grey, [count, height, width] or [count, height, width, 1]. Labels are whole
-numbers, [count] or [count, 1].
+The arrays are named as in Keras: x_train, y_train, x_test, y_test; x_val and y_val are
+optional. Images are uint8 [count, height, width, 3] or, if grey, [count, height, width]
+or [count, height, width, 1]. Labels are whole numbers, [count] or [count, 1].
 """
 
 import dataclasses

@@ -31,8 +31,7 @@ MAX_BYTES = 50_000_000
 # CPU time for one picture. The largest photographs take about one second; a file with
 # very many parts, such as the scans of a JPEG file, would take minutes.
 MAX_SECONDS = 10.0
-# Pillow reads this many bytes at a time, and each read checks the CPU time. A scan of a
-# JPEG file usually has more bytes.
+# Bytes per read, each of which checks the CPU time. A JPEG scan usually has more.
 _READ_BYTES = 4096
 
 # A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the result is at least this
