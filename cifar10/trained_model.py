@@ -1,6 +1,5 @@
 """Builds the model of a run from `config.json`, and loads its checkpoints."""
 
-import contextlib
 from pathlib import Path
 
 import tensorflow as tf
@@ -66,8 +65,8 @@ class TrainedModel:
             device=device,
             options=self.options,
         )
-        if (count := self.model.count_params()) != (known := run.facts.parameters):
-            why = f"has {count:,} parameters, but had {known:,} in training"
+        if (count := self.model.count_params()) != (then := run.facts.parameters):
+            why = f"has {count:,} parameters, but had {then:,} in training"
             raise UsageError(f"--model {network.model} {why}. Restore its code.")
         if is_code(network.model):
             run.check_logits(probe(self.model, self.image_shape))
@@ -108,9 +107,7 @@ class TrainedModel:
 
     def is_recalibrated(self) -> bool:
         """Returns whether the loaded checkpoint has another temperature by now."""
-        with contextlib.suppress(UsageError):
-            return temperature.read(self._file) != self.temperature
-        return True  # Loading the checkpoint again will say what is wrong.
+        return temperature.read(self._file) != self.temperature
 
     def calibrate(self, fitted: float) -> None:
         """Sets the temperature to `fitted`; writes it to the checkpoint's folder."""

@@ -49,7 +49,7 @@ class Facts:
     data_uncorrected: str | None = None  # The fingerprint before corrections.
     data_parts: list[str] = dataclasses.field(default_factory=list)  # The splits.
     # Digests of some of the training images, as `samples.sampled` returns them.
-    data_sample: list[str] = dataclasses.field(default_factory=list)
+    data_sample: Annotated[list[str], WORKER] = dataclasses.field(default_factory=list)
     # Height, width, channels of the data's images.
     image_shape: list[int] = dataclasses.field(default_factory=list)
     classes: Annotated[int, Range(1, 10**6)] = 2
@@ -126,9 +126,10 @@ class RecordedRun:
     def in_common(self) -> dict[str, Any]:
         """The entries that must be equal on all workers."""
         known, versions = options((*fields.RECORDED, Facts)), self.facts.versions
+        hardware = () if self.config.speed.deterministic else HARDWARE
         differing = {name for name, one in known.items() if one.scope is WORKER}
         found = {k: value for k, value in self.entries.items() if k not in differing}
-        common = {k: of for k, of in versions.items() if k not in HARDWARE}
+        common = {k: of for k, of in versions.items() if k not in hardware}
         return {**found, "versions": common}
 
     def check_model(self, trusted: str | None, flag: str = "--trust_model") -> bool:

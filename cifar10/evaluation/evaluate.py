@@ -37,17 +37,18 @@ class Evaluator(FollowedRun):
         folder = layout.evaluation_events(options.split)
         folder += "" if options.use_averages else "_raw"
         folder += "_augmented" if options.test_time_augmentation else ""
-        what = f"{dataset.description} is not the run's data"
+        of = dataset, model.run
         if not is_own:
             folder += f"_on_{dataset.directory and dataset.directory.name}"
-            datasets.say_seen(dataset, model.run, options.split)
+            datasets.say_seen(*of, options.split, options.num_examples)
             if options.calibrate:
-                why = "by which an audit checks temperatures. Give the run's data."
-                raise UsageError(f"--calibrate: {what}, {why}")
+                why = "an audit checks temperatures only by the run's own data, not by"
+                what = f"--calibrate: {why} {dataset.description}"
+                raise UsageError(f"{what}. Omit --data_dir, or name the run's.")
         if not (is_own or options.eval_dir):
-            may_add = not datasets.has_training_images(dataset, model.run)
-            is_part = dataset.division and may_add
+            is_part = dataset.division and not datasets.has_training_images(*of)
             how = " --eval_data all scores all of it." if is_part else ""
+            what = f"{dataset.description} is not the run's data"
             say(f"Note: {what}. Scores go to {folder} instead.{how}")
         self._events = self.directory / folder
         if options.eval_dir:

@@ -102,26 +102,12 @@ def find_again(
     wanted = run.config.dataset
     recorded, file = wanted.data_dir, wanted.corrections
     # Pictures that cannot be used are named in a note; they stop only a training.
-    how = {"data_dir": data_dir, "corrections": None, "max_bad_images": 1.0}
-    is_of_program = wanted.data.startswith(PYTHON)
-    # Not `Path.exists`, which raises an error without permission to look.
-    if data_dir and (is_of_program or Path(data_dir).suffix in FILES):
-        how |= located({"data": data_dir})
-    elif is_of_program:
-        raise UsageError(
-            f"The data of this run was in a Python program's memory.\n{IN_PYTHON}\nOr "
-            "save the arrays with np.savez(file, x_train=...) and so on, and add "
-            "--data_dir FILE.npz."
-        )
-    elif data_dir is None and recorded and os.path.exists(recorded):  # noqa: PTH110
-        how["data_dir"] = recorded
-    elif data_dir is None and wanted.data in FINDABLE:
-        say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
+    how = {"corrections": None, "max_bad_images": 1.0, **_place_of(wanted, data_dir)}
     group = fields.unchecked(fields.Dataset, vars(wanted) | how)
     if whole and group.data != FOLDER:
         raise UsageError("--eval_data all needs a folder of pictures as --data_dir.")
     dataset = find_for(group, run=run, whole=whole)
-    where = f"--data_dir {data_dir}" if data_dir else f"{recorded}, the run's data,"
+    where = f"--data_dir {data_dir}" if data_dir else dataset.description
     dataset = fitted(dataset, run, where)
     if whole and _is_at_training_images(dataset, run):
         why = "--eval_data all would score the run's training pictures"
@@ -137,6 +123,27 @@ def find_again(
         or_file = f", or their corrections in {file}," if file else ""
         say(f"Note: the pictures{or_file} have changed since this run began.")
     return dataset
+
+
+def _place_of(wanted: fields.Dataset, data_dir: str | None) -> dict[str, Any]:
+    """Returns `data_dir`, and `data` for arrays, of the data that `wanted` records."""
+    recorded, is_of_program = wanted.data_dir, wanted.data.startswith(PYTHON)
+    # Not `Path.exists`, which raises an error without permission to look.
+    if data_dir and (is_of_program or Path(data_dir).suffix in FILES):
+        if not os.path.exists(data_dir):  # noqa: PTH110
+            raise UsageError(f"--data_dir {data_dir}: there is no such path.")
+        return located({"data": data_dir})
+    if is_of_program:
+        raise UsageError(
+            f"The data of this run was in a Python program's memory.\n{IN_PYTHON}\nOr "
+            "save the arrays with np.savez(file, x_train=...) and so on, and add "
+            "--data_dir FILE.npz."
+        )
+    if data_dir is None and recorded and os.path.exists(recorded):  # noqa: PTH110
+        return {"data_dir": recorded}
+    if data_dir is None and wanted.data in FINDABLE:
+        say("The run's data_dir is unknown, gone or not trusted; looking elsewhere.")
+    return {"data_dir": data_dir}
 
 
 def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
@@ -156,26 +163,31 @@ def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     return is_there or (dataset.name == wanted.data and not os.path.exists(place))  # noqa: PTH110
 
 
-def say_seen(dataset: Dataset, run: RecordedRun, split: Split) -> None:
-    """Prints a note if images to score as `split` are training images of the run."""
-    if split != "train" and (count := _seen(dataset, run, split)):
+def say_seen(
+    dataset: Dataset, run: RecordedRun, split: Split, most: int | None
+) -> None:
+    """Prints a note if of the images to score, at `most` the first, some trained it."""
+    if split != "train" and (count := _seen(dataset, run, split, most=most)):
         what = f"{count} of {len(run.facts.data_sample)} sampled training images"
         say(f"Note: {what} of the run are among these. Scores on them are too good.")
 
 
-def _seen(dataset: Dataset, run: RecordedRun, *splits: Split) -> int:
+def _seen(
+    dataset: Dataset, run: RecordedRun, *splits: Split, most: int | None = None
+) -> int:
     sample, shape = run.facts.data_sample, tuple(run.facts.image_shape)
     if not sample or dataset.image_shape != shape:
         return 0
-    of_each = (found_among(dataset.read(split)[0], sample) for split in splits)
-    return len({*itertools.chain(*of_each)})
+    read = (dataset.read(one)[0] for one in splits if one in dataset.splits)
+    return len({*itertools.chain(*(found_among(some, sample, most) for some in read))})
 
 
 def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
     """Returns whether a data set holds a run's training images, or most of them."""
-    # By a sample, which recognizes copies, and by the paths.
-    is_copy = _seen(dataset, run, *dataset.splits) > len(run.facts.data_sample) / 2
-    return is_copy or _is_at_training_images(dataset, run)
+    # By the paths, and by a sample, which recognizes copies.
+    least = len(run.facts.data_sample) / 2
+    is_there = _is_at_training_images(dataset, run)
+    return is_there or _seen(dataset, run, *dataset.splits) > least
 
 
 def _is_at_training_images(dataset: Dataset, run: RecordedRun) -> bool:

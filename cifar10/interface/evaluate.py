@@ -106,6 +106,8 @@ def evaluate(
     else:
         dataset = _dataset_to_score(trained.run, data, dataset, split)
     dataset = datasets.fitted(dataset, trained.run, "data")
+    if not datasets.is_of_run(dataset, trained.run):
+        datasets.say_seen(dataset, trained.run, split, num_examples)
     given = trained.model, trained.run.config, dataset, scoring
     scored = ScoredSet(*given, own_metrics=own_metrics)
     result = scored.score(trained.trainable, device, trained.temperature)
@@ -115,6 +117,7 @@ def evaluate(
 def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> Any:
     """Returns the data set to score a run on: `given`, or the one that `data` names."""
     from cifar10.input import datasets
+    from cifar10.input.pictures.listing import split_of
 
     wanted = vars(run.config.dataset) | {"data_dir": None, "max_bad_images": 1.0}
     wanted |= {"corrections": None} if data is not None or split != "train" else {}
@@ -124,22 +127,20 @@ def _dataset_to_score(run: RecordedRun, data: Any, given: Any, split: Split) -> 
         wanted["val_fraction"] = 0.0
     wanted["image_size"] = datasets.describe(run)[0][0]  # Of a folder's pictures.
     group = fields.unchecked(fields.Dataset, wanted)
-    may_be_whole = given is None and split == "test"
+    may_be_whole = given is None and split == "test" and group.data == data_flag.FOLDER
     try:
         found = datasets.find_for(group, given, run=run)
-    except UsageError:
-        if not (may_be_whole and group.data == data_flag.FOLDER):
+    except UsageError:  # It cannot be divided, as a folder with a single class.
+        if not may_be_whole:
             raise
-        # A folder that cannot be divided, as one with a single class, is not the run's.
-        found = datasets.find_for(group, run=run, whole=True)
-        if datasets.has_training_images(found, run):
+        whole = datasets.find_for(group, run=run, whole=True)
+        tops = {path.partition("/")[0] for path in whole.paths["test"]}
+        if any(map(split_of, tops)) or datasets.has_training_images(whole, run):
             raise
     else:
-        if datasets.is_of_run(found, run):
+        is_all = datasets.is_of_run(found, run) or not (may_be_whole and found.division)
+        if is_all or datasets.has_training_images(found, run):
             return found
-        is_part = may_be_whole and found.division
-        if is_part and not datasets.has_training_images(found, run):
-            say(f"Note: {found.directory} has no splits: all its pictures are scored.")
-            found = datasets.find_for(group, run=run, whole=True, say_notes=False)
-    datasets.say_seen(found, run, split)
-    return found
+        whole = datasets.find_for(group, run=run, whole=True, say_notes=False)
+    say(f"Note: {whole.directory} has no splits: all its pictures are scored.")
+    return whole

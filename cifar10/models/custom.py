@@ -160,10 +160,11 @@ def check(
         _RETURNED.add(model)
         for variable in model.trainable_variables:
             value = hash(variable.numpy().tobytes())
-            if getattr(variable, "returned", value) != value:
+            if getattr(variable, "returned", value) != value:  # To resume, it may be.
                 why = "was trained since the function returned it in another model"
                 fix = "Build its layer in the function, or set trainable = False"
-                raise UsageError(f"--model {name}: {variable.path} {why}. {fix}.")
+                model.not_new = f"--model {name}: {variable.path} {why}. {fix}."
+                break
             variable.returned = value  # Variables have no hash for a dictionary.
 
 

@@ -8,6 +8,7 @@ from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
+from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.process.moving_line import LINE
 from cifar10.process.signals import StopSignals
@@ -92,6 +93,8 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
     earlier = preflight.check_run(run, training.determining(), fresh=fresh)
     note = taken = ""
     saved = None if fresh else loop.progress.last_saved()
+    if saved is None and (why := getattr(training.towers.state.model, "not_new", "")):
+        raise UsageError(why)
     if config.fine_tuning.initial_weights and saved is None:
         state = training.towers.state
         taken = initial_weights.take_initial_weights(config, state, run, earlier)

@@ -202,7 +202,7 @@ def test_a_file_of_arrays_is_scored_but_nothing_is_fitted_on_it(
         ) == are_seen
     refused = runs.call(*words, "--calibrate")
     assert refused.returncode == 2
-    assert "not the run's data" in refused.stderr
+    assert "only by the run's own data" in " ".join(refused.stderr.split())
     assert not [*run.glob("checkpoints/*/temperature*")]
 
 

@@ -451,13 +451,13 @@ BAD = {
     r"It gets labels \(64,\) and logits \(64, 4\)": lambda: {
         "metrics": {"m": lambda _, logits: tf.reduce_max(logits)}
     },
-    "muon takes 0.001, the initial": lambda: {
+    "initial_learning_rate, here 0.001, is its highest": lambda: {
         "optimizer": "muon",
         "learning_rate": schedules.CosineDecay(
             0.001, 4, warmup_target=0.1, warmup_steps=2
         ),
     },
-    "it is 0.2 at step 0, but muon takes 0": lambda: {
+    "it is 0.2 at step 0, but muon needs": lambda: {
         "optimizer": "muon",
         "learning_rate": schedules.PiecewiseConstantDecay([1], [0.2, 0.1]),
     },
@@ -556,6 +556,21 @@ def test_a_loss_may_look_values_up(tmp_path):
         return focal(labels, logits) * tf.cast(table.lookup(labels), logits.dtype)
 
     assert train(config(tmp_path / "run", loss=weighted)).step == 3
+
+
+def test_layers_that_were_trained_begin_no_run_but_resume_theirs(tmp_path):
+    base = keras.layers.Dense(4)
+
+    def around(image_shape, classes):
+        images = keras.Input(image_shape)
+        inner = base(keras.layers.Flatten()(images))
+        return keras.Model(images, keras.layers.Dense(classes)(inner))
+
+    train(config(tmp_path / "first", model=around))
+    with pytest.raises(UsageError, match="was trained since"):
+        train(config(tmp_path / "second", model=around))
+    assert not (tmp_path / "second" / "config.json").exists()
+    assert train(config(tmp_path / "first", model=around, max_steps=5)).step == 5
 
 
 def test_muon_takes_a_schedule_that_begins_with_its_highest_rate(tmp_path):

@@ -288,6 +288,10 @@ def test_a_program_scores_the_pictures_of_a_single_class(photos, tmp_path, capsy
     capsys.readouterr()
     assert np.isfinite(evaluate(run, data=str(cats))["cross_entropy"])
     assert "left out: 1 picture" in capsys.readouterr().err
+    for part in ("train", "test"):  # These are splits, of which none is left out.
+        shutil.copytree(photos / "test/a cat", tmp_path / "split" / part / "a cat")
+    with pytest.raises(UsageError, match="has pictures in 1 class"):
+        evaluate(run, data=str(tmp_path / "split"))
 
 
 def test_more_pictures_continue_in_a_new_run(tmp_path):
