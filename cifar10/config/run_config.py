@@ -9,13 +9,14 @@ as code, its folders and URLs are not used, and its control characters are escap
 import contextlib
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from cifar10 import files
-from cifar10.config import fields, layout, schema
+from cifar10.config import data_flag, fields, layout, schema
 from cifar10.config.options import SESSION, WORKER, Range, options
 from cifar10.errors import UsageError, has_controls, printable, reason
 from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
@@ -235,8 +236,10 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     values = {field: run.entries[field] for field in known & run.entries.keys()}
     if (keep := run.config.checkpoints).keep_best == bool(keep.eval_steps):
         values.pop("keep_best", None)  # The default, which follows from --eval_steps.
-    if given.get("data", "auto") not in ("auto", values["data"]):
-        del values["data_dir"]  # It holds the run's data, not the other.
+    is_of_others = given.get("data", "auto") not in ("auto", values["data"])
+    is_there = os.path.exists(values["data_dir"] or "")  # noqa: PTH110
+    if is_of_others or (values["data"] in data_flag.NAMES and not is_there):
+        del values["data_dir"]  # A known data set may be found elsewhere.
     return {**values, "train_dir": str(run.directory), "fresh": False}
 
 

@@ -24,7 +24,7 @@ from cifar10.errors import LostWorkerError, StoppedError, UsageError, counted, s
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 from cifar10.run_directory import starting
-from cifar10.run_directory.seeds import grouped, last_scores
+from cifar10.run_directory.seeds import final_scores, grouped
 
 # Exit codes after which a restart is useless; 128 and more are those of signals.
 _ENDS = errors.EXIT_USAGE, errors.EXIT_DIVERGED, errors.EXIT_BROKEN_PIPE
@@ -107,7 +107,7 @@ def train_seeds(seeds: str, command: Sequence[str], train_dir: Path) -> None:
                 why += " The same command, without --fresh, resumes there."
             raise StoppedError(why, code)
         run = RecordedRun.read(run_dir)
-        found[seed] = run_dir.name, run, *last_scores(run)
+        found[seed] = run_dir.name, run, *final_scores(run)
     for one in grouped(found[seed] for seed in folders):
         print(one)
     if not any(line for *_, line in found.values()):

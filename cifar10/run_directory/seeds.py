@@ -21,7 +21,7 @@ class Seeds(NamedTuple):
     names: list[str]  # The runs' names.
     left_out: list[str]  # Names of runs whose seed is taken by another.
     split: str  # The split that was scored.
-    step: int
+    step: int | None  # None if each run ended at a step of its own.
     seeds: int
     mean: float  # `PRECISION`'s, as the next two; None for a single seed.
     deviation: float | None
@@ -31,8 +31,9 @@ class Seeds(NamedTuple):
         if self.interval is None or self.deviation is None:
             return f"{PRECISION} = {self.mean:.4f} on {self.split} (one seed)"
         low, high = self.interval
+        at = "its last step" if self.step is None else f"step {self.step:,}"
         return (
-            f"{PRECISION} = {self.mean:.4f} on {self.split} at step {self.step:,}, "
+            f"{PRECISION} = {self.mean:.4f} on {self.split} at {at}, "
             f"mean of {self.seeds} seeds, 95 % interval {low:.4f} to {high:.4f}, "
             f"deviation {self.deviation:.4f}"
         )
@@ -46,6 +47,14 @@ def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
         if found := [*scores.comparable(lines).values()]:
             return split, found[-1]
     return splits[-1], {}
+
+
+def final_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
+    """Returns an ended run's `last_scores`, without a step that differs by seed."""
+    split, line = last_scores(run)
+    if line and (run.config.run.max_hours or run.config.checkpoints.stop_after_no_gain):
+        line = {**line, "step": None}
+    return split, line
 
 
 def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]:
@@ -65,7 +74,7 @@ def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]
     return [_average(split, step, of) for (split, step, *_), of in groups.items()]
 
 
-def _average(split: str, step: int, runs: list[tuple[str, int, float]]) -> Seeds:
+def _average(split: str, step: int | None, runs: list[tuple[str, int, float]]) -> Seeds:
     folders = {name: os.path.split(name)[0] for name, *_ in runs}
     count = Counter(folders.values())
     # The others' last: of two, `seed-0` and not `seed-0.1`, which --fresh moved away.

@@ -79,9 +79,11 @@ def _assemble(requested: Config) -> "Training":
         found: dict[str, np.ndarray] = {"x_train": black, "y_train": labels}
         dataset = array_dataset(found, "no file", data, None)
         dataset = dataclasses.replace(dataset, class_names=known.class_names)
-    # No run's settings, and no trial of XLA, which would compute steps.
+    # No run's settings or weights, and no trial of XLA, which would compute steps.
     changed = {"fresh": True, "xla": bool(requested.speed.xla), "memory_limit": None}
-    return assemble(requested.with_values(**changed, sections="1"), dataset)
+    of_weights = {"pretrained_rate": 1.0, "warmup_epochs": 0.0}
+    planned = requested.with_values(**changed, **of_weights, sections="1")
+    return assemble(planned, dataset)
 
 
 def _print(training: "Training", plans: Sequence["SectionPlan"]) -> None:

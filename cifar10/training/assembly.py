@@ -221,7 +221,7 @@ def assemble(
     training = Training(config, train_dir, *parts)
     if config.speed.xla is not None:
         return training
-    is_chosen = "xla_update" in config.given
+    is_chosen = config.speed.xla_update or "xla_update" in config.given
     is_tried = not is_chosen and compiling.is_possible(config, placement)
     found = training.try_xla() if is_tried else {"xla": False}
     return dataclasses.replace(training, config=config.replace(**found))

@@ -106,15 +106,19 @@ class Validation:
         has_test = "test" in loop.training.dataset.splits
         if why != "finished" or not of_val or not has_test:
             return
-        scored = scored_set(loop.training, "test")
+        try:
+            scored = scored_set(loop.training, "test")
+        except UsageError as error:  # The training itself has succeeded.
+            loop.say(f"There are no scores on test: {error}")
+            return
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
         with loop.apart("evaluation"):
             if (best := next(iter(found), step)) != step:
                 loaded, refused = progress.load(wanted=best, tolerate=UsageError)
                 if loaded:
                     self._score(scored, best)
-                for error in refused.values():  # The training itself has succeeded.
-                    loop.say(f"The best step, {best}, has no test score: {error}")
+                for problem in refused.values():
+                    loop.say(f"The best step, {best}, has no test score: {problem}")
                 progress.load(wanted=step, tolerate=())
             self._score(scored, step)
 

@@ -9,6 +9,7 @@ import pytest
 import runs
 from cifar10.distributed import launcher
 from cifar10.errors import StoppedError, UsageError
+from cifar10.run_directory import seeds
 from cifar10.run_directory.seeds import grouped
 from recorded_runs import recorded
 
@@ -53,6 +54,25 @@ def test_only_runs_of_one_configuration_and_step_are_averaged():
     assert found.keys() == {("s0", "s1", "s5"), ("s2",), ("s3",), ("s6",)}
     assert found[("s0", "s1", "s5")].mean == pytest.approx(2 / 3)
     assert found[("s2",)].interval is None, "one seed has no interval"
+
+
+@pytest.mark.parametrize(
+    ("ending", "groups"),
+    [({"stop_after_no_gain": 3}, 1), ({"max_hours": 0.5}, 1), ({}, 2)],
+)
+def test_seeds_that_end_by_themselves_are_averaged_at_their_last_steps(
+    monkeypatch, ending, groups
+):
+    rows = []
+    for name, score, step in (("s0", 0.5, 30), ("s1", 0.6, 40)):
+        _, run, *found = scored(name, score, step=step, **ending)
+        monkeypatch.setattr(seeds, "last_scores", lambda _, found=found: found)
+        rows.append((name, run, *seeds.final_scores(run)))
+    first, *others = grouped(rows)
+    assert 1 + len(others) == groups
+    if not others:
+        assert (first.seeds, first.mean) == (2, pytest.approx(0.55))
+        assert "on test at its last step, mean of 2 seeds" in str(first)
 
 
 @pytest.mark.parametrize("other", ["r", "t"])

@@ -58,6 +58,12 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not():
     assert largest(printed) == found
 
 
+def test_a_fine_tuning_is_planned_without_its_weights():
+    """It is the command that a fine-tuning out of memory prints."""
+    code, printed = planned(model=runs.SMALL, recipe="finetune", num_gpus=1)
+    assert (code, "A step fits" in printed) == (0, True)
+
+
 def test_a_batch_never_exceeds_the_training_set_and_may_not_fit_at_all():
     small = {"model": runs.SMALL, "num_gpus": 3, "precision": "float32"}
     _, printed = planned(memory_limit=1000, **small)

@@ -413,6 +413,20 @@ def test_a_torn_start_breaks_no_chain(tmp_path, stand_in_dir):
     assert audited.returncode == 0, audited.stdout
 
 
+def test_a_resume_looks_elsewhere_for_a_known_data_set_that_is_gone(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    """Its folder need not have been given: it may be a cache's."""
+    shutil.copytree(stand_in_dir, own := tmp_path / "data")
+    short(run := tmp_path / "run", own)
+    words = ("train.py", "--resume", run, "--max_steps", 6)
+    (there,) = [own.rename(tmp_path / "moved")]
+    monkeypatch.setenv("CIFAR10_DATA_DIR", str(there))
+    done = runs.call(*words)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming from step 4" in done.stdout
+
+
 @pytest.mark.parametrize("part", ["train", "labels"])
 def test_changed_files_of_a_known_data_set_do_not_continue_a_run(
     tmp_path, stand_in_dir, part

@@ -19,7 +19,7 @@ from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.interface.train import read_record
 from cifar10.run_directory import checkpoints, early_stopping, restoring, scores
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.training import train as training
+from cifar10.training import periodic, train as training
 from scored_runs import IMAGES
 
 
@@ -256,6 +256,25 @@ def test_val_decides_and_the_last_score_is_on_test(
     assert "too good" not in said
     assert "] at step 15 on val" in " ".join(said.split())
     assert "export --output best_model --step best" in said
+
+
+def test_a_training_ends_well_although_its_test_images_are_gone(
+    tmp_path, stand_in_dir, monkeypatch, capsys
+):
+    """As after another command has prepared the folder's pictures again."""
+    make = periodic.scored_set
+
+    def scored_set(training, split):
+        if split == "test":
+            raise UsageError("The prepared pictures cannot be used.")
+        return make(training, split)
+
+    monkeypatch.setattr(periodic, "scored_set", scored_set)
+    options = {"max_steps": 4, "eval_steps": 4, "val_fraction": 0.1}
+    assert train(tmp_path / "run", stand_in_dir, **options) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no scores on test: The prepared pictures cannot be used." in said
+    assert "Done. The run is in" in said
 
 
 def test_the_last_lines_show_the_score_of_the_best_on_test(
