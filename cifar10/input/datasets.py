@@ -167,18 +167,16 @@ def say_seen(
     dataset: Dataset, run: RecordedRun, split: Split, most: int | None
 ) -> None:
     """Prints a note if of the images to score, at `most` the first, some trained it."""
-    if split != "train" and (count := _seen(dataset, run, split, most=most)):
+    if split != "train" and (count := _seen(dataset, run, most, split)):
         what = f"{count} of {len(run.facts.data_sample)} sampled training images"
         say(f"Note: {what} of the run are among these. Scores on them are too good.")
 
 
-def _seen(
-    dataset: Dataset, run: RecordedRun, *splits: Split, most: int | None = None
-) -> int:
+def _seen(data: Dataset, run: RecordedRun, most: int | None, *splits: Split) -> int:
     sample, shape = run.facts.data_sample, tuple(run.facts.image_shape)
-    if not sample or dataset.image_shape != shape:
+    if not sample or data.image_shape != shape:
         return 0
-    read = (dataset.read(one)[0] for one in splits if one in dataset.splits)
+    read = (data.read(one)[0] for one in splits if one in data.splits)
     return len({*itertools.chain(*(found_among(some, sample, most) for some in read))})
 
 
@@ -187,7 +185,7 @@ def has_training_images(dataset: Dataset, run: RecordedRun) -> bool:
     # By the paths, and by a sample, which recognizes copies.
     least = len(run.facts.data_sample) / 2
     is_there = _is_at_training_images(dataset, run)
-    return is_there or _seen(dataset, run, *dataset.splits) > least
+    return is_there or _seen(dataset, run, None, *dataset.splits) > least
 
 
 def _is_at_training_images(dataset: Dataset, run: RecordedRun) -> bool:

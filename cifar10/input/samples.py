@@ -22,9 +22,7 @@ def sampled(images: Images) -> list[str]:
     return sorted(_digests(images[np.unique(chosen)]))
 
 
-def found_among(
-    images: Images, sample: Collection[str], most: int | None = None
-) -> set[str]:
+def found_among(images: Images, sample: Collection[str], most: int | None) -> set[str]:
     """Returns the digests in `sample` of some of the images, at `most` the first."""
     end = min(most or len(images), len(images))
     blocks = (images[at : min(at + _BLOCK, end)] for at in range(0, end, _BLOCK))

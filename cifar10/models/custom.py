@@ -284,6 +284,9 @@ def _problems_of_layers(model: keras.Model, read: Sequence) -> Iterator[str]:
     for layer in (model, *layer_tree.layers(model)):
         if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
             yield _HIDDEN.format(layer.name)
+        if type(layer) is keras.layers.AugMix:  # Sections would differentiate another.
+            why = "its AugMix chooses operations in Python, once for each graph"
+            yield f"{why}. Use RandAugment, which draws in each step."
     held = {id(variable) for variable in model.variables}
     for variable in read:
         if variable.trainable and id(variable) not in held:

@@ -60,6 +60,7 @@ class Loop:
             while not self.progress.is_over:
                 try:
                     hooks.start(run._replace(step=self.step))
+                    training.towers.share([0], variables=True)  # With hooks' values.
                     while not self.progress.is_over:
                         self.timer.enter("start")
                         self._begin_stage()

@@ -11,10 +11,10 @@ IMAGES = RANDOM.integers(0, 256, (3000, 4, 4, 3), np.uint8)
 def test_a_sample_is_found_wherever_its_images_lie():
     sample = sampled(IMAGES)
     assert 60 < len(sample) <= 64
-    assert found_among(RANDOM.permutation(IMAGES), sample) == {*sample}
-    assert not found_among(255 - IMAGES, sample)
+    assert found_among(RANDOM.permutation(IMAGES), sample, None) == {*sample}
+    assert not found_among(255 - IMAGES, sample, None)
     some = np.concatenate([255 - IMAGES, IMAGES[:1500]])
-    assert 0 < len(found_among(some, sample)) < len(sample)
+    assert 0 < len(found_among(some, sample, None)) < len(sample)
 
 
 def test_few_images_are_all_in_the_sample():
@@ -28,7 +28,7 @@ def test_images_of_one_colour_are_not_sampled():
     images[::2] = 255
     sample = sampled(images)
     assert 0 < len(sample) < 60
-    assert not found_among(images[::2], sample)
+    assert not found_among(images[::2], sample, None)
     assert sampled(images[::2]) == []
 
 

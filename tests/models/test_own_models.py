@@ -580,6 +580,17 @@ def test_a_layer_outside_the_model_is_refused_unless_it_is_frozen(monkeypatch):
         build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
 
 
+def test_a_layer_that_draws_once_for_each_graph_is_refused(monkeypatch):
+    """A section's recomputation would have another augmentation than its loss."""
+    layer = layers.AugMix(value_range=(-5, 5))
+    brought = types.SimpleNamespace(of=lambda *_: model_with(layer))
+    monkeypatch.setitem(sys.modules, "brought", brought)
+    with pytest.raises(UsageError, match="Use RandAugment"):
+        build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+    layer = layers.RandAugment(value_range=(-5, 5), num_ops=1)
+    build_model("brought:of", IMAGE_SHAPE, 4, deterministic=False)
+
+
 @pytest.mark.parametrize(
     "change",
     [

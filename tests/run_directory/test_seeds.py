@@ -142,9 +142,9 @@ def test_seeds_of_two_configurations_are_refused_before_one_is_trained(
     with pytest.raises(UsageError, match=r"seed-1 and .*seed-2 differ in learn"):
         launcher.train_seeds("0:3", ["train.py"], tmp_path)
     assert not started
-    for seeds, flags in (("0:2", []), ("0:3", ["--fresh"])):
+    for which, flags in (("0:2", []), ("0:3", ["--fresh"])):
         with pytest.raises(StoppedError):
-            launcher.train_seeds(seeds, ["train.py", *flags], tmp_path)
+            launcher.train_seeds(which, ["train.py", *flags], tmp_path)
     assert len(started) == 2, "equal ones go on, and --fresh moves all aside"
 
 

@@ -194,3 +194,14 @@ def test_a_hook_with_unknown_or_unusable_methods_is_refused(train, tmp_path):
         assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
     check_hooks([types.SimpleNamespace(on_step=None, on_save=ignore)])
+
+
+def test_values_that_a_hook_assigns_reach_all_replicas(train):
+    """At the first checkpoint, replicas that differ would be reported as a fault."""
+
+    class Halving:
+        def on_start(self, run):
+            for variable in run.state.model.trainable_variables:
+                variable.assign(variable * 0.5)
+
+    assert train(Halving(), num_gpus=2, variable_update="mirrored") == 6
