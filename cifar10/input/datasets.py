@@ -4,7 +4,6 @@
 user's pictures. Both return a `Dataset`, so other modules need not know the difference.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -116,8 +115,10 @@ def find_again(
         return dataset
     # Without corrections, as of lost pictures, the test split is the same.
     if file and os.path.exists(file):  # noqa: PTH110
-        with contextlib.suppress(UsageError):
+        try:
             dataset = corrected(dataset, file)
+        except UsageError as error:
+            say(f"Note: {error}")
     trained_on = run.facts.data_fingerprint
     if trained_on and dataset.fingerprint and trained_on != dataset.fingerprint:
         or_file = f", or their corrections in {file}," if file else ""
@@ -131,7 +132,7 @@ def _place_of(wanted: fields.Dataset, data_dir: str | None) -> dict[str, Any]:
     # Not `Path.exists`, which raises an error without permission to look.
     if data_dir and (is_of_program or Path(data_dir).suffix in FILES):
         if not os.path.exists(data_dir):  # noqa: PTH110
-            raise UsageError(f"--data_dir {data_dir}: there is no such path.")
+            raise UsageError(f"--data_dir {data_dir}: no such path. Correct it.")
         return located({"data": data_dir})
     if is_of_program:
         raise UsageError(
@@ -163,11 +164,9 @@ def is_of_run(dataset: Dataset, run: RecordedRun) -> bool:
     return is_there or (dataset.name == wanted.data and not os.path.exists(place))  # noqa: PTH110
 
 
-def say_seen(
-    dataset: Dataset, run: RecordedRun, split: Split, most: int | None
-) -> None:
-    """Prints a note if of the images to score, at `most` the first, some trained it."""
-    if split != "train" and (count := _seen(dataset, run, most, split)):
+def say_seen(data: Dataset, run: RecordedRun, split: Split, most: int | None) -> None:
+    """Prints a note if the run was trained on some of the `most` first images."""
+    if split != "train" and (count := _seen(data, run, most, split)):
         what = f"{count} of {len(run.facts.data_sample)} sampled training images"
         say(f"Note: {what} of the run are among these. Scores on them are too good.")
 

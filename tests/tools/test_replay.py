@@ -588,19 +588,23 @@ def test_a_deleted_checkpoint_does_not_break_the_chain(copied, capsys):
     assert_verified(audited(copied, capsys), 4)
 
 
-def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
-    """Of the checkpoints, only the newest and those of the rollbacks are kept."""
-    random = np.random.default_rng(0)
-    images = random.integers(0, 200, (64, 32, 32, 3), np.uint8)
-    images[[7, 30]] = 255
+def trapping(path, *traps):
+    """Writes 64 images, `traps` with an infinite loss; returns flags for them."""
+    images = np.random.default_rng(0).integers(0, 200, (64, 32, 32, 3), np.uint8)
+    images[[*traps]] = 255
     labels = np.arange(64) % 2
     arrays = {"x_train": images, "y_train": labels}
-    arrays |= {"x_test": images[:4], "y_test": labels[:4]}
-    np.savez(tmp_path / "set.npz", **arrays)
-    values = {"data": str(tmp_path / "set.npz"), "batch_size": 4, "num_gpus": 1}
-    values |= {"distortions": "none", "max_steps": 14, "checkpoint_steps": 2}
-    values |= {"on_nan": "rollback", "keep_checkpoints": 1, "log_frequency": 1}
-    run = trained(tmp_path / "run", model="small_model:trapped", **values)
+    np.savez(path, **arrays, x_test=images[:4], y_test=labels[:4])
+    values = {"data": str(path), "model": "small_model:trapped", "batch_size": 4}
+    values |= {"num_gpus": 1, "distortions": "none"}
+    return {**values, "checkpoint_steps": 2, "log_frequency": 1}
+
+
+def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
+    """Of the checkpoints, only the newest and those of the rollbacks are kept."""
+    values = trapping(tmp_path / "set.npz", 7, 30) | {"max_steps": 14}
+    values |= {"on_nan": "rollback", "keep_checkpoints": 1}
+    run = trained(tmp_path / "run", **values)
     assert capsys.readouterr().err.count("ROLLED BACK") >= 2
     code, said = called(audit, capsys, run, "--segments", 9, "--json")
     assert code == 0
@@ -612,16 +616,8 @@ def test_a_run_with_rollbacks_is_verified(tmp_path, capsys):
 @pytest.mark.parametrize("policies", [("stop", "skip"), ("skip", "stop")])
 def test_a_run_whose_policy_changed_at_a_resume_is_verified(tmp_path, capsys, policies):
     """As the message of a stop advises; step 6 has an image of infinite loss."""
-    images = np.random.default_rng(0).integers(0, 200, (64, 32, 32, 3), np.uint8)
-    images[shuffled_indices(tf.range(20, 21, dtype=tf.int64), 64, 0).numpy()] = 255
-    labels = np.arange(64) % 2
-    arrays = {"x_train": images, "y_train": labels}
-    arrays |= {"x_test": images[:4], "y_test": labels[:4]}
-    np.savez(tmp_path / "set.npz", **arrays)
-    values = {"data": str(tmp_path / "set.npz"), "batch_size": 4, "num_gpus": 1}
-    values |= {"distortions": "none", "checkpoint_steps": 2, "log_frequency": 1}
-    values |= {"model": "small_model:trapped"}
-    run = tmp_path / "run"
+    (trap,) = shuffled_indices(tf.range(20, 21, dtype=tf.int64), 64, 0).numpy()
+    values, run = trapping(tmp_path / "set.npz", trap), tmp_path / "run"
     for on_nan, end in zip(
         policies, (5 if policies[0] == "stop" else 7, 10), strict=True
     ):

@@ -278,6 +278,7 @@ def test_a_moved_and_corrected_folder_is_still_the_runs(photos, tmp_path):
     (flat / name).unlink()  # As the list leaves it out, nothing changes.
     done = runs.call("eval.py", "--run_once", "--train_dir", run)
     assert done.returncode == 0, done.stderr
+    assert f"{name} is not a training picture" in " ".join(done.stderr.split())
 
 
 def test_a_program_scores_the_pictures_of_a_single_class(photos, tmp_path, capsys):
