@@ -267,7 +267,8 @@ def recorded(path):
     """A directory with the `config.json` of a run of two towers."""
     given = {"recipe": "fast", "batch_size": 32, "learning_rate": 0.5, "fresh": True}
     config = Config.from_values(given)
-    changes = {"train_dir": "elsewhere", "data": "cifar10", "data_dir": "/data"}
+    (data := path.parent / "data").mkdir()
+    changes = {"train_dir": "elsewhere", "data": "cifar10", "data_dir": str(data)}
     changes |= {"global_batch_size": 64, "precision": "float32", "worker_timeout": 1.0}
     write(path, **{**config.values, **changes, "towers": 2, "workers": 1})
     run_config.mark_as_own(path.read_bytes())
@@ -281,7 +282,7 @@ def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
     assert config.batch.global_batch_size == 64
     assert config.network.precision == "float32"
     assert config.update.optimizer == "sgd", "the recipe was read again"
-    assert config.dataset.data_dir == "/data"
+    assert config.dataset.data_dir == str(recorded / "data")
     assert (config.run.max_steps, config.batch.num_gpus) == (7, 1)
     assert (config.run.train_dir, config.run.fresh) == (str(recorded), False)
     assert config.processes.worker_timeout == 300.0, "of that process, not of the run"
