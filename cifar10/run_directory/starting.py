@@ -20,7 +20,7 @@ from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
 FINGERPRINT = "data_fingerprint"
 # Settings that a resumed run may change; with them, rounding may change.
-OF_MACHINE = ("versions", "devices", "workers", "towers")
+OF_MACHINE = ("versions", "devices", "workers", "towers", "accumulate")
 
 
 def find_run(path: Path) -> RecordedRun | None:

@@ -125,14 +125,15 @@ class Replay:
         self._precision = training.config.network.precision
         self.links = {at: checkpoints.link_of(of) for at, of in self.manifests.items()}
         # An earlier version, which kept no starts, may have logged less before.
-        self._starts = [start["step"] for start in starting.read_starts(run)]
+        starts = starting.read_starts(run)
+        self._starts = [start["step"] for start in starts]
         self._first_start = next(iter(self._starts), np.inf)
         # The sessions that log skipped steps: --on_nan may change at a resume.
         lines = [at for at, line in self.logged.items() if "skipped_steps" in line]
         self._skipping = {*map(self._session, lines)}
         if config.checkpoints.on_nan == "skip":
             self._skipping.add(len(self._starts) - 1)
-        self.why_not_exact = self._why_not_exact()
+        self.why_not_exact = self._why_not_exact(starts)
         self.bound = _BOUNDS[self._precision] if self.why_not_exact else 0.0
         self.unread = collections.defaultdict[str, set[str]](set)
         self._scored_set = functools.cache(functools.partial(scored_set, training))
@@ -144,7 +145,7 @@ class Replay:
         """Returns the number of the session that computed a step; -1 if unknown."""
         return max((n for n, at in enumerate(self._starts) if at < step), default=-1)
 
-    def _why_not_exact(self) -> str:
+    def _why_not_exact(self, starts: Sequence[Mapping[str, Any]]) -> str:
         now = self.training.run
         if not now.config.speed.deterministic:
             return "because the run was not --deterministic"
@@ -152,6 +153,7 @@ class Replay:
         places = {place: link.get("settings", {}) for place, link in places.items()}
         here = _machine(now.values)
         recorded = {layout.CONFIG: dict(self.recorded.entries)}
+        recorded |= {f"the start at step {one['step']}": {**one} for one in starts}
         if 0 < self._first_start < np.inf:  # Another machine may have begun the run.
             recorded[f"the steps before {self._first_start}"] = {"versions": {}}
         for place, found in (recorded | places).items():
@@ -398,4 +400,5 @@ def _machine(settings: Mapping[str, Any]) -> dict[str, Any]:
     versions = given if isinstance(given, dict) else {}  # A stranger's link.
     names = "tensorflow", "keras", "numpy", *run_config.HARDWARE
     found = {name: versions.get(name) for name in names}
-    return found | {name: settings.get(name) for name in ("workers", "devices")}
+    others = "workers", "devices", "accumulate"
+    return found | {name: settings.get(name) for name in others}

@@ -214,6 +214,23 @@ def test_a_run_without_a_recorded_processor_may_round_differently(copied):
     assert "processor in config.json is unknown" in Replay(copied).why_not_exact
 
 
+def test_other_devices_at_an_early_start_may_have_rounded_differently(copied):
+    """Its checkpoints, whose links would say so, may be deleted."""
+    edit(
+        copied / "starts.jsonl",
+        lambda lines: [{**lines[0], "devices": "8 towers on H100"}, *lines[1:]],
+    )
+    assert "devices in the start at step 0" in Replay(copied).why_not_exact
+
+
+def test_other_parts_of_a_batch_may_have_rounded_differently(stand_in_dir, tmp_path):
+    values = {"data": "synthetic", "data_dir": str(stand_in_dir), "checkpoint_steps": 5}
+    trained(tmp_path / "run", batch_size=8, max_steps=5, **values)
+    trained(tmp_path / "run", batch_size=4, accumulate=2, max_steps=10, **values)
+    why = Replay(tmp_path / "run").why_not_exact
+    assert "accumulate in the chain at step 5 is 1, but 2 here" in why
+
+
 def precision_bounds():
     """The bounds by precision, as docs/auditing.md has them."""
     page = Path(__file__).parents[2] / "docs" / "auditing.md"
