@@ -13,19 +13,19 @@ one tower of B images, except in models with batch norm or dropout.
 Inputs need not be images: towers train any Keras model on batches of inputs and labels.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.towers import copies
-from cifar10.towers.agreement import Agreement
 from cifar10.towers.copies import Flat, Maybe, Tensors, mean, read_variables
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.noise_scale import with_square
@@ -121,7 +121,7 @@ class Tower:
         return compute(read, inputs, labels, scale)
 
 
-class TowerBuilder(Agreement):
+class TowerBuilder:
     """Builds the synchronous step over towers on several devices.
 
     Each tower has an entry in `devices`. A device that is listed several times computes
@@ -223,6 +223,28 @@ class TowerBuilder(Agreement):
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
         """Returns the traced step, whose graph TensorBoard shows."""
         return self._step.get_concrete_function(list(batches))
+
+    def agree(self, wishes: Sequence[bool]) -> list[bool]:
+        """Returns for each wish to end the run whether all processes fulfil it now."""
+        return [*wishes]
+
+    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns the `numbers` that process 0 passes. Every process must call this.
+
+        With `variables`, also copies those of the first replica to all replicas.
+        """
+        del variables  # Here is one replica.
+        return [*numbers]
+
+    @contextlib.contextmanager
+    def barrier_at_end(self) -> Iterator[None]:
+        """Waits for all processes when the block ends, even if a signal ends it."""
+        try:
+            yield
+        except StoppedError:
+            self.share([0])
+            raise
+        self.share([0])
 
     def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
