@@ -27,11 +27,6 @@ _LINES_AT_ONCE = 10
 _ON_TERMINAL = 30.0
 _ELSEWHERE = 5.0
 
-_FASTER = (
-    "A prediction, not yet tested on a machine with several GPUs: in a new run, "
-    "--variable_update mirrored --xla makes a small model about 7 times faster."
-)
-
 
 class Console:
     """Prints messages and lines of logged steps.
@@ -118,13 +113,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    config, placement = training.config, training.placement
-    parts = _parts(config, training.run, len(training.images))
-    lines = [parts, training.sections or "", _mirroring(training)]
-    is_alone = len(placement.devices) > 1 == training.workers.count
-    if is_alone and placement.suits_nccl and config.batch.variable_update == "auto":
-        lines.append(_FASTER)
-    return [*map(wrap, lines)]
+    parts = _parts(training.config, training.run, len(training.images))
+    return [*map(wrap, [parts, training.sections or "", _mirroring(training)])]
 
 
 def _mirroring(training: Training) -> str:

@@ -13,9 +13,7 @@ import pytest
 import runs
 from cifar10 import errors
 from cifar10.config.config import Config
-from cifar10.distributed.workers import Workers
 from cifar10.process.moving_line import LINE
-from cifar10.towers.devices import Placement
 from cifar10.training import console
 from cifar10.training.train import train
 from recorded_runs import recorded
@@ -101,41 +99,11 @@ def test_a_run_by_hours_shows_no_last_step(tmp_path, stand_in_dir, terminal):
     assert re.search(r"step \d+, epoch \d+\.\d, loss", terminal())
 
 
-@pytest.mark.parametrize(
-    ("devices", "given", "is_advised"),
-    [
-        (("/gpu:0", "/gpu:1"), {}, True),
-        (("/gpu:0", "/gpu:1"), {"variable_update": "towers"}, False),
-        (("/gpu:0", "/gpu:1"), {"variable_update": "mirrored"}, False),
-        (("/gpu:0",), {"accumulate": 2}, False),
-        (("/cpu:0", "/cpu:1"), {}, False),
-    ],
-)
-def test_a_note_recommends_the_faster_way_on_several_gpus(
-    monkeypatch, devices, given, is_advised
-):
-    monkeypatch.setattr(console, "_parts", lambda *_: "")
-    placement = Placement(devices, False, "")
-    training = types.SimpleNamespace(
-        config=Config(**given),
-        placement=placement,
-        workers=Workers(),
-        images=[],
-        run=None,
-        sections=None,
-    )
-    said = " ".join(console.first_lines(training))
-    assert ("--variable_update mirrored" in said) is is_advised
-    assert ("prediction" in said) is is_advised
-
-
 def noted(monkeypatch, names, given):
     """Returns the first lines of a run on classes of these names."""
     monkeypatch.setattr(console, "_parts", lambda *_: "")
     training = types.SimpleNamespace(
         config=given if isinstance(given, Config) else Config(**given),
-        placement=Placement(("/cpu:0",), False, ""),
-        workers=Workers(),
         images=[],
         run=recorded(class_names=[*names]),
         sections=None,
