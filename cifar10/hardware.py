@@ -1,15 +1,20 @@
-"""Detects this machine's memory, its GPUs and its native bfloat16 support."""
+"""Detects this machine's processor, memory, GPUs and native bfloat16 support."""
 
 import contextlib
 import os
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cifar10.errors import counted
+
 # Linux's names of the bfloat16 instructions for vectors and for matrix tiles.
 _BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
+# Instructions for which oneDNN and Eigen have kernels of their own, the widest first.
+_INSTRUCTIONS = ("amx_bf16", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512f")
 
 _NATIVE_CAPABILITY = (8, 0)  # Ampere, NVIDIA's first with bfloat16 tensor cores.
 
@@ -32,6 +37,20 @@ def processor_features() -> list[str]:
 def bfloat16_features() -> list[str]:
     """Returns the names of the processor's bfloat16 instructions."""
     return [name for name in processor_features() if name in _BFLOAT16_FEATURES]
+
+
+def describe(*, on_gpus: bool) -> dict[str, str]:
+    """Returns processor, cores and NVIDIA driver, which decide how sums round."""
+    about, features = _text(ROOT / "proc/cpuinfo"), processor_features()
+    name = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
+    model = name[1] if name else platform.processor() or platform.machine()
+    best = [one for one in _INSTRUCTIONS if one in features][:1]
+    cores = counted(len(os.sched_getaffinity(0)), "core")
+    found = {"processor": ", ".join([model, *best, cores])}
+    driver = _text(ROOT / "proc/driver/nvidia/version") if on_gpus else ""
+    if number := re.search(r"\d+\.[.\d]+", driver):
+        found["driver"] = number[0]
+    return found
 
 
 def available_memory() -> int | None:

@@ -4,8 +4,6 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-import platform
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +15,6 @@ from cifar10.process import invocation
 # One of these files exists where an NVIDIA driver is installed, on Linux and on WSL,
 # even if TensorFlow cannot use the GPU.
 _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-# Texts that describe processor and driver, on Linux.
-_HARDWARE = (Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version"))
-# Instructions for which oneDNN and Eigen have kernels of their own, the widest first.
-_INSTRUCTIONS = ("amx_bf16", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512f")
 
 # Fraction of a split GPU's free memory for towers. The rest is for CUDA's libraries,
 # which do not use TensorFlow's allocator, and for an evaluation during the training.
@@ -47,18 +41,6 @@ class Placement:
     def on_gpus(self) -> bool:
         """Whether the towers run on GPUs."""
         return self.devices[0].startswith("/gpu")
-
-    def hardware(self) -> dict[str, str]:
-        """Returns processor, cores and NVIDIA driver, which decide how sums round."""
-        about, driver = (one.read_text() if one.exists() else "" for one in _HARDWARE)
-        name = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
-        model = name[1] if name else platform.processor() or platform.machine()
-        best = [one for one in _INSTRUCTIONS if re.search(rf"\b{one}\b", about)][:1]
-        cores = counted(len(os.sched_getaffinity(0)), "core")
-        found = {"processor": ", ".join([model, *best, cores])}
-        if self.on_gpus and (number := re.search(r"\d+\.[.\d]+", driver)):
-            found["driver"] = number[0]
-        return found
 
     @property
     def suits_nccl(self) -> bool:

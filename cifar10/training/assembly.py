@@ -96,7 +96,7 @@ class Training:
             "versions": {
                 "cifar10": invocation.package_version(),
                 "python": platform.python_version(),
-                **placement.hardware(),
+                **hardware.describe(on_gpus=placement.on_gpus),
                 # From modules: TensorFlow's release candidates install keras-nightly.
                 **{one.__name__: one.__version__ for one in (tf, keras, np)},
             },

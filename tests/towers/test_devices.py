@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from cifar10 import hardware
 from cifar10.distributed.workers import Workers
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
 from cifar10.process import entry_point
@@ -185,12 +186,11 @@ def test_indivisible_or_too_many_towers_are_refused(
 def test_a_run_on_gpus_names_the_version_of_their_driver(tmp_path, monkeypatch):
     """Which decides, as the processor does, how sums round."""
     told = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Jan 24 2026\n"
-    (tmp_path / "version").write_text(told)
-    files = devices._HARDWARE[0], tmp_path / "version"
-    monkeypatch.setattr(devices, "_HARDWARE", files)
-    for device, driver in (("/gpu:0", "570.86.15"), ("/cpu:0", None)):
-        placement = devices.Placement((device,), False, "a device")
-        assert placement.hardware().get("driver") == driver
+    (folder := tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (folder / "version").write_text(told)
+    monkeypatch.setattr(hardware, "ROOT", tmp_path)
+    for on_gpus, driver in ((True, "570.86.15"), (False, None)):
+        assert hardware.describe(on_gpus=on_gpus).get("driver") == driver
 
 
 def test_unlike_gpus_are_reported_and_share_variables(pretend_gpus):
