@@ -324,7 +324,7 @@ def _kept_of(run: RecordedRun | None, given: Mapping[str, Any]) -> dict[str, Any
         return {}
     names = [] if "recipe" in given else ["distortions"]
     if given.get("data") == run.config.dataset.data == data_flag.FOLDER:
-        names += ["image_size", "validation_fraction", "val_fraction"]
+        names += data_flag.OF_DIVISION
     model = given.get("model", "tutorial")
     if model == run.config.network.model and "recipe" not in given:
         names += ["depth", "width"]

@@ -19,6 +19,7 @@ FILES = {".npz": "pictures.arrays:find_npz"}
 KINDS = (FOLDER, *(suffix[1:] for suffix in FILES))
 PATH = f"a folder with a folder per class, or a file that ends in {' or '.join(FILES)}"
 OF_FOLDERS = ("image_size", "max_bad_images", "validation_fraction")  # Settings.
+OF_DIVISION = ("image_size", "validation_fraction", "val_fraction")  # Decide splits.
 FINDABLE = (*NAMES, *KINDS)  # Other names stand for the data of a Python program.
 
 

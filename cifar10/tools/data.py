@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import fields, flags, layout, run_options
+from cifar10.config import data_flag, fields, flags, layout, run_options
 from cifar10.config.config import Config
 from cifar10.config.options import defaults
 from cifar10.config.run_config import RecordedRun
@@ -29,9 +29,6 @@ corrections.csv and corrections.html in the run's directory. Exit code 0: shown;
 2: a mistake that you can fix.
 """
 
-# Flags that decide how a run splits its data.
-_DIVISION = ("image_size", "validation_fraction", "val_fraction")
-_PREPARATION = {*_DIVISION, "data_dir"}
 _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.
 
 
@@ -44,7 +41,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "print the contents as JSON"
     parser.add_argument("--json", action="store_true", help=what)
     flags.add_flags(parser, run_options.RunOptions, only={"trust_model"})
-    flags.add_flags(parser, fields.ALL, only=_PREPARATION)
+    flags.add_flags(parser, fields.ALL, only={*data_flag.OF_DIVISION, "data_dir"})
     given = flags.parse(parser, words)
     as_json, train_dir = given.pop("json"), given.pop("train_dir")
     trust_model = given.pop("trust_model", None)
@@ -64,7 +61,7 @@ def _division_of(train_dir: str) -> dict[str, Any]:
     if os.path.lexists(file := run / layout.CORRECTIONS):
         raise UsageError(f"{file} exists and may contain your changes. Rename it.")
     values = RecordedRun.read(run).values
-    recorded = {name: values[name] for name in _DIVISION}
+    recorded = {name: values[name] for name in data_flag.OF_DIVISION}
     return dict(recorded.items() - defaults(fields.ALL).items())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cifar10 import files
-from cifar10.config import fields, layout
+from cifar10.config import data_flag, fields, layout
 from cifar10.config.config import Config, ResolvedConfig, flags_of
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, counted
@@ -23,10 +23,7 @@ from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights
 
 # Settings that, besides the files, decide the data.
-_OF_DATA = (
-    *("data", "data_dir", "corrections", "image_size"),
-    *("validation_fraction", "val_fraction"),
-)
+_OF_DATA = ("data", "data_dir", "corrections", *data_flag.OF_DIVISION)
 
 
 @contextlib.contextmanager
