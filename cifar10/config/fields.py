@@ -31,6 +31,7 @@ from cifar10.config.options import (
 )
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError
+from cifar10.models.step_metrics import PRECISION
 from cifar10.towers import optimizers, schedule
 from cifar10.towers.class_weights import check_class_weights
 
@@ -58,7 +59,7 @@ _Seeds: TypeAlias = Annotated[str, Form(r"\d{1,9}:\d{1,9}", "FIRST:END, such as 
 _Own: TypeAlias = Annotated[
     Callable | str | None, Form("(?!)", IN_PROGRAM), *(FLAG_ONLY, RECIPE_ONLY)
 ]
-PRECISION, CALIBRATION_ERROR = "precision @ 1", "expected calibration error"
+CALIBRATION_ERROR = "expected calibration error"
 CALIBRATED = f"{CALIBRATION_ERROR} at temperature"
 LOWER_IS_BETTER = ("cross_entropy", "total_loss", CALIBRATION_ERROR)
 # The scores of eval that can select the best checkpoint.

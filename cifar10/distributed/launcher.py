@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cifar10 import errors, hardware
-from cifar10.config import fields, flags
+from cifar10.config import fields, flags, layout
 from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import LostWorkerError, StoppedError, UsageError, counted, say
@@ -153,7 +153,7 @@ def _on_gpus_left(command: Sequence[str], train_dir: Path) -> Sequence[str]:
 def _beginning_of_run(train_dir: Path) -> int:
     """Returns when the run in a directory began, or 0 if there is no run."""
     with contextlib.suppress(OSError):
-        return (train_dir / "config.json").stat().st_mtime_ns
+        return (train_dir / layout.CONFIG).stat().st_mtime_ns
     return 0
 
 

@@ -100,9 +100,9 @@ class Sums:
         rows = self.per_class(range(len(self.confusion)))
         rows = [row for row in rows if row["images"]]
         return {
-            "precision @ 1": self.correct / self.count,
-            "low of precision @ 1": interval[0],
-            "high of precision @ 1": interval[1],
+            PRECISION: self.correct / self.count,
+            f"low of {PRECISION}": interval[0],
+            f"high of {PRECISION}": interval[1],
             # Ties at rank 5 all count, as in `tf.math.in_top_k`.
             "precision @ 5": float(self.ranks[:5].sum() / self.count),
             "macro F1": float(np.mean([row["f1"] for row in rows])),

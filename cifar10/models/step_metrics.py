@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import tensorflow as tf
 
+PRECISION = "precision @ 1"  # The accuracy's name.
+
 
 class Metric(NamedTuple):
     """A metric of every step.
@@ -37,5 +39,5 @@ STEP_METRICS: Mapping[str, Metric] = {
     "total_loss": Metric(title="Loss, moving average"),
     "cross_entropy": Metric(),
     "penalties": Metric(),
-    "precision @ 1": Metric(is_right, "accuracy", is_share=True),
+    PRECISION: Metric(is_right, "accuracy", is_share=True),
 }

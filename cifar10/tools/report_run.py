@@ -125,7 +125,7 @@ def _lines(path: Path) -> list[dict[str, float]]:
 
 def _checkpoints(directory: Path) -> list[dict[str, Any]]:
     """Returns the step of each checkpoint, with its time and size, or its damage."""
-    saved = []
+    saved: list[dict[str, Any]] = []
     for step in checkpoints.steps(directory):
         with contextlib.suppress(FileNotFoundError):  # A training run may delete it.
             try:
@@ -133,8 +133,8 @@ def _checkpoints(directory: Path) -> list[dict[str, Any]]:
                 size = sum(each["bytes"] for each in manifest["files"].values())
                 file = checkpoints.folder(directory, step) / checkpoints.MANIFEST
                 saved_at = manifest.get("time", file.lstat().st_mtime)  # Not in 1.0.0.
-                one = {"step": step, "time": saved_at, "size": size}
-                saved.append({**one, "averages": manifest.get("loss_averages", {})})
+                saved.append({"step": step, "time": saved_at, "size": size})
+                saved[-1]["averages"] = manifest.get(checkpoints.AVERAGES, {})
             except UsageError as error:
                 saved.append({"step": step, "damage": str(error)})
     return saved

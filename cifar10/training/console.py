@@ -13,7 +13,7 @@ from cifar10.config.python_objects import METRICS
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import counted, first_few, format_duration, format_number, rounded
 from cifar10.input.dataset_base import numbered_class_names
-from cifar10.models.step_metrics import STEP_METRICS
+from cifar10.models.step_metrics import PRECISION, STEP_METRICS
 from cifar10.process import invocation
 from cifar10.process.moving_line import LINE, SECONDS_BETWEEN_DRAWINGS
 from cifar10.run_directory import early_stopping
@@ -90,7 +90,7 @@ class Console:
         speed = "" if math.isnan(rate) else f", {format_number(rate)} images/s"
         return (
             f"{done}, loss {rounded(metrics['total_loss'], 2)}, accuracy "
-            f"{metrics['precision @ 1']:.3f}{left}{speed}"
+            f"{metrics[PRECISION]:.3f}{left}{speed}"
         )
 
 

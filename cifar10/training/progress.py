@@ -93,7 +93,7 @@ class Progress:
             self._began -= 3600.0 * manifest.get("hours", 0.0)
             self.left_out = manifest.get("left_out", 0)
             self.skipped_steps = manifest.get("skipped_steps", 0)
-            self.metric_averages = manifest.get("loss_averages", {})
+            self.metric_averages = manifest.get(checkpoints.AVERAGES, {})
             self.noise_averages = manifest.get("gradient_noise", {})
             best_by = self._config.checkpoints.best_by
             self.early_stopping = EarlyStopping.from_manifest(manifest, best_by)
@@ -198,7 +198,7 @@ class Progress:
             "position": position,
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
-            "loss_averages": self.metric_averages,
+            checkpoints.AVERAGES: self.metric_averages,
             "gradient_noise": self.noise_averages,
             **self.early_stopping.to_manifest(),
             "hours": self.hours,

@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import shuffled_indices
 from cifar10.input.regrouping import names_of
-from cifar10.models.step_metrics import STEP_METRICS
+from cifar10.models.step_metrics import PRECISION, STEP_METRICS
 from cifar10.run_directory import checkpoints, logs, scores, starting, temperature
 from cifar10.run_directory.averages import LOST, average
 from cifar10.towers import noise_scale, schedule
