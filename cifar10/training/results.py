@@ -9,7 +9,7 @@ computed again, to name the variables whose gradients are not finite.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cifar10.process import invocation
 from cifar10.run_directory.averages import average, divergence, how_to_prevent
 from cifar10.towers import noise_scale
 from cifar10.towers.graphs import split_numbers
-from cifar10.towers.towers import Batch, StepResult
+from cifar10.towers.towers import StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
@@ -131,25 +131,21 @@ class NotFinitePolicy:
             advice = self._advice(error.step, error.step)
             raise UsageError(f"Stopped: {error}. {advice}") from error
         self._progress.step = error.step - 1
-        bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         what, found = str(error), {}
-        if bad_batch is not None:
-            with self._training.open_batches(bad_batch, self._progress.step) as batches:
-                found = self._gradients(batches.get())
-            where = "all gradients of this process are finite"
-            for tower, names in [*found.items()][:1]:
-                shown = first_few(names, 3)
-                where = f"the gradients of {tower} are not finite in {shown}"
-            what = f"{what}; {where}"
+        bad_batch: int | None = None
+        if isinstance(error, CorruptedError):
+            advice = "Test the machine's hardware, and resume on another machine. "
+            advice += self._progress.how_to_resume()
+        else:
+            bad_batch = self._progress.batch
+            found = self._gradients(bad_batch)
+            what = f"{what}; {_where(found)}"
+            advice = "--on_nan skip leaves out updates that are not finite. "
+            advice += self._advice(error.step, error.step)
         what = f"{what}. {self._save(error, found)}"
         if self._training.config.checkpoints.on_nan == "rollback":
             self._roll_back(what, bad_batch)
             return
-        advice = "--on_nan skip leaves out updates that are not finite. "
-        advice += self._advice(error.step, error.step)
-        if bad_batch is None:
-            advice = "Test the machine's hardware, and resume on another machine. "
-            advice += self._progress.how_to_resume()
         raise UsageError(f"Stopped: {what} {advice}") from error
 
     def _roll_back(self, what: str, bad_batch: int | None) -> None:
@@ -187,11 +183,12 @@ class NotFinitePolicy:
         where = f"in {path}" if path else "by the chief"
         return f"The state before that step was saved {where}."
 
-    def _gradients(self, batches: Sequence[Batch]) -> dict[str, list[str]]:
+    def _gradients(self, batch: int) -> dict[str, list[str]]:
         """Returns which variables' gradients are not finite, for each local tower."""
         variables = self._towers.state.model.trainable_variables
         found = {}
-        results = self._towers.results(batches)
+        with self._training.open_batches(batch, self._progress.step) as batches:
+            results = self._towers.results(batches.get())
         for tower, result in enumerate(results, start=self._towers.first_tower):
             if names := [
                 variable.path
@@ -210,3 +207,11 @@ class NotFinitePolicy:
         run = shlex.quote(str(self._training.train_dir))
         find = f"{invocation.command('replay')} {run} --steps {first}:{last} --find"
         return f"{how}\nFind the images that caused it with:\n    {find}"
+
+
+def _where(gradients: dict[str, list[str]]) -> str:
+    """Names the first tower whose gradients are not finite, and some of these."""
+    if not gradients:
+        return "all gradients of this process are finite"
+    tower, names = next(iter(gradients.items()))
+    return f"the gradients of {tower} are not finite in {first_few(names, 3)}"
