@@ -240,26 +240,26 @@ def flags_of(run: RecordedRun, source: RecordedRun | None) -> dict[str, Any]:
     return {name: found[name] for name in found if name not in unused}
 
 
-def _refuse_alternatives(given: Mapping[str, Any], source: str = "") -> list[str]:
-    """Refuses two batch sizes or lengths; returns the length, if there is one."""
+def _refuse_alternatives(given: Mapping[str, Any], source: str = "") -> None:
+    """Refuses two batch sizes, and two lengths."""
     for alternatives in (("batch_size", "global_batch_size"), fields.LENGTHS):
         named = [f"--{name}" for name in alternatives if given.get(name) is not None]
         if len(named) > 1:
             why = f"{source}{' and '.join(named)} cannot be combined"
             raise UsageError(f"{why}. Give one.")
-    return named
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
     """Completes the given values from the run to resume, or else from the recipe."""
-    named = _refuse_alternatives(given)
-    given = data_flag.located(given)
+    _refuse_alternatives(given)
+    given, recipe = data_flag.located(given), {}
     if "resume" in given:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
         if "recipe" in given:  # It may name the data.
-            both = {**read_recipe(given["recipe"]), **given}
+            recipe = read_recipe(given["recipe"])
+            both = {**recipe, **given}
             place = {k: v for k, v in both.items() if k in ("data", "data_dir")}
             given = {**given, **data_flag.located(place)}
         data = given.get("data", "auto")
@@ -271,23 +271,23 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             default = "finetune"
             kept = _kept_of(run_config.run_of_weights(given), given)
         name = given.get("recipe", default)
-        base = {**read_recipe(name), "recipe": name}
+        base = {**(recipe or read_recipe(name)), "recipe": name}
         base = {**kept, **base} if "recipe" in given else {**base, **kept}
         optimizer = base.get("optimizer")
         if optimizer and given.get("optimizer", optimizer) != optimizer:
             base.pop("optimizer_arguments", None)  # Of the recipe's optimizer.
     if "batch_size" in given:  # It overrides the recipe's global batch size.
         base.pop("global_batch_size", None)
-    if named:
+    if any(given.get(name) is not None for name in fields.LENGTHS):
         base |= {"max_steps": fields.OPEN_STEPS, "max_epochs": None, "max_hours": None}
     elif base.get("max_epochs") or base.get("max_hours"):  # From a recipe.
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
     changed = {name for name in given if given[name] != base.get(name)}
-    if "recipe" in given:  # A file may set what only some data or schedules use.
-        others = {"data_url", *data_flag.OF_FOLDERS}
-        others |= {*schedule.PARAMETERS} if "schedule" not in given else set()
-        changed |= others & read_recipe(given["recipe"]).keys()
+    # A given file may set what only some data or schedules use.
+    others = {"data_url", *data_flag.OF_FOLDERS}
+    others |= {*schedule.PARAMETERS} if "schedule" not in given else set()
+    changed |= others & recipe.keys()
     _refuse_unused(changed, values)
     if {"data_dir", "data_url"} <= given.keys():
         what = f"--data_url has no effect with --data_dir {given['data_dir']}"
