@@ -80,16 +80,24 @@ def with_own(
             found[name] = _mean(name, metric, labels, logits)
         return found
 
+    _check_divisible(loss, own, classes, precision, mixed)
+    return loss
+
+
+def _check_divisible(
+    loss: Callable, own: fields.Loss, classes: int, precision: str, mixed: bool
+) -> None:
+    """Refuses a loss or metric that would depend on the number of towers."""
     random = np.random.default_rng(0)
     dtype = tf.float64 if precision == "float64" else tf.float32
-    images = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
+    logits = tf.constant(random.normal(size=(_IMAGES, classes)), dtype)
     indices = tf.constant(random.integers(0, classes, _IMAGES))
     labels = tf.one_hot(indices, classes) if mixed else indices
-    expected = _expected(own.loss, labels, images)
-    parts = zip(tf.split(images, 2), tf.split(labels, 2), strict=True)
-    whole, halves = loss(images, labels, []), [loss(*part, []) for part in parts]
+    expected = _expected(own.loss, labels, logits)
+    parts = zip(tf.split(logits, 2), tf.split(labels, 2), strict=True)
+    whole, halves = loss(logits, labels, []), [loss(*part, []) for part in parts]
     graph = tf.function(loss, autograph=False)  # As in a training step.
-    variables = graph.get_concrete_function(images, labels, []).graph.variables
+    variables = graph.get_concrete_function(logits, labels, []).graph.variables
     for name, value in whole.items():
         of_halves = np.mean([half[name] for half in halves])
         if not np.isfinite(value):
@@ -105,11 +113,10 @@ def with_own(
                 "of such values, without random numbers or variables, so that towers "
                 f"can divide a batch. In a test it was {value:.6g} for a batch, and "
                 f"{of_halves:.6g} as the mean of its halves. It gets labels "
-                f"{tuple(given.shape)} and logits {tuple(images.shape)}."
+                f"{tuple(given.shape)} and logits {tuple(logits.shape)}."
             )
     if callable(own.loss):
-        _check_loss(own.loss, expected, indices, images)
-    return loss
+        _check_loss(own.loss, expected, indices, logits)
 
 
 def _check_loss(
