@@ -97,19 +97,10 @@ class Replay:
         config = recorded.config
         has_weights = config.fine_tuning.initial_weights
         self.begun = min(self.saved, default=config.run.max_steps) if has_weights else 0
-        batches = config.machine.towers * config.batch.accumulate
-        towers = towers or max(1, config.machine.towers)
-        values = run_config.config_to_resume(str(run), {"model": config.network.model})
-        values |= {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
+        values = _settings(recorded, towers, data_dir)
         records = (*self.logged.values(), *self.manifests.values())
         if any(record.get("skipped_steps") for record in records):
             values["on_nan"] = "skip"  # Else the replay would halt there.
-        # The run's batches, if possible: batch norm and dropout depend on them.
-        values["accumulate"] = max(1, batches // towers)
-        if (size := config.batch.global_batch_size) % (towers * values["accumulate"]):
-            why = f"the run's {size} images a step do not divide among these towers"
-            raise UsageError(f"--num_gpus {towers}: {why}. Give another number.")
-        values["data_dir"] = data_dir or config.dataset.data_dir
         self.training = training = assemble(Config.from_values(values))
         self.names = names_of(training.dataset, "train", len(training.images))
         determining = training.determining()
@@ -387,6 +378,22 @@ class Replay:
             found[group] = [np.concatenate([*map(np.ravel, found[group])])]
         found["optimizer"] = [np.asarray(np.linalg.norm(found["optimizer"]))]
         return found
+
+
+def _settings(
+    recorded: run_config.RecordedRun, towers: int | None, data_dir: str | None
+) -> dict[str, Any]:
+    """Returns the settings that replay a run, on its number of towers by default."""
+    config, run = recorded.config, str(recorded.directory)
+    values = run_config.config_to_resume(run, {"model": config.network.model})
+    towers = towers or max(1, config.machine.towers)
+    # The run's batches, if possible: batch norm and dropout depend on them.
+    batches = max(1, config.machine.towers * config.batch.accumulate // towers)
+    if (size := config.batch.global_batch_size) % (towers * batches):
+        why = f"the run's {size} images a step do not divide among these towers"
+        raise UsageError(f"--num_gpus {towers}: {why}. Give another number.")
+    values |= {"data_dir": data_dir or config.dataset.data_dir, "accumulate": batches}
+    return values | {"num_gpus": towers, "split_gpu": 1, "variable_update": "towers"}
 
 
 def _number(value: Any) -> float:
