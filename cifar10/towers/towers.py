@@ -13,12 +13,11 @@ one tower of B images, except in models with batch norm or dropout.
 Inputs need not be images: towers train any Keras model on batches of inputs and labels.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import keras
@@ -236,15 +235,10 @@ class TowerBuilder:
         del variables  # Here is one replica.
         return [*numbers]
 
-    @contextlib.contextmanager
-    def barrier_at_end(self) -> Iterator[None]:
-        """Waits for all processes when the block ends, even if a signal ends it."""
-        try:
-            yield
-        except StoppedError:
+    def barrier_at_end(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits for all processes at a block's exit, unless an error is the cause."""
+        if kind is None or issubclass(kind, StoppedError):  # A signal stops all.
             self.share([0])
-            raise
-        self.share([0])
 
     def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""

@@ -79,7 +79,7 @@ def train(
             return loop.step
         stop.defer()
         _print(messages)
-        stack.enter_context(training.towers.barrier_at_end())
+        stack.push(training.towers.barrier_at_end)
         loop.run(in_order)
         if workers.is_chief:
             _print(last_lines(loop))
