@@ -38,6 +38,7 @@ def with_square(
     devices: Sequence[str],
     results: Sequence[Any],
     towers: int,
+    *,
     is_first: bool,
     xla: bool,
     flat: bool,

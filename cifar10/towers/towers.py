@@ -328,10 +328,11 @@ class TowerBuilder:
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
             self._warn_of_missing(results[0].gradients)
-            flat, xla = self._is_flat(state, devices), self.is_compiled
+            flat = self._is_flat(state, devices)
             if self.num_towers > 1:
-                which = self.num_towers, self.first_tower + first == 0
-                results = with_square(state, devices, results, *which, xla, flat)
+                how = {"is_first": self.first_tower + first == 0, "flat": flat}
+                given = state, devices, results, self.num_towers
+                results = with_square(*given, xla=self.is_compiled, **how)
             if flat:
                 found = copies.flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
