@@ -316,13 +316,10 @@ def default_steps_per_call(
     # Between two calls a GPU waits for Python; several steps per call make this rarer.
     is_mirrored = config.batch.variable_update == "mirrored"
     # XLA makes a program for one GPU, or with NCCL one for each.
-    is_compiled = (is_mirrored and placement.suits_nccl) or len(placement.devices) == 1
-    if (
-        not placement.on_gpus
-        or not (is_compiled if config.speed.xla else not is_mirrored)
-        or config.memory.sections
-        or config.machine.workers > 1
-    ):
+    is_program = (is_mirrored and placement.suits_nccl) or len(placement.devices) == 1
+    can_loop = is_program if config.speed.xla else not is_mirrored
+    is_divided = config.memory.sections or config.machine.workers > 1
+    if not (placement.on_gpus and can_loop) or is_divided:
         return 1
     images = config.batch.batch_size * config.batch.accumulate
     size = math.prod(distortions.image_shape(config.images.distortions, shape))
