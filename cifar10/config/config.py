@@ -257,11 +257,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
-        if "recipe" in given:  # It may name the data.
-            recipe = read_recipe(given["recipe"])
-            both = {**recipe, **given}
-            place = {k: v for k, v in both.items() if k in ("data", "data_dir")}
-            given = {**given, **data_flag.located(place)}
+        recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
+        place = {k: v for k, v in (recipe | given).items() if k in ("data", "data_dir")}
+        given = {**given, **data_flag.located(place)}  # A recipe may name the data.
         data = given.get("data", "auto")
         default = "tutorial" if data in data_flag.NAMES else "pictures"
         known = ARCHITECTURES.get(given.get("model", ""))
@@ -284,7 +282,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = {"max_steps": fields.OPEN_STEPS, **base}
     values = {**base, **given}
     changed = {name for name in given if given[name] != base.get(name)}
-    # A given file may set what only some data or schedules use.
+    # A recipe that is given may set what only some data or schedules use.
     others = {"data_url", *data_flag.OF_FOLDERS}
     others |= {*schedule.PARAMETERS} if "schedule" not in given else set()
     changed |= others & recipe.keys()
