@@ -15,7 +15,6 @@ from cifar10.errors import counted
 _BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 # Instructions for which oneDNN and Eigen have kernels of their own, the widest first.
 _INSTRUCTIONS = ("amx_bf16", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512f")
-
 _NATIVE_CAPABILITY = (8, 0)  # Ampere, NVIDIA's first with bfloat16 tensor cores.
 
 _COUNT_GPUS = (

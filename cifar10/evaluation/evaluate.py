@@ -23,10 +23,9 @@ class Evaluator(FollowedRun):
 
     def __init__(self, options: Options) -> None:
         device = devices.place_evaluation(options.device)
-        averaged, trusted = options.use_averages, options.trust_model
-        reading = {"use_averages": averaged, "trust_model": trusted}
+        how = {"use_averages": options.use_averages, "trust_model": options.trust_model}
         directory = layout.absolute_path(options.train_dir)
-        super().__init__(directory, device, wanted=options.step, **reading)
+        super().__init__(directory, device, wanted=options.step, **how)
         self._options = options
 
     def _prepare(self, model: TrainedModel) -> None:
@@ -68,8 +67,7 @@ class Evaluator(FollowedRun):
 
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, prints the scores and records them."""
-        options = self._options
-        trained, device = self._trained, self._device
+        options, trained, device = self._options, self._trained, self._device
         if options.calibrate:
             found = self._val.score(trained.trainable, device).outcomes
             trained.calibrate(temperature.fit(found.logits, found.labels))

@@ -97,8 +97,7 @@ class Sums:
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        rows = self.per_class(range(len(self.confusion)))
-        rows = [row for row in rows if row["images"]]
+        rows = [of for of in self.per_class(range(len(self.confusion))) if of["images"]]
         return {
             PRECISION: self.correct / self.count,
             f"low of {PRECISION}": interval[0],

@@ -169,13 +169,12 @@ class ScoredSet:
         own_metrics: OwnMetrics | None = None,
     ) -> None:
         self.dataset, self._own_metrics = dataset, own_metrics
-        augment = scoring.test_time_augmentation
+        self.split, augment = scoring.split, scoring.test_time_augmentation
         self._scorer = Scorer(model, test_time_augmentation=augment)
-        if scoring.split == "val" and "val" not in dataset.splits:
+        if self.split == "val" and "val" not in dataset.splits:
             why = f"{dataset.description} has no val split"
             raise UsageError(f"{why}. Train with --val_fraction.")
-        self.split = scoring.split
-        images, labels = dataset.read(scoring.split)
+        images, labels = dataset.read(self.split)
         if (count := scoring.num_examples or len(images)) > len(images):
             why = f"there are only {len(images):,} images"
             raise UsageError(f"--num_examples {count}: {why}.")
@@ -187,7 +186,7 @@ class ScoredSet:
         self._batches = evaluation_batches(images, labels, size, distortion, count)
         is_averaged = scoring.use_averages and config.update.moving_average_decay != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
-        kind = "training" if scoring.split == "train" else scoring.split
+        kind = "training" if self.split == "train" else self.split
         how = f"{variables}, six views each" if augment else variables
         self.subject = f"{count:,} {kind} images of {dataset.description}; {how}."
         # Only the user's program can compute it.

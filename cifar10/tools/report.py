@@ -53,9 +53,7 @@ _MAIN = (
 # Settings that are shown elsewhere on the page, or would fill it.
 _ELSEWHERE = (
     *("train_dir", "versions", "class_names", "earlier_sessions", "metrics"),
-    "model_logits",
-    "data_sample",
-    "data_uncorrected",
+    *("model_logits", "data_sample", "data_uncorrected"),
 )
 
 

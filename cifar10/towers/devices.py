@@ -77,10 +77,8 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     kind = "SIMULATED " if split_gpu > 1 else ""
     description = f"{counted(count, f'{kind}tower')} on {', '.join(names)}"
     if len(names) > 1:
-        description += (
-            " (unlike GPUs: each step waits for the slowest; CUDA_VISIBLE_DEVICES "
-            "chooses)"
-        )
+        why = "each step waits for the slowest; CUDA_VISIBLE_DEVICES chooses"
+        description += f" (unlike GPUs: {why})"
     if split_gpu > 1:
         description += f", {split_gpu} on each GPU ({_FOR_TRYING})"
     taken = _take(f"--num_gpus {count}", gpus[:used], split_gpu)
@@ -179,10 +177,8 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
             "CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
-        reason = "no GPU was found"
-        if unusable:
-            reason = f"TensorFlow cannot use the NVIDIA GPU; {doctor} says why"
-        description = f"1 tower on the CPU ({reason})"
+        why = f"TensorFlow cannot use the NVIDIA GPU; {doctor} says why"
+        description = f"1 tower on the CPU ({why if unusable else 'no GPU was found'})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
     names = tuple(f"/cpu:{number}" for number in range(count))

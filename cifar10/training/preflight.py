@@ -22,9 +22,6 @@ from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights
 
-# Settings that, besides the files, decide the data.
-_OF_DATA = ("data", "data_dir", "corrections", *data_flag.OF_DIVISION)
-
 
 @contextlib.contextmanager
 def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
@@ -113,15 +110,15 @@ def _explained(
         batch = {"batch_size": size, "accumulate": whole // size // towers}
         how = f"{invocation.as_flags(**batch)} on {counted(towers, 'tower')}"
         lines.append(f"    {how} keeps the run's values")
-    others = [name for name in _OF_DATA if values[name] != now[name]]
+    of_data = "data", "data_dir", "corrections", *data_flag.OF_DIVISION
+    others = [name for name in of_data if values[name] != now[name]]
     if not os.path.exists(data.data_dir or ""):  # noqa: PTH110
         others = [name for name in others if name != "data_dir"]
     if has_changed := starting.FINGERPRINT in differences and not others:
         file = data.corrections
         labels = f"labels, which {file} corrects," if file else "labels"
         what = f"images, their order or {labels} have changed since the run began"
-        lines.append(f"    data: {what}")
-        lines.append("That run cannot continue with changed data.")
+        lines += [f"    data: {what}", "That run cannot continue with changed data."]
     elif starting.FINGERPRINT in differences and (name := others[0]) not in differences:
         lines.append(f"    {name}: {values[name]} there, {now[name]} now")
     resume = invocation.as_flags(resume=path)
