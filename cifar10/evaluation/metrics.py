@@ -97,7 +97,8 @@ class Sums:
         """
         cross_entropy = self.cross_entropy / self.count
         interval = scores.interval(self.correct / self.count, self.count)
-        rows = [of for of in self.per_class(range(len(self.confusion))) if of["images"]]
+        every = self.per_class(range(len(self.confusion)))
+        rows = [row for row in every if row["images"]]
         return {
             PRECISION: self.correct / self.count,
             f"low of {PRECISION}": interval[0],

@@ -330,9 +330,15 @@ class TowerBuilder:
             self._warn_of_missing(results[0].gradients)
             flat = self._is_flat(state, devices)
             if self.num_towers > 1:
-                how = {"is_first": self.first_tower + first == 0, "flat": flat}
-                given = state, devices, results, self.num_towers
-                results = with_square(*given, xla=self.is_compiled, **how)
+                results = with_square(
+                    state,
+                    devices,
+                    results,
+                    self.num_towers,
+                    is_first=self.first_tower + first == 0,
+                    xla=self.is_compiled,
+                    flat=flat,
+                )
             if flat:
                 found = copies.flat_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
