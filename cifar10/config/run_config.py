@@ -159,14 +159,18 @@ class RecordedRun:
 
     def check_logits(self, found: Sequence[float]) -> None:
         """Refuses a model whose `Facts.model_logits` are not those of the run."""
-        network, logits = self.config.network, self.facts.model_logits
-        bound = _OF_16_BITS if "16" in network.precision else _OF_LOGITS
-        pairs = [*zip(logits, found, strict=False)]
-        limit = bound * max(map(abs, logits), default=0.0)
-        if any(abs(then - now) > limit for then, now in pairs):
+        if not self.computes(found):
             why = f"computes other logits than when the run {self.directory} began"
             how = "Restore its code, with random constants as weights, or begin anew."
-            raise UsageError(f"--model {network.model} {why}. {how}")
+            raise UsageError(f"--model {self.config.network.model} {why}. {how}")
+
+    def computes(self, found: Sequence[float]) -> bool:
+        """Returns whether `Facts.model_logits` equal the run's, apart from rounding."""
+        logits = self.facts.model_logits
+        bound = _OF_16_BITS if "16" in self.config.network.precision else _OF_LOGITS
+        limit = bound * max(map(abs, logits), default=0.0)
+        pairs = zip(logits, found, strict=False)
+        return not any(abs(then - now) > limit for then, now in pairs)
 
 
 def _read(directory: Path, path: Path) -> tuple[bytes, dict[str, Any]]:

@@ -87,6 +87,26 @@ def test_a_seed_trained_twice_counts_once_beside_its_siblings(order, other):
     assert (found.seeds, found.mean) == (2, pytest.approx(0.55))
 
 
+def test_a_run_made_by_whatif_neither_counts_nor_takes_the_place_of_its_origin():
+    made = {"run": "s0", "change": "what if in steps 1 to 3 without 1 picture"}
+    rows = [scored("a0", 0.9, what_if=made), scored("s0", 0.5), scored("s1", 0.6)]
+    (found,) = grouped(rows)
+    assert (found.names, found.left_out) == (["s0", "s1"], [])
+    assert found.mean == pytest.approx(0.55)
+
+
+def test_seeds_of_changed_code_are_averaged_apart():
+    rows = [
+        scored("s0", 0.5),  # By a version that recorded no logits.
+        scored("s1", 0.6, model_logits=[0.5, -2.0]),
+        scored("s2", 0.7, model_logits=[0.5, -2.001]),  # On another processor.
+        scored("s3", 0.8, model_logits=[0.6, -2.0]),
+        scored("s4", 0.9, model_logits=[0.5, -2.0], parameters=2),
+    ]
+    found = [tuple(one.names) for one in grouped(rows)]
+    assert found == [("s0", "s1", "s2"), ("s3",), ("s4",)]
+
+
 def test_seeds_with_contradicting_flags_are_refused(monkeypatch):
     for words in (["2:2"], ["0:2", "--seed", "7"], ["0:2", "--seed=7"]):
         done = runs.call("train.py", "--seeds", *words)

@@ -315,10 +315,12 @@ def test_runs_of_several_seeds_get_mean_and_deviation(runs, copy, tmp_path):
         alone = shutil.copytree(run, tmp_path / f"alone{part}")
         shutil.rmtree(alone / "checkpoints")  # What was scored counts.
         scored_as(alone, (30, part, 2000))
+    shutil.copytree(tmp_path / "alone0.5", tmp_path / "alone0.5.1")
     shown = report(tmp_path / "page.html", *sorted(tmp_path.glob("alone*")))
     (table,) = shown.all("table[@class='numbers seeds']")
     rows = [["".join(cell.itertext()) for cell in row] for row in table[1]]
     of_seeds, other = rows
+    assert of_seeds[0] == "alone0.5, alone0.6, not alone0.5.1", "it is the same seed"
     assert of_seeds[1:4] == ["2", "55.00\u00a0%", "7.07\u00a0%"]
     assert other[1:3] == ["1", "70.00\u00a0%"], "one run has no deviation"
 
