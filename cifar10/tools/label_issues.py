@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from cifar10 import files
 from cifar10.config import layout
+from cifar10.errors import UsageError
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.input import datasets, regrouping
@@ -46,8 +47,11 @@ def list_issues(dataset: Dataset, run: Path, trust_model: str | None) -> dict[st
     scored = ScoredSet(trained.model, trained.run.config, dataset, of_train)
     images, labels = dataset.read("train")
     logits = []
-    saved = checkpoints.steps(run / layout.CHECKPOINTS)
-    for step in saved or [trained.restore()]:  # The error says why there is none.
+    # At step 0, which `--on_nan rollback` saves, the model knows nothing.
+    saved = [step for step in checkpoints.steps(run / layout.CHECKPOINTS) if step]
+    if not saved:
+        raise UsageError(f"{run} has no checkpoint after step 0 yet. Train it first.")
+    for step in saved:
         trained.restore(step)
         logits.append(scored.score(trained.trainable, device).outcomes.logits)
     indices, instead, own = find_issues(logits, labels)

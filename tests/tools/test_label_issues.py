@@ -176,6 +176,31 @@ def test_a_run_is_as_right_as_its_newest_checkpoint(shades):
     assert int(right) > 80
 
 
+def test_the_untrained_model_of_step_0_has_no_opinion(shades):
+    """A run with --on_nan rollback saves it."""
+    folder, flags = shades
+    run = folder / "rollback"
+    flags = {**flags, "train_dir": run, "on_nan": "rollback"}
+    assert runs.call("train.py", *runs.flags(**flags)).returncode == 0
+    words = ("data", folder / "shades.npz", "--train_dir", run, "--json")
+    untrained, *trained = sorted((run / "checkpoints").iterdir())
+    assert untrained.name == "step-00000000"
+    aside, found = folder / "aside", []
+    aside.mkdir()
+    for hidden in ([], [untrained]):
+        moved = [path.rename(aside / path.name) for path in hidden]
+        done = runs.call("cifar10/__main__.py", *words)
+        found.append(json.loads(done.stdout)["labels"]["issues"])
+        (run / "corrections.csv").unlink()
+    assert found[0] == found[1] != []
+    for path in trained:
+        path.rename(aside / path.name)
+    moved[0].rename(untrained)
+    done = runs.call("cifar10/__main__.py", *words)
+    assert done.returncode == 2
+    assert "no checkpoint after step 0" in done.stderr
+
+
 def test_other_data_and_runs_without_checkpoints_are_refused(shades):
     folder, _ = shades
     x, y = np.zeros((9, 24, 24, 3), np.uint8), np.arange(9) % 3
