@@ -15,6 +15,7 @@ METRICS = "metrics.jsonl"
 STARTS = "starts.jsonl"  # One line for each process that trained the run.
 PRUNED = "pruned"  # Marks a finished run that keeps only its best checkpoint.
 CORRECTIONS = "corrections.csv"  # Written by `data`, with a page of the pictures.
+DESCRIPTION = "cifar10.json"  # In an export, of its classes and its input.
 
 # Folders that a training run writes to.
 FOLDERS = (CHECKPOINTS, TRAIN_EVENTS, DEBUG_CHECKPOINTS)

@@ -22,6 +22,7 @@ from keras import ops
 
 from cifar10 import layers as ours
 from cifar10.config.fields import WHOLE
+from cifar10.config.layout import DESCRIPTION
 from cifar10.input import datasets
 from cifar10.input.distortions import image_shape, prepare
 from cifar10.models.architecture import channel_statistics
@@ -29,7 +30,6 @@ from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import exported
 from cifar10.trained_model import TrainedModel
 
-_DESCRIPTION = "cifar10.json"
 # Images on which an export is compared with the run's model.
 _IMAGES = 256
 # Layers of this package, and the layers of Keras that compute the same more slowly.
@@ -136,17 +136,17 @@ def write_model(
             wrapped.export(path, kind, **how)
     text = json.dumps(description, indent=2) + "\n"
     if file_format == "savedmodel":
-        (path / _DESCRIPTION).write_text(text, encoding="utf-8")
+        (path / DESCRIPTION).write_text(text, encoding="utf-8")
     elif file_format == "onnx":
         import onnx
 
         written = onnx.load(path)
-        onnx.helper.set_model_props(written, {_DESCRIPTION: text})
+        onnx.helper.set_model_props(written, {DESCRIPTION: text})
         onnx.save(written, path)
     else:
         # By LiteRT's convention, a ZIP archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr(_DESCRIPTION, text)
+            archive.writestr(DESCRIPTION, text)
 
 
 def wrap(

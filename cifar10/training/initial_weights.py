@@ -8,19 +8,20 @@ its own resumes from that checkpoint instead.
 A `.keras` file is a ZIP archive. It holds `model.weights.h5`, an HDF5 file with a group
 for each layer, and a description of the model. The description may name code to run,
 and is never opened. Keras itself reads only a copy of the HDF5 file that holds nothing
-but arrays, which take no more memory than the file.
+but arrays, which take no more memory than the file. An export names its classes.
 """
 
 import contextlib
 import io
 import itertools
+import json
 import os
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from cifar10 import files
 from cifar10.config import data_flag, layout
@@ -129,8 +130,7 @@ def take_initial_weights(
     line = f"Starts: with {len(layers)} of {len(variables)} layers from {source}."
     if new := [name for name in variables if name not in layers]:
         line += f" New layers: {first_few(new, _SHOWN_NAMES)}."
-    origins = [*_origins(run)]
-    now = config.dataset
+    origins, now = [*_origins(run)], config.dataset
     for was in [one.config.dataset for one in origins[:1]]:
         is_same = (was.data, was.data_dir) == (now.data, now.data_dir)
         if is_same and was.corrections and not now.corrections:
@@ -179,7 +179,7 @@ def find_weights(
 ) -> tuple[str, Layers]:
     """Returns the name of the source, and its values for the layers of `model`."""
     name = config.fine_tuning.initial_weights or ""
-    of_other_classes, wanted = False, "its --model"
+    wanted, classes = "its --model", [*class_names]  # The weights', if known.
     if name == IMAGENET:
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
     else:
@@ -195,16 +195,13 @@ def find_weights(
             if was and now and was != now:
                 sizes = f"{was[1]} x {was[2]}, not {now[1]} x {now[2]}"
                 source += f" (on images of {sizes})"
-            of_other_classes = trained.run.facts.class_names != class_names
+            classes = [*trained.class_names]
         else:
             there = read_layers(name, path, model)
-    variables = _variables(model)
-    of_head = {id(variable) for variable in layer_tree.head(model)}
-    found = {
-        layer: values
-        for layer, values in there.items()
-        if not (of_other_classes and id(variables[layer][0]) in of_head)
-    }
+            classes = _class_names(name, path) or classes
+    variables, head = _variables(model), layer_tree.head(model)
+    of_others = {*map(id, head)} if classes != [*class_names] else set()
+    found = {k: v for k, v in there.items() if id(variables[k][0]) not in of_others}
     if not found:
         raise UsageError(
             f"--initial_weights {name} fits no layer of {config.network.model}, which "
@@ -215,8 +212,7 @@ def find_weights(
 
 def _variables(model: "keras.Model") -> "dict[str, list[keras.Variable]]":
     """Maps names to floating-point variables, inside and outside of layers."""
-    of_layers = layer_tree.layers(model)
-    held = {id(variable) for layer in of_layers for variable in layer.variables}
+    held = {id(v) for layer in layer_tree.layers(model) for v in layer.variables}
     own = [v for v in model.variables if id(v) not in held and "float" in v.dtype]
     return layer_tree.by_name(model) | ({model.name: own} if own else {})
 
@@ -293,28 +289,45 @@ def read_layers(name: str, path: Path, model: "keras.Model") -> Layers:
             and not any(np.isnan(value).any() for value in values)
         }
     except Exception as error:  # The parsers raise anything for a damaged file.
-        raise UsageError(
-            f"--initial_weights {name} cannot be read as a Keras file: "
-            f"{reason(error)}. If the file is damaged, save or download it again."
-        ) from error
+        raise _unreadable(name, error) from error
     finally:
         for variable, value in kept:
             variable.assign(value)
     return loaded
 
 
+def _class_names(name: str, path: Path) -> Any:
+    """Returns the class names in an export's description, or None without one."""
+    if path.suffix != ".keras":
+        return None
+    try:
+        with _opened(path, layout.DESCRIPTION) as content:
+            return json.loads(content.read(files.DESCRIPTION_BYTES))["class_names"]
+    except KeyError:  # The file has no description, or one without them.
+        return None
+    except Exception as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"--initial_weights {name} cannot be read as a Keras file: {reason(error)}. "
+        "If the file is damaged, save or download it again."
+    )
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens an HDF5 file, or the HDF5 file inside a `.keras` file."""
+def _opened(path: Path, name: str = _WEIGHTS) -> Iterator[BinaryIO]:
+    """Opens an HDF5 file, or a file inside a `.keras` file."""
     with files.opened(path, follow=True) as file:
         if path.suffix != ".keras":
             yield file
             return
         with zipfile.ZipFile(file) as archive:
-            entry = archive.getinfo(_WEIGHTS)
+            entry = archive.getinfo(name)
             # Uncompressed, as Keras writes it, it takes no more memory than the file.
             if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{_WEIGHTS} in the file is compressed")
+                raise ValueError(f"{name} in the file is compressed")
             yield io.BytesIO(archive.read(entry))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -316,6 +317,26 @@ def test_an_export_gives_all_layers_their_values(tmp_path, name):
             np.testing.assert_array_equal(array, other)
 
 
+@pytest.mark.parametrize(
+    ("there", "is_same"),
+    [
+        ([*"abcdefghij"], True),
+        ([*"jihgfedcba"], False),  # In another order.
+        ([*"abcdefghiz"], False),
+        (None, True),  # Unknown, as in a file of Keras.
+    ],
+)
+def test_an_export_gives_its_head_for_the_same_classes_alone(tmp_path, there, is_same):
+    path = tmp_path / "it.keras"
+    written(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("cifar10.json", json.dumps({"class_names": there}))
+    config, state = build_state(initial_weights=str(path))
+    _, found = initial_weights.find_weights(config, state.model, tuple("abcdefghij"))
+    assert found.keys() - {"head"} == {"conv", "norm", "hidden"}
+    assert ("head" in found) == is_same
+
+
 @pytest.mark.slow
 def test_files_of_keras_applications_fit_with_and_without_their_top(tmp_path):
     for name in ("MobileNetV2", "ResNet50"):
@@ -396,6 +417,22 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.weights.h5", bytes(10**7))
     assert "compressed" in refused(path)
+
+
+def test_an_invalid_description_of_an_export_is_refused(tmp_path):
+    path = tmp_path / "it.keras"
+    config, state = build_state(initial_weights=str(path))
+    for text, how, why in (
+        ("[" * 10**5, zipfile.ZIP_STORED, "cannot be read"),
+        ("[1, 2]", zipfile.ZIP_STORED, "cannot be read"),
+        (" " * 10**6 + '{"class_names": []}', zipfile.ZIP_STORED, "cannot be read"),
+        (" " * 10**6, zipfile.ZIP_DEFLATED, "cifar10.json in the file is compressed"),
+    ):
+        written(path)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("cifar10.json", text, how)
+        with pytest.raises(UsageError, match=why):
+            begin(state, config)
 
 
 def test_an_array_declared_larger_than_its_file_is_not_read(tmp_path):
