@@ -22,8 +22,10 @@ from cifar10.input.dataset_base import selected
 from cifar10.input.regrouping import stand_ins
 from cifar10.run_directory import logs, starting
 from cifar10.run_directory.lock import RunLock, explaining_errors
+from cifar10.towers.class_weights import resolve_class_weights
+from cifar10.towers.towers import Loss
 from cifar10.towers.update import Update
-from cifar10.training.assembly import Training, build_update
+from cifar10.training.assembly import Training, build_tower, build_update
 from cifar10.training.progress import Progress
 from cifar10.training.replay import Difference, Replay
 
@@ -81,7 +83,8 @@ class WhatIf(Replay):
 
         A label of -1 leaves a picture out, as `stand_ins` says. Needs `control`.
         """
-        training, update = self.training, self.training.towers.update
+        training = self.training
+        update, loss = before = training.towers.update, training.towers.tower.loss
         variables, (self.step, averages, self._skipped, self._share) = self._begin
         self._averages = {**averages}
         for variable, value in variables:
@@ -93,26 +96,31 @@ class WhatIf(Replay):
             images=selected(training.images, indices),
             labels=np.where(labels < 0, training.labels, labels)[indices],
         )
+        if settings:
+            update = build_update(changed.config, len(labels))
+        given, names = changed.config.loss, training.dataset.class_names
+        if given.class_weights and (changed.labels != training.labels).any():
+            weights = resolve_class_weights(given.class_weights, changed.labels, names)
+            loss = build_tower(given, class_weights=weights).loss
 
         def computed() -> Iterator[dict[str, float]]:
-            other = build_update(changed.config, len(labels)) if settings else update
             try:
-                self._train_as(changed, other)
+                self._train_as(changed, update, loss)
                 yield from map(self.advance, self.onward(self._first, self._last))
             finally:
-                self._train_as(training, update)
+                self._train_as(training, *before)
             yield from map(self.advance, self.onward(self._last + 1, self._until))
 
         return self._outcome(computed())
 
-    def _train_as(self, training: Training, update: Update) -> None:
+    def _train_as(self, training: Training, update: Update, loss: Loss) -> None:
         towers, self.training = training.towers, training
         optimizer = self._state.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # In float16.
         if hasattr(optimizer, "highest_rate"):
             optimizer.highest_rate = training.config.update.learning_rate
-        if towers.update is not update:
-            towers.update = update
+        if towers.update is not update or towers.tower.loss is not loss:
+            towers.update, towers.tower.loss = update, loss
             towers.freeze(towers.tower.frozen)  # Retraces the step.
 
     def _outcome(self, steps: Iterator[dict[str, float]]) -> Outcome:

@@ -93,6 +93,22 @@ def test_changed_pictures_reproduce_a_run_trained_with_them(run_dir, tmp_path, c
     assert {one["step"]: one["total_loss"] for one in runs.logged(out)} == logged
 
 
+@pytest.mark.parametrize("weights", ["balanced", {"class 0": 4.0}])
+def test_classes_weigh_as_in_a_run_trained_with_the_changed_labels(
+    tmp_path, capsys, weights
+):
+    """Those of a table, too: their mean over the training pictures is 1."""
+    given, labels = {"class_weights": weights, "max_steps": 4}, LABELS.copy()
+    labels[[3, 4, 6, 7]] = 2
+    run = trained(tmp_path / "run", **given)
+    other = trained(tmp_path / "other", labels=labels, **given)
+    file = file_of(tmp_path, p3="class 2", p4="class 2", p6="class 2", p7="class 2")
+    out = tmp_path / "out"
+    words = [run, "--steps", "1:4", "--corrections", file, "--out", out]
+    assert called(capsys, *words)[0] == 0
+    runs.assert_equal(values_of(out, 4), values_of(other, 4))
+
+
 def test_a_setting_changes_only_the_named_steps(run_dir, tmp_path, capsys):
     """Of a rate of 0 in steps 9 to 10, and the run's rate in 11 and 12."""
     out = tmp_path / "out"
