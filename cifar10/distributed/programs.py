@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.distributed.replicas import all_reduced
-from cifar10.towers.copies import Maybe, Tensors, widened
+from cifar10.towers.copies import OptionalTensor, Tensors, widened
 from cifar10.towers.graphs import Traced
 from cifar10.towers.towers import Averages, Batch, Gradient, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
@@ -109,18 +109,17 @@ class ProgramBuilder(TowerBuilder):
                 compiler(list(batches[first.part]), *count)(stage="optimized_hlo")
             self._is_tuned = True
 
-    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
-        """Returns the `numbers`; can copy the first replica's variables to others."""
+    def broadcast(self, values: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns the `values`; can copy the first replica's variables to others."""
         first, *others = self.states
         for state in others if variables else ():
             for one, other in zip(first.variables(), state.variables(), strict=True):
                 other.assign(one)
             state.halted.assign(False)
-        return [*numbers]
+        return [*values]
 
-    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
+    def trace_step(self, batches: list[Batch], *_: OptionalTensor) -> StepResult:
         """Builds the calls of the programs, none of which waits for another."""
-        del is_wanted  # Of a compiled loop.
         return self._call_all(batches)
 
     def _trace_steps(self, stacked: list[Batch], count: tf.Tensor) -> StepResult:

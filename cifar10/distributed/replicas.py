@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from cifar10.errors import STOP_SIGNALS
-from cifar10.towers.copies import Maybe
+from cifar10.towers.copies import OptionalTensor
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 
-# The metric of wishes to end the run: one for each signal, and one for --max_hours.
+# The metric of requests to end the run: one for each signal, and one for --max_hours.
 _STOP = "stop"
-_WISHES = len(STOP_SIGNALS) + 1
+_REQUESTS = len(STOP_SIGNALS) + 1
 
 
 class ReplicaBuilder(TowerBuilder):
@@ -52,34 +52,40 @@ class ReplicaBuilder(TowerBuilder):
                 f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)
             )
-        self._wishes = tf.Variable(tf.zeros(_WISHES), trainable=False)
+        self._requests = tf.Variable(tf.zeros(_REQUESTS), trainable=False)
         self._stop_counts: list[tf.Tensor] = []
-        self._share = traced(self._trace_sharing)
+        self._broadcast = traced(self._trace_broadcast)
 
     def _is_on_one_device(self) -> bool:
         return False  # XLA compiles collectives for GPUs alone, and by raw operations.
 
-    def result(self, result: StepResult) -> StepResult:
-        """Returns the result without its wishes to end the run, kept for `agree`."""
+    def _finish(self, result: StepResult) -> StepResult:
+        """Returns the result without its requests to end the run, kept for `agree`."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
-    def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns for each wish to end the run whether all processes fulfil it now."""
-        # Each step's all-reduce tells all processes the wishes of each. This reads the
-        # second newest step's result, so as not to wait for the newest.
-        if any(wishes):
-            self._wishes.assign(tf.cast(wishes, tf.float32))
+    def agree(self, requests: Sequence[bool]) -> list[bool]:
+        """Returns, for each request to end the run, whether it ends after this step.
+
+        A request of any process counts, and ends the run in all.
+        """
+        # Each step's all-reduce tells all processes the requests of each. This reads
+        # the second newest step's result, so as not to wait for the newest.
+        if any(requests):
+            self._requests.assign(tf.cast(requests, tf.float32))
         if len(self._stop_counts) < 2:
-            return [False] * len(wishes)
-        counts = self._stop_counts[-2].numpy().reshape(-1, len(wishes))
+            return [False] * len(requests)
+        counts = self._stop_counts[-2].numpy().reshape(-1, len(requests))
         return counts.any(axis=0).tolist()
 
-    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
-        """Returns process 0's `numbers`; can copy its variables to all replicas."""
-        return self._share(tf.constant(numbers, tf.int64), variables).numpy().tolist()
+    def broadcast(self, values: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns process 0's `values`; can copy its variables to all replicas."""
+        numbers = tf.constant(values, tf.int64)
+        return self._broadcast(numbers, variables).numpy().tolist()
 
-    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
+    def trace_step(
+        self, batches: list[Batch], is_wanted: OptionalTensor = None
+    ) -> StepResult:
         """Builds the operations of a step: towers, all-reduce and updates."""
         averages: dict[int, Averages] = {}
 
@@ -93,7 +99,7 @@ class ReplicaBuilder(TowerBuilder):
                 results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results, first)
                 replicas = self._strategy.num_replicas_in_sync
-                stops = self._wishes * replicas  # Their mean is the sum of wishes.
+                stops = self._requests * replicas  # Their mean is the sum of requests.
                 if replica > 0:
                     stops = tf.zeros_like(stops)
                 averages[replica] = all_reduced(
@@ -112,10 +118,10 @@ class ReplicaBuilder(TowerBuilder):
         ]
         return results[0]
 
-    def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
+    def _trace_broadcast(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
         received: list[tf.Tensor] = []
 
-        def replica_sharing() -> None:
+        def replica_broadcast() -> None:
             replica = self._replica()
             state = self.states[replica]
             is_first = self.first_tower == 0 and replica == 0
@@ -130,7 +136,7 @@ class ReplicaBuilder(TowerBuilder):
                     state.halted.assign(False)
             received.append(first_numbers)
 
-        self._strategy.run(replica_sharing)
+        self._strategy.run(replica_broadcast)
         return received[0]
 
     def _replica(self) -> int:

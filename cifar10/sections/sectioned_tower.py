@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.sections.cutting import Section, cut
-from cifar10.towers.copies import Gradient, Maybe, Tensors
+from cifar10.towers.copies import Gradient, OptionalTensor, Tensors
 from cifar10.towers.towers import Tower
 
 # Outputs, new values of the non-trainable variables, penalties.
-Inferred: TypeAlias = "tuple[Tensors, list[Maybe], Tensors]"
+Inferred: TypeAlias = "tuple[Tensors, list[OptionalTensor], Tensors]"
 SectionFunction: TypeAlias = "Callable[[Tensors, Tensors, Tensors], Inferred]"
 
 
@@ -44,7 +44,7 @@ class SectionedTower(Tower):
         inputs: tf.Tensor,
         *,
         training: bool,
-    ) -> tuple[tf.Tensor, list[Maybe], Tensors]:
+    ) -> tuple[tf.Tensor, list[OptionalTensor], Tensors]:
         """Computes `model.inference` in training mode, section by section."""
         del training
         # The key includes the device, because a function's body does not inherit the
@@ -56,7 +56,7 @@ class SectionedTower(Tower):
                 for section in cut(model, self._starts)
             ]
         values = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
-        changed: list[Maybe] = [None] * len(non_trainable)
+        changed: list[OptionalTensor] = [None] * len(non_trainable)
         unassigned = [None] * len(trainable)
         penalties: Tensors = []
         for section, function in self._functions[key]:
@@ -152,7 +152,7 @@ def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
     )
 
 
-def _updated(values: Sequence[Any], changed: Sequence[Maybe]) -> list[Any]:
+def _updated(values: Sequence[Any], changed: Sequence[OptionalTensor]) -> list[Any]:
     """Returns `changed`, with each None replaced by the value from `values`."""
     pairs = zip(values, changed, strict=True)
     return [old if new is None else new for old, new in pairs]

@@ -2,7 +2,7 @@
 
 Each copy of a tensor between a GPU and the host has to be started, which for the
 variables of a small model takes longer than the copy itself. So variables travel to a
-GPU, and results travel back, as one flat tensor for each floating dtype.
+GPU, and results travel back, packed into one flat tensor for each floating dtype.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ import tensorflow as tf
 from cifar10.models.layer_tree import GENERATOR_STATE
 
 Gradient: TypeAlias = "tf.Tensor | None"
-Maybe: TypeAlias = "tf.Tensor | None"  # A tensor, or nothing.
+OptionalTensor: TypeAlias = "tf.Tensor | None"
 Tensors: TypeAlias = "list[tf.Tensor]"
 
 # Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
 _TOWER_SEED_STRIDE = 0x9E3779B1
 
 
-class Flat:
+class Packed:
     """A structure of tensors, with all tensors of a floating dtype joined into one.
 
     The constructor joins them on a device, and `unpacked` splits them on the current
@@ -45,7 +45,7 @@ class Flat:
                     joined = tf.stack(parts)  # Scalars need no reshaping.
                 self.joined[dtype] = joined
 
-    def unpacked(self, others: Sequence["Flat"] = (), count: int = 1) -> Any:
+    def unpacked(self, others: Sequence["Packed"] = (), count: int = 1) -> Any:
         """Returns the structure; with `others`, the sum of all divided by `count`."""
         leaves = tf.nest.flatten(self._values)
         # Joined tensors are added, not their parts: the order in which TensorFlow adds
@@ -78,14 +78,14 @@ def for_tower(model: keras.Model, non_trainable: Tensors, number: int) -> Tensor
     return values
 
 
-def flat_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tuple:
-    """Averages towers' results on `home`, where they arrive as flat vectors.
+def packed_means(devices: Sequence[str], results: Sequence[Any], home: str) -> tuple:
+    """Averages towers' results on `home`, where they arrive packed.
 
     Returns gradients, statistics, metrics and the towers' losses.
     """
-    sums = [Flat(of, on) for on, of in sum_on_devices(devices, results).items()]
+    sums = [Packed(part, on) for on, part in sum_on_devices(devices, results).items()]
     others = ((one.statistics, one.metrics) for one in results)
-    towers = [Flat(*one) for one in zip(others, devices, strict=True)]
+    towers = [Packed(*one) for one in zip(others, devices, strict=True)]
     with tf.device(home):
         gradients = sums[0].unpacked(sums[1:], len(results))
         statistics, metrics = towers[0].unpacked(towers[1:], len(results))

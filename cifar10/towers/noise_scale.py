@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.towers.copies import Flat, Tensors, widened
+from cifar10.towers.copies import Packed, Tensors, widened
 from cifar10.towers.update import TrainState
 
 SQUARE = "tower_gradient_square"  # A tower's; NaN in steps that do not compute it.
@@ -58,7 +58,7 @@ def with_square(
         if flat:
             for one in read:
                 sizes.setdefault(one.dtype, []).append(one.shape.num_elements())
-            read = [*Flat(read, device).joined.values()]
+            read = [*Packed(read, device).joined.values()]
         of = functools.partial(_square, factor=towers, sizes=sizes)
         square = of(read) if xla else _if(is_due, of, read)
         if not flat:

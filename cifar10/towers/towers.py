@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers import copies
-from cifar10.towers.copies import Flat, Maybe, Tensors, mean, read_variables
+from cifar10.towers.copies import OptionalTensor, Packed, Tensors, mean, read_variables
 from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
 from cifar10.towers.noise_scale import with_square
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
@@ -45,7 +45,7 @@ class TowerResult(NamedTuple):
     metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
     gradients: list[Gradient]  # One per trainable variable, in the model's order.
     # What layers assign, in the order of `written_variables`; None if unchanged.
-    statistics: list[Maybe]
+    statistics: list[OptionalTensor]
 
 
 class StepResult(NamedTuple):
@@ -80,17 +80,17 @@ class Tower:
         number: int,
         inputs: tf.Tensor,
         labels: tf.Tensor,
-        flat: Flat | None = None,
+        packed: Packed | None = None,
     ) -> TowerResult:
         """Reads the variables once, then computes loss, gradients and statistics.
 
         `number` is the tower's index among the towers of all machines. `inputs` go to
-        the model and `labels` to the loss, [batch, ...]. `flat`: values already read.
+        the model and `labels` to the loss, [batch, ...]. `packed`: values read before.
         """
         variables = state.model.trainable_variables
         is_frozen = find_frozen(state.model, variables, self.frozen)
         is_trained = [not frozen for frozen in is_frozen]
-        read = flat.unpacked() if flat else read_variables(state.model)
+        read = packed.unpacked() if packed else read_variables(state.model)
         read[1] = copies.for_tower(state.model, read[1], number)
         scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
 
@@ -138,7 +138,7 @@ class TowerBuilder:
         self.tower = tower
         self.update = update
         # Whether one flat tensor is copied between devices instead of many.
-        self.flat = any("gpu" in device.lower() for device in self.devices)
+        self.packs_copies = any("gpu" in device.lower() for device in self.devices)
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
         # Kept for all traces, so that XLA compiles it once for each set of gradients.
@@ -176,7 +176,7 @@ class TowerBuilder:
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs one tower per batch, then an update. All batches have the same shape."""
         with tf.device(self.state.device):  # Results stay there.
-            return self.result(self._step(list(batches)))
+            return self._finish(self._step(list(batches)))
 
     def steps(self, stacked: Sequence[Batch], count: int) -> StepResult:
         """Runs `count` steps without returning to Python in between.
@@ -189,9 +189,9 @@ class TowerBuilder:
             result = self._steps(list(stacked), tf.constant(count))
         if count < len(stacked[0][0]):
             result = tf.nest.map_structure(lambda of_steps: of_steps[:count], result)
-        return self.result(result)
+        return self._finish(result)
 
-    def result(self, result: StepResult) -> StepResult:
+    def _finish(self, result: StepResult) -> StepResult:
         """Returns a step's result. A subclass may first remove metrics it has added."""
         return result
 
@@ -206,7 +206,7 @@ class TowerBuilder:
             results = self.results(batches)
             return self.step(batches), results
         result, results = self._step_and_results(list(batches))
-        return self.result(result), results
+        return self._finish(result), results
 
     def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
         """Returns the gradients, averaged over these towers, by variable path."""
@@ -223,29 +223,31 @@ class TowerBuilder:
         """Returns the traced step, whose graph TensorBoard shows."""
         return self._step.get_concrete_function(list(batches))
 
-    def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Returns for each wish to end the run whether all processes fulfil it now."""
-        return [*wishes]
+    def agree(self, requests: Sequence[bool]) -> list[bool]:
+        """Returns, for each request to end the run, whether it ends after this step."""
+        return [*requests]
 
-    def share(self, numbers: Sequence[int], *, variables: bool = False) -> list[int]:
-        """Returns the `numbers` that process 0 passes. Every process must call this.
+    def broadcast(self, values: Sequence[int], *, variables: bool = False) -> list[int]:
+        """Returns the `values` that process 0 passes. Every process must call this.
 
         With `variables`, also copies those of the first replica to all replicas.
         """
         del variables  # Here is one replica.
-        return [*numbers]
+        return [*values]
 
     def barrier_at_end(self, kind: type[BaseException] | None, *_: object) -> None:
         """Waits for all processes at a block's exit, unless an error is the cause."""
         if kind is None or issubclass(kind, StoppedError):  # A signal stops all.
-            self.share([0])
+            self.broadcast([0])
 
-    def trace_step(self, batches: list[Batch], is_wanted: Maybe = None) -> StepResult:
+    def trace_step(
+        self, batches: list[Batch], is_wanted: OptionalTensor = None
+    ) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
         return self._trace_step_and_results(batches, is_wanted)[0]
 
     def _trace_step_and_results(
-        self, batches: list[Batch], is_wanted: Maybe = None
+        self, batches: list[Batch], is_wanted: OptionalTensor = None
     ) -> tuple:
         results = self._trace_towers(self.state, self.devices, batches)
         averages = self._trace_averages(self.state, self.devices, batches, results)
@@ -294,10 +296,10 @@ class TowerBuilder:
         if len({inputs.shape for inputs, _ in batches}) != 1:
             # The mean of the losses would not be the loss of the global batch.
             raise ValueError("The batches of all towers must have the same shape.")
-        results, flat = [], None
-        if self._is_flat(state, devices):
+        results, packed = [], None
+        if self._packs(state, devices):
             with tf.device(state.device), tf.name_scope("flat"):
-                flat = Flat(read_variables(state.model), state.device)
+                packed = Packed(read_variables(state.model), state.device)
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
             zip(devices, batches, strict=True), self.first_tower + first
@@ -310,12 +312,12 @@ class TowerBuilder:
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
                 pooled(state.model, device, xla=self.tower.xla),
             ):
-                results.append(self.tower(state, number, inputs, labels, flat))
+                results.append(self.tower(state, number, inputs, labels, packed))
             latest[device] = results[-1].gradients
         return results
 
-    def _is_flat(self, state: TrainState, devices: Sequence[str]) -> bool:
-        return self.flat and {*devices} != {state.device}
+    def _packs(self, state: TrainState, devices: Sequence[str]) -> bool:
+        return self.packs_copies and {*devices} != {state.device}
 
     def _trace_averages(
         self,
@@ -328,7 +330,7 @@ class TowerBuilder:
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
             self._warn_of_missing(results[0].gradients)
-            flat = self._is_flat(state, devices)
+            packs = self._packs(state, devices)
             if self.num_towers > 1:
                 results = with_square(
                     state,
@@ -337,10 +339,10 @@ class TowerBuilder:
                     self.num_towers,
                     is_first=self.first_tower + first == 0,
                     xla=self.is_compiled,
-                    flat=flat,
+                    flat=packs,
                 )
-            if flat:
-                found = copies.flat_means(devices, results, state.device)
+            if packs:
+                found = copies.packed_means(devices, results, state.device)
                 means, statistics, metrics, losses = found
             else:
                 sums = [*copies.sum_on_devices(devices, results).values()]
@@ -356,7 +358,7 @@ class TowerBuilder:
             return Averages(means, statistics, metrics, losses, images)
 
     def _trace_update(
-        self, state: TrainState, averages: Averages, is_wanted: Maybe = None
+        self, state: TrainState, averages: Averages, is_wanted: OptionalTensor = None
     ) -> StepResult:
         by_xla = self.update.xla and not self.is_compiled
         write = self._update_by_xla if by_xla else self._trace_writes
@@ -368,7 +370,7 @@ class TowerBuilder:
         update: Update,  # Passed, because a trace keeps the one that it was made with.
         state: TrainState,
         averages: Averages,
-        is_wanted: Maybe,
+        is_wanted: OptionalTensor,
     ) -> StepResult:
         xla = update.xla or self.is_compiled
         updated = update(state, averages, is_wanted=is_wanted, xla=xla)
@@ -414,7 +416,9 @@ def average_gradients(
     return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 
 
-def average_statistics(tower_statistics: Sequence[Sequence[Maybe]]) -> list[Maybe]:
+def average_statistics(
+    tower_statistics: Sequence[Sequence[OptionalTensor]],
+) -> list[OptionalTensor]:
     """Merges the values that layers assign in all towers.
 
     Averages floating-point values, such as batch statistics. Takes other values from
@@ -422,6 +426,6 @@ def average_statistics(tower_statistics: Sequence[Sequence[Maybe]]) -> list[Mayb
     per step. In `tower_statistics[tower][variable]`, None means an unchanged variable.
     """
     return [
-        mean(of) if of[0] is not None and of[0].dtype.is_floating else of[0]
-        for of in zip(*tower_statistics, strict=True)
+        mean(group) if group[0] is not None and group[0].dtype.is_floating else group[0]
+        for group in zip(*tower_statistics, strict=True)
     ]

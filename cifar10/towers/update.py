@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.models.layer_tree import written_variables
-from cifar10.towers.copies import Gradient, Maybe, Tensors, widened
+from cifar10.towers.copies import Gradient, OptionalTensor, Tensors, widened
 from cifar10.towers.graphs import assign_unless
 
 
@@ -66,7 +66,7 @@ class Averages(NamedTuple):
     """
 
     gradients: list[Gradient]
-    statistics: list[Maybe]
+    statistics: list[OptionalTensor]
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     global_batch_size: int  # Images of all towers together.
@@ -94,7 +94,7 @@ class Update:
         state: TrainState,
         averages: Averages,
         *,
-        is_wanted: Maybe = None,
+        is_wanted: OptionalTensor = None,
         xla: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.

@@ -12,7 +12,16 @@ from cifar10.towers.update import TrainState
 def verified_step(
     towers: TowerBuilder, batches: Sequence[Batch], bound: float
 ) -> StepResult:
-    """Runs a step; undoes it with a `CorruptedError` if other devices differ."""
+    """Runs a step that other devices compute too, and returns its result.
+
+    Args:
+        towers: The towers of the step.
+        batches: A batch for each of them.
+        bound: Largest norm of a gradient's difference, relative to its norm; 0: equal.
+
+    Raises:
+        CorruptedError: Devices differ by more; the variables are as before the step.
+    """
     state, devices = towers.state, towers.devices
     of_each = len(devices) // len({*devices})  # Batches per device.
     elsewhere = devices[of_each:] + devices[:of_each]

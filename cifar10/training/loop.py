@@ -30,7 +30,7 @@ class Loop:
     def __init__(self, training: Training, stop: StopSignals) -> None:
         self.training = training
         self.progress = Progress(training)
-        # Those of steps that have not been read from the devices yet.
+        # Results that have not been read from the devices yet.
         self.results = Results(self.progress, training)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # The last step's.
@@ -60,7 +60,7 @@ class Loop:
             while not self.progress.is_over:
                 try:
                     hooks.start(run._replace(step=self.step))
-                    training.towers.share([0], variables=True)  # With hooks' values.
+                    training.towers.broadcast([0], variables=True)  # Hooks' values too.
                     while not self.progress.is_over:
                         self.timer.enter("start")
                         self._begin_stage()
@@ -140,9 +140,9 @@ class Loop:
         # Until a call is traced, filling the queues and waiting count to the start.
         self.timer.enter("training" if self._traced else "start")
         while self.step < self._stage.end and not self.progress.is_over:
-            wishes = [self._stop.requested == number for number in STOP_SIGNALS]
-            wishes.append(self.progress.has_no_time)
-            *stops, self.progress.is_time_up = training.towers.agree(wishes)
+            requests = [self._stop.requested == number for number in STOP_SIGNALS]
+            requests.append(self.progress.has_no_time)
+            *stops, self.progress.is_time_up = training.towers.agree(requests)
             for number in itertools.compress(STOP_SIGNALS, stops):
                 self._end_early(number)
             count = training.config.steps_of_call(self.step, training.steps_per_call)

@@ -96,7 +96,7 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            loop.progress.share(loop.training.towers, variables=False)
+            loop.progress.broadcast(loop.training.towers, variables=False)
             loop.hooks.notify("on_evaluation", step, metrics)
 
     def on_end(self, step: int, why: str) -> None:

@@ -20,8 +20,8 @@ from cifar10.training.assembly import Training
 class Progress:
     """The step that a run has reached, saved to and restored from checkpoints.
 
-    With several workers, only the chief writes and reads checkpoints; `share` copies
-    the chief's state to the other workers.
+    With several workers, only the chief writes and reads checkpoints; `broadcast`
+    copies the chief's state to the other workers.
     """
 
     def __init__(self, training: Training) -> None:
@@ -122,11 +122,11 @@ class Progress:
             return f"Resuming from step {self.step} {where}"
         return f"New run in {self._path}"
 
-    def share(self, towers: TowerBuilder, *, variables: bool = True) -> None:
+    def broadcast(self, towers: TowerBuilder, *, variables: bool = True) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
         numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
         numbers += [self.early_stopping.without_gain]
-        numbers = towers.share(numbers, variables=variables)
+        numbers = towers.broadcast(numbers, variables=variables)
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
         stopping = dataclasses.replace(self.early_stopping, without_gain=count)

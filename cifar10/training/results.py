@@ -152,7 +152,7 @@ class NotFinitePolicy:
         """Restores the last checkpoint, and skips all batches up to `bad_batch`."""
         failed = self._progress.step + 1
         messages = self._progress.restore()
-        self._progress.share(self._towers)
+        self._progress.broadcast(self._towers)
         step = self._progress.step
         self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
         self._rolled_back_to = step

@@ -69,7 +69,7 @@ def train(
             if workers.is_chief:
                 stack.enter_context(lock)
         messages = workers.begin(training.run.in_common, lambda: _begin_run(loop, lock))
-        loop.progress.share(training.towers)
+        loop.progress.broadcast(training.towers)
         if loop.progress.is_over:
             if workers.is_chief:
                 found = loop.progress.early_stopping

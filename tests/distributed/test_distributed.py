@@ -84,7 +84,7 @@ def towers(traced_once):
     for state in (shared.state, states[0]):
         for variable, value in zip(variables(state), initial, strict=True):
             variable.assign(value)
-    assert mirrored.share([5, -7], variables=True) == [5, -7]
+    assert mirrored.broadcast([5, -7], variables=True) == [5, -7]
     return shared, mirrored, states
 
 
@@ -145,7 +145,7 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
     others[-1].halted.assign(True)
     before = values(first)
     assert values(others[-1])[0].tobytes() != before[0].tobytes()
-    mirrored.share([], variables=True)
+    mirrored.broadcast([], variables=True)
     assert_all_hold([first, *others], before)
     assert not any(state.halted for state in others)
 
@@ -153,28 +153,28 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
 def test_all_replicas_get_the_numbers_of_the_first_replica(towers):
     _, mirrored, states = towers
     before = values(states[0])
-    assert mirrored.share([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
+    assert mirrored.broadcast([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
     assert_all_hold(states, before)
 
 
 @pytest.mark.parametrize("traced_once", ["strategy"], indirect=True)
 def test_all_processes_learn_of_a_signal_two_steps_later(towers, monkeypatch):
     _, mirrored, _ = towers
-    take, counts = mirrored.result, []
+    take, counts = mirrored._finish, []
 
-    def result(found):
+    def finish(found):
         counts.append(found.metrics["stop"].numpy().sum())
         return take(found)
 
-    monkeypatch.setattr(mirrored, "result", result)
-    none, wishes = [False] * 5, [False, False, True, False, False]
+    monkeypatch.setattr(mirrored, "_finish", finish)
+    none, requests = [False] * 5, [False, False, True, False, False]
     assert mirrored.agree(none) == none
     mirrored.step(batches(0))
-    assert mirrored.agree(wishes) == none
+    assert mirrored.agree(requests) == none
     mirrored.step(batches(1))
     assert mirrored.agree(none) == none, "that step has not ended for all"
     mirrored.step(batches(2))
-    assert mirrored.agree(none) == wishes
+    assert mirrored.agree(none) == requests
     assert counts == [0, 1, 1], "a process asks once, however many replicas it has"
 
 

@@ -86,7 +86,7 @@ def test_later_trainings_in_a_process_sum_separately(four_cpus):
     """With other numbers of replicas and of variables."""
     for count, layers in ((2, list), (2, lambda: [keras.layers.Dense(5)]), (3, list)):
         builder, states = builder_of(four_cpus, count, layers)
-        builder.share([], variables=True)
+        builder.broadcast([], variables=True)
         builder.step(split(*random_batch(), count))
         check_replicas(states, 1)
         assert [int(state.global_step) for state in states] == [1] * count
@@ -95,7 +95,7 @@ def test_later_trainings_in_a_process_sum_separately(four_cpus):
 def test_frozen_variables_may_change_from_step_to_step(four_cpus):
     """As in stages; then the vector has other numbers of elements."""
     builder, states = builder_of(four_cpus, 2)
-    builder.share([], variables=True)
+    builder.broadcast([], variables=True)
     biases = [state.model.trainable_variables[1] for state in states]
     names = [
         layer_tree.paths(state.model)[id(bias)]
@@ -163,7 +163,7 @@ def test_all_replicas_leave_out_a_nonfinite_step(four_cpus, halts):
     builder.update = None
     for replica in builder._replicas:
         replica.update = Update(UPDATE.learning_rate, UPDATE.average_decay, halts=halts)
-    builder.share([], variables=True)
+    builder.broadcast([], variables=True)
     steps = [split(*random_batch(seed=seed), 3) for seed in range(4)]
     inputs, labels = steps[1][2]
     steps[1][2] = (inputs * np.inf, labels)

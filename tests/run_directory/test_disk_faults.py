@@ -240,7 +240,7 @@ def test_workers_continue_from_the_counts_of_the_chief(tmp_path):
     """Else they would end after other steps, and wait for each other for ever."""
     worker = progress(tmp_path, 2)
     of_chief = [7, 3, 2, 1, 4]
-    worker.share(types.SimpleNamespace(share=lambda _, **__: of_chief))
+    worker.broadcast(types.SimpleNamespace(broadcast=lambda _, **__: of_chief))
     assert (worker.step, worker.left_out, worker.skipped_steps) == (7, 3, 2)
     assert worker.is_time_up is True
     assert worker.early_stopping.should_stop(4)

@@ -123,7 +123,7 @@ def builder_of(states, towers, cuts, accumulate=1, *, xla=False, on=None):
         return TowerBuilder(state, batches, tower=tower, update=UPDATE)
     strategy = tf.distribute.MirroredStrategy(on, tf.distribute.ReductionToOneDevice())
     builder = ReplicaBuilder(strategy, states, batches, tower=tower, update=UPDATE)
-    builder.share([], variables=True)
+    builder.broadcast([], variables=True)
     return builder
 
 

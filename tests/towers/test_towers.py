@@ -181,16 +181,16 @@ def placed_towers(four_cpus):
     return make_towers(model, four_cpus, optimizer=optimizer, device=four_cpus[1])
 
 
-@pytest.mark.parametrize("flat", [False, True])
-def test_towers_and_update_run_on_their_devices(four_cpus, flat):
+@pytest.mark.parametrize("packs", [False, True])
+def test_towers_and_update_run_on_their_devices(four_cpus, packs):
     builder = placed_towers(four_cpus)
-    builder.flat = flat
+    builder.packs_copies = packs
     written = {v.device.rpartition("/")[2] for v in builder.state.variables()}
     assert written == {"device:CPU:1"}
     operations = builder.trace(split(*random_batch(), 4)).graph.get_operations()
     products = [node.device for node in operations if node.type == "MatMul"]
     assert {*products} == {f"/device:CPU:{number}" for number in range(4)}
-    for part in ("update", *(["flat"] if flat else [])):
+    for part in ("update", *(["flat"] if packs else [])):
         placed = {one.device for one in operations if one.name.startswith(f"{part}/")}
         assert placed - {""} == {"/device:CPU:1"}
     placed = {one.device for one in operations if one.name.startswith("average/")}
@@ -231,7 +231,7 @@ def test_joined_tensors_keep_every_bit():
         for dtype in dtypes
     }
     values["float32"] += [tf.constant([-0.0, np.nan, np.inf]), None]
-    found = copies.Flat(values, "/cpu:0").unpacked()
+    found = copies.Packed(values, "/cpu:0").unpacked()
     tf.nest.assert_same_structure(found, values)
     for one, other in zip(*map(tf.nest.flatten, (found, values)), strict=True):
         assert (one is None) == (other is None)
@@ -253,7 +253,7 @@ def test_joining_all_tensors_does_not_change_the_step(
     In which order TensorFlow adds up three tensors depends on what else is in memory.
     """
     ends = []
-    for flat in (False, True):
+    for packs in (False, True):
         layers = [
             keras.layers.BatchNormalization(dtype="float64"),
             keras.layers.Dropout(0.5, seed=1, dtype="float64"),
@@ -263,7 +263,7 @@ def test_joining_all_tensors_does_not_change_the_step(
         model = small_model(*layers[is_exact:], dtype="float64")
         devices = [four_cpus[place] for place in places]
         builder = make_towers(model, devices, optimizer=optimizer)
-        builder.flat = flat
+        builder.packs_copies = packs
         builder.freeze(["frozen"])
         batches = [random_batch(seed=seed, dtype=tf.float64) for seed in range(3)]
         results = [builder.step(split(*batch, len(places))) for batch in batches]
