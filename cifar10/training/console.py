@@ -84,7 +84,7 @@ class Console:
         if training.config.run.max_hours is not None:
             done = f"step {step}, epoch {step * epochs:.1f}"
         elif timer.steps:
-            seconds = (most - step) * timer.stepping() / timer.steps
+            seconds = (most - step) * timer.step_seconds() / timer.steps
             left = f", {format_duration(seconds)} left"
         rate = metrics["examples_per_sec"]
         speed = "" if math.isnan(rate) else f", {format_number(rate)} images/s"

@@ -82,22 +82,22 @@ class Loop:
         self.hooks.notify("on_message", text)
 
     @contextlib.contextmanager
-    def apart(self, part: str) -> Iterator[None]:
+    def paused_for(self, part: str) -> Iterator[None]:
         """Waits for all steps, then counts the time in the `with` block as `part`."""
         with self.timer.during("training"):
             self.results.wait()
         with self.timer.during(part):
             yield
 
-    def read_results(self, *, but: int = 0) -> None:
+    def read_results(self, *, skip_newest: int = 0) -> None:
         """Reads new results and logs steps; raises if a result is not finite.
 
-        Leaves out the results of the newest calls, as many as `but` says.
+        Leaves out the results of the `skip_newest` newest calls.
         """
         period, rate = self.training.config.output.log_frequency, None
         images = self.training.config.global_batch_size
         with self.timer.during("training"):
-            for step, metrics in self.results.read(but=but):
+            for step, metrics in self.results.read(skip_newest=skip_newest):
                 if step % period:
                     continue
                 if rate is None:
@@ -169,7 +169,7 @@ class Loop:
             result = self._run(batches, count, is_verified)
             self.timer.steps += count
         else:
-            with self.apart("start"):
+            with self.paused_for("start"):
                 result = self._run(batches, count, is_verified)
                 result.tower_losses.numpy()
         self._traced.add(is_verified)

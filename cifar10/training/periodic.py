@@ -35,18 +35,18 @@ class Log:
 
     def on_step(self, step: int) -> None:
         """Reports metrics every `--log_frequency` steps; reports the time left once."""
-        loop = self._loop
+        loop, timer = self._loop, self._loop.timer
         # Results of a call of several steps are read while the next call runs.
         if loop.training.steps_per_call > 1:
-            loop.read_results(but=1)
+            loop.read_results(skip_newest=1)
         elif step % self._config.output.log_frequency == 0:
             loop.read_results()
         left = self._config.run.max_steps - step
-        is_due = not self._forecast and loop.timer.stepping() >= FORECAST_AFTER
-        if is_due and loop.timer.steps and left > 1:
+        is_due = not self._forecast and timer.step_seconds() >= FORECAST_AFTER
+        if is_due and timer.steps and left > 1:
             self._forecast = True
             loop.results.wait()
-            duration = format_duration(left * loop.timer.stepping() / loop.timer.steps)
+            duration = format_duration(left * timer.step_seconds() / timer.steps)
             loop.say(
                 f"About {duration} for the {left:,} steps left. Ctrl-C saves; the same "
                 "command resumes."
@@ -93,7 +93,7 @@ class Validation:
         if not self._period or step % self._period:
             return
         loop = self._loop
-        with loop.apart("evaluation"):
+        with loop.paused_for("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
             loop.progress.broadcast(loop.training.towers, variables=False)
@@ -112,7 +112,7 @@ class Validation:
             loop.say(f"There are no scores on test: {error}")
             return
         found = early_stopping.ranked_scores(self._directory, progress.early_stopping)
-        with loop.apart("evaluation"):
+        with loop.paused_for("evaluation"):
             if (best := next(iter(found), step)) != step:
                 loaded, refused = progress.load(wanted=best, tolerate=UsageError)
                 if loaded:
@@ -184,7 +184,7 @@ class Saving:
 
     def _save(self, step: int) -> None:
         loop = self._loop
-        with loop.apart("saving"):
+        with loop.paused_for("saving"):
             # Raises if a result is not finite, so that its state is never saved.
             loop.read_results()
             # Processors of several machines may round differently.
@@ -197,7 +197,7 @@ class Saving:
                     loop.hooks.notify("on_checkpoint", step, path)
 
 
-def hooks_in_order(loop: Loop, users: Sequence[object]) -> Hooks:
+def build_hooks(loop: Loop, users: Sequence[object]) -> Hooks:
     """Returns the hooks of a training run in the order in which they are called.
 
     The user's hooks, `users`, are called before a step is logged, evaluated and saved.

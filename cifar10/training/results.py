@@ -60,12 +60,12 @@ class Results:
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
-    def read(self, *, but: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
-        """Reads and checks the new results, except those of the newest `but` calls.
+    def read(self, *, skip_newest: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
+        """Reads and checks new results, except those of the `skip_newest` newest calls.
 
         Yields each step, its metrics, and the metrics' moving averages at that step.
         """
-        count = max(len(self._pending) - but, 0)
+        count = max(len(self._pending) - skip_newest, 0)
         # Cleared first: if a step is not finite, no later result counts.
         pending, later = self._pending[:count], self._pending[count:]
         self._pending = []

@@ -153,7 +153,7 @@ class Summaries:
         if step % self._period or not self._share.is_due():
             return
         part = "start" if self._share.is_first else "summaries"
-        with self._loop.apart(part), self._share.taken():
+        with self._loop.paused_for(part), self._share.taken():
             if summary := self._summarize(self._loop.newest_batches()):
                 self._loop.hooks.notify("on_summary", step, summary)
 

@@ -16,8 +16,8 @@ _MUCH_WAITING = 0.1
 class Share:
     """Limits an occasional task to 5 % of the time.
 
-    After each run, the task is not due for 20 times as long as it took. The first
-    run, which traces functions, belongs to the start.
+    After each execution, the task is not due for 20 times as long as it took. The first
+    execution, which traces functions, belongs to the start.
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class Timer:
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each part so far."""
         self.enter(self.part)
-        return {part: round(of, 3) for part, of in self._seconds.items()}
+        return {part: round(seconds, 3) for part, seconds in self._seconds.items()}
 
-    def stepping(self) -> float:
+    def step_seconds(self) -> float:
         """Returns the seconds that `steps` took, without tracing, saving and so on."""
         self.enter(self.part)
         return self._seconds["training"] + self._seconds["input"]
@@ -84,7 +84,7 @@ class Timer:
         Call it when all devices are idle.
         """
         steps, seconds = self._earlier
-        self._earlier = self.steps, self.stepping()
+        self._earlier = self.steps, self.step_seconds()
         if self.steps == steps:
             return math.nan
         return (self.steps - steps) / (self._earlier[1] - seconds)
@@ -93,7 +93,7 @@ class Timer:
         """Returns a line that names the bottleneck; empty if no step was timed."""
         if not self.steps:
             return ""
-        part = self._seconds["input"] / self.stepping()
+        part = self._seconds["input"] / self.step_seconds()
         waited = f"the towers waited {part:.0%} of the time for images."
         if part < _MUCH_WAITING:
             return f"Compute-bound: {waited}"

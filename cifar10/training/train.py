@@ -20,7 +20,7 @@ from cifar10.training.assembly import assemble
 from cifar10.training.console import first_lines, last_lines, wrap
 from cifar10.training.hooks import check_hooks
 from cifar10.training.loop import Loop
-from cifar10.training.periodic import hooks_in_order
+from cifar10.training.periodic import build_hooks
 
 
 def train(
@@ -63,7 +63,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(workers.reporting_losses())
         # Before the run begins, because they refuse links in place of folders.
-        in_order = hooks_in_order(loop, hooks)
+        in_order = build_hooks(loop, hooks)
         if lock is None:
             lock = RunLock(training.train_dir)
             if workers.is_chief:

@@ -39,7 +39,7 @@ class Written:
             types.SimpleNamespace(
                 training=training,
                 hooks=types.SimpleNamespace(notify=self._write),
-                apart=lambda part: contextlib.nullcontext(),
+                paused_for=lambda part: contextlib.nullcontext(),
                 newest_batches=lambda: [(None, None)],
             )
         )
@@ -89,7 +89,7 @@ class Saved:
             ),
             progress=self.progress,
             hooks=types.SimpleNamespace(notify=self._save),
-            apart=lambda part: contextlib.nullcontext(),
+            paused_for=lambda part: contextlib.nullcontext(),
             read_results=lambda: None,
         )
         monkeypatch.setattr(periodic, "check_replicas", lambda *_: None)

@@ -48,7 +48,7 @@ def test_each_moment_belongs_to_one_part(clock):
     clock.now += 4.0
     found = {part: seconds for part, seconds in timer.seconds().items() if seconds}
     assert found == {"start": 5.0, "training": 8.0, "input": 2.0, "saving": 3.0}
-    assert timer.stepping() == 10.0
+    assert timer.step_seconds() == 10.0
 
 
 def test_the_rate_covers_all_steps_since_the_last_call(clock, timer):
