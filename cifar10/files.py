@@ -44,7 +44,7 @@ def opened(
     return cast(io.BufferedRandom, file)
 
 
-def note(kind: str, content: bytes) -> Path:
+def note_path(kind: str, content: bytes) -> Path:
     """Returns the path of a file whose existence marks content as this user's."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():

@@ -25,7 +25,7 @@ _RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_RECIPE = 50_000
 
 
-class Config(fields.Groups):
+class Config(fields.BaseConfig):
     """The configuration of a training run.
 
     Every flag of train_multi_gpu.py is an argument with the same default, for example

@@ -440,7 +440,7 @@ class Machine(Checked):
 
 
 @dataclasses.dataclass(init=False)
-class Groups:
+class BaseConfig:
     """The groups of a configuration's fields."""
 
     run: Run
@@ -478,7 +478,7 @@ class Groups:
 
 
 @dataclasses.dataclass(init=False)
-class Recorded(Groups):
+class RecordedConfig(BaseConfig):
     """The fields of a configuration as `config.json` records them."""
 
     machine: Machine
@@ -504,7 +504,7 @@ def unchecked(group: type[_Group], values: Mapping[str, Any]) -> _Group:
     return found
 
 
-ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(Groups))
+ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(BaseConfig))
 # The groups recorded in `config.json`.
 RECORDED = (*ALL, Machine)
 # A flag and an argument of `Config`, but not a field: it names a run with all fields.
@@ -528,7 +528,7 @@ PLANNED = (
 )
 
 
-def result_determining(config: Groups, *, is_stateful: bool = False) -> list[str]:
+def result_determining(config: BaseConfig, *, is_stateful: bool = False) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
     `is_stateful`: whether the model has batch norm or dropout, which see one batch.

@@ -19,7 +19,7 @@ from cifar10 import files
 from cifar10.config import data_flag, fields, layout, schema
 from cifar10.config.options import SESSION, WORKER, Range, options
 from cifar10.errors import UsageError, has_controls, printable, reason
-from cifar10.models.registry import ARCHITECTURES, IN_PYTHON, PYTHON, is_code, take_for
+from cifar10.models import registry
 
 # Without these entries a run cannot be resumed or evaluated.
 _NEEDED = (
@@ -84,7 +84,7 @@ class RecordedRun:
     """
 
     directory: Path
-    config: fields.Recorded
+    config: fields.RecordedConfig
     facts: Facts
     entries: Mapping[str, Any]
     is_own: bool = True
@@ -93,7 +93,8 @@ class RecordedRun:
     def of(cls, path: Path, entries: Mapping[str, Any], *, is_own: bool = True) -> Self:
         """Describes a run by the content of a valid `config.json`."""
         facts = {name: entries[name] for name in options(Facts).keys() & entries.keys()}
-        return cls(path, fields.Recorded.of(entries), Facts(**facts), entries, is_own)
+        config = fields.RecordedConfig.of(entries)
+        return cls(path, config, Facts(**facts), entries, is_own)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -102,7 +103,7 @@ class RecordedRun:
         content, entries = _read(directory, path)
         is_own = False
         with contextlib.suppress(OSError, RuntimeError):  # No readable home folder.
-            is_own = files.note("runs", content).is_file()
+            is_own = files.note_path("runs", content).is_file()
         if not is_own:
             entries = {**inert(entries), **dict.fromkeys(_PLACES)}
         if wrong := _wrong(entries):
@@ -139,17 +140,18 @@ class RecordedRun:
         Returns True if `trusted` adds the module to a recorded function's bare name.
         """
         name = self.config.network.model
-        function = name.removeprefix(PYTHON)
-        if trusted and trusted != name == PYTHON + trusted.partition(":")[2]:
-            take_for(name, trusted)
+        function = name.removeprefix(registry.PYTHON)
+        if trusted and trusted != name == registry.PYTHON + trusted.partition(":")[2]:
+            registry.register_function(name, trusted)
             return True
-        if name != function and name not in ARCHITECTURES:
+        if name != function and name not in registry.ARCHITECTURES:
             raise UsageError(
                 f"The run's model is {name}, a function of a Python program. "
-                f"{IN_PYTHON} Or, if the function is in MODULE.py, a command can build "
-                f"the model with {flag} MODULE:{function}, and must find its data."
+                f"{registry.IN_PYTHON} Or, if the function is in MODULE.py, a command "
+                f"can build the model with {flag} MODULE:{function}, and must find its "
+                "data."
             )
-        if is_code(name) and not self.is_own and name != trusted:
+        if registry.is_code(name) and not self.is_own and name != trusted:
             raise UsageError(
                 f"The run's model is {name}, Python code, but its config.json was not "
                 "written by you on this machine, or was edited. If you trust this code "
@@ -250,7 +252,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def mark_as_own(content: bytes) -> str:
     """Marks a `config.json` as the user's own; returns a message if that failed."""
     try:
-        note = files.note("runs", content)
+        note = files.note_path("runs", content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.touch()
     except (OSError, RuntimeError) as error:

@@ -36,7 +36,7 @@ def refuse_faulty(devices: Sequence[str], version: str) -> None:
     note = None
     with contextlib.suppress(OSError, subprocess.SubprocessError, RuntimeError):
         gpus = subprocess.check_output(_GPUS.split(), text=True, timeout=_SECONDS)  # noqa: S603 - NVIDIA's.
-        note = files.note("gpus", repr([gpus, *known_by]).encode())
+        note = files.note_path("gpus", repr([gpus, *known_by]).encode())
         if note.exists():
             return
     if why := find_fault(devices):

@@ -68,25 +68,25 @@ class Workers:
 
         Returns a strategy, None if alone, and this process's number of variable sets.
         """
-        gpus = placement.suits_nccl
+        suits_nccl = placement.suits_nccl
         if variable_update == "mirrored" and len(placement.gpu_names) > 1:
             raise UsageError(
                 f"--variable_update mirrored: {' and '.join(placement.gpu_names)} "
                 "would round differently. Give --variable_update towers, or choose "
                 "GPUs of one kind with CUDA_VISIBLE_DEVICES."
             )
-        by_default = variable_update == "auto" and self.count > 1 and gpus
+        by_default = variable_update == "auto" and self.count > 1 and suits_nccl
         mirrored = variable_update == "mirrored" or by_default
         towers = len(placement.devices)
         if self.count == 1:
-            if mirrored and gpus and towers > 1:
+            if mirrored and suits_nccl and towers > 1:
                 gpu_links.refuse_faulty(placement.devices, tf.__version__)
                 with contextlib.suppress(RuntimeError):  # TensorFlow has started.
                     # Each program of XLA holds a thread until all have begun.
                     least = max(os.cpu_count() or 1, 2 * towers)
                     tf.config.threading.set_inter_op_parallelism_threads(least)
             return None, towers if mirrored else 1
-        if mirrored and not gpus and towers > 1:
+        if mirrored and not suits_nccl and towers > 1:
             raise UsageError(
                 f"--variable_update mirrored: with several machines, {towers} towers "
                 "cannot share a device. Give --num_gpus 1, or --variable_update auto."
@@ -94,7 +94,7 @@ class Workers:
         if Workers._has_connected:
             why = "A process can train with other workers only once."
             raise UsageError(f"{why} Start a new process for each run.")
-        replicas = towers if mirrored and gpus else 0
+        replicas = towers if mirrored and suits_nccl else 0
         with self.reporting_losses():
             rendezvous.meet(self._cluster, self._timeout)
             Workers._has_connected = True

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.fields import CALIBRATED, Groups
+from cifar10.config.fields import CALIBRATED, BaseConfig
 from cifar10.config.python_objects import OwnMetrics
 from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
@@ -163,7 +163,7 @@ class ScoredSet:
     def __init__(
         self,
         model: keras.Model,
-        config: Groups,
+        config: BaseConfig,
         dataset: Dataset,
         scoring: Options,
         own_metrics: OwnMetrics | None = None,

@@ -94,10 +94,11 @@ class Dataset:
 
 def selected(images: Images, indices: np.ndarray) -> Images:
     """Selects images of a split by their indices; images on disk are not read yet."""
-    return images[indices] if isinstance(images, np.ndarray) else _Some(images, indices)
+    is_array = isinstance(images, np.ndarray)
+    return images[indices] if is_array else _SelectedImages(images, indices)
 
 
-class _Some:
+class _SelectedImages:
     """Selected images of a split on disk, which are read when they are indexed."""
 
     def __init__(self, images: Images, indices: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from cifar10.config.config import Config
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, say
 from cifar10.input.records import SPLITS, Split
-from cifar10.interface.train import Record, know_model
+from cifar10.interface.train import Record, register_model
 from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
@@ -78,7 +78,7 @@ def evaluate(
     dataset, trusted, own_metrics = as_dataset(data, split), None, None
     if isinstance(run, Record):
         directory, trusted = run.train_dir, run.config.network.model
-        know_model(run.config)
+        register_model(run.config)
         own_metrics = run.config.loss.metrics
         if data is None:
             dataset = as_dataset(run.config.data_objects)
@@ -90,7 +90,7 @@ def evaluate(
             raise UsageError(f"evaluate: model={model}: the run has {built}. Omit it.")
         own = Config(model=model)
         trusted = own.network.model
-        know_model(own)
+        register_model(own)
     # The first GPU, with memory that grows as needed, or else the CPU.
     devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"

@@ -115,7 +115,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
 
-    know_model(config)
+    register_model(config)
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
         stop = StopSignals()
@@ -142,7 +142,7 @@ def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> R
 
 
 def _why_ended(train_dir: Path, step: int, config: Config) -> str:
-    trained: fields.Groups = config
+    trained: fields.BaseConfig = config
     manifest: Mapping[str, Any] = {"step": step}
     saved = train_dir / layout.CHECKPOINTS
     if step in checkpoints.steps(saved):  # Else another machine has the run.
@@ -154,7 +154,7 @@ def _why_ended(train_dir: Path, step: int, config: Config) -> str:
     return early_stopping.why_ended(trained, manifest) or limits[0]
 
 
-def know_model(config: Config) -> None:
+def register_model(config: Config) -> None:
     """Registers `config.model_function` under the name `config.network.model`."""
     if config.model_function and config.network.model.startswith(PYTHON):
         ARCHITECTURES[config.network.model] = Architecture(config.model_function)

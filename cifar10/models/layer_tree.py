@@ -34,7 +34,7 @@ def layers(model: "keras.Layer") -> "list[keras.Layer]":
 
 
 @contextlib.contextmanager
-def called_otherwise(functions: "Mapping[keras.Layer, Callable]") -> Iterator[None]:
+def replaced_calls(functions: "Mapping[keras.Layer, Callable]") -> Iterator[None]:
     """Replaces `call` of some layers in the block."""
     for layer, function in functions.items():
         layer.call = function

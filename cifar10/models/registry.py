@@ -71,7 +71,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"--model {name}: {why}. {fix}.")
 
 
-def take_for(name: str, function: str) -> None:
+def register_function(name: str, function: str) -> None:
     """Registers a function, given as module:function, to build the model `name`."""
     check_name(function)
     ARCHITECTURES[name] = Architecture(

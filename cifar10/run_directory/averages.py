@@ -8,7 +8,7 @@ out single bad batches, losses large from the start, warm-ups and random labels.
 import math
 from collections.abc import Mapping
 
-from cifar10.config.fields import PRECISION, Groups
+from cifar10.config.fields import PRECISION, BaseConfig
 from cifar10.errors import rounded
 from cifar10.models.step_metrics import STEP_METRICS
 
@@ -42,7 +42,7 @@ def average(averages: dict[str, float], new: Mapping[str, float], classes: int) 
         averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (new[name] - old)
 
 
-def divergence(config: Groups, averages: Mapping[str, float]) -> str:
+def divergence(config: BaseConfig, averages: Mapping[str, float]) -> str:
     """Describes the divergence of a run with these numbers; "" if there is none."""
     if averages.get(LOST, 0.0) < _MOST_LOST:
         return ""
@@ -51,7 +51,7 @@ def divergence(config: Groups, averages: Mapping[str, float]) -> str:
     return f"The run has DIVERGED: {rose}. {how_to_prevent(config)}"
 
 
-def how_to_prevent(config: Groups) -> str:
+def how_to_prevent(config: BaseConfig) -> str:
     """Advises how to start a new run whose loss stays finite and falls."""
     rate = f"a --learning_rate below {config.update.learning_rate}"
     how = f"{rate}, --clip_norm or --warmup_epochs usually helps"

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from cifar10.config import layout
 from cifar10.config.config import Config
-from cifar10.config.fields import PRECISION, Groups
+from cifar10.config.fields import PRECISION, BaseConfig
 from cifar10.config.run_options import BEST
 from cifar10.errors import DiskError
 from cifar10.process import invocation
@@ -65,7 +65,7 @@ class EarlyStopping:
         return evaluations is not None and self.without_gain >= evaluations
 
 
-def why_ended(config: Groups, manifest: Mapping[str, Any]) -> str | None:
+def why_ended(config: BaseConfig, manifest: Mapping[str, Any]) -> str | None:
     """Returns which limit ended a run at a checkpoint; None if the run continues.
 
     The limit is `max_steps`, `max_epochs`, `max_hours`, or `no_gain` (early stopping).

@@ -29,11 +29,11 @@ def traced(function: Callable[..., Any], *, xla: bool = False) -> Traced:
     return tf.function(own, autograph=False, jit_compile=xla or None)
 
 
-def pooled(model: keras.Model, device: str, *, xla: bool) -> AbstractContextManager:
+def xla_pooling(model: keras.Model, device: str, *, xla: bool) -> AbstractContextManager:
     """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
     found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
     pools = {one: pooling_for_xla(one) for one in found if is_max_pooling(one)}
-    return layer_tree.called_otherwise(pools)
+    return layer_tree.replaced_calls(pools)
 
 
 def check_scalars(metrics: Mapping[str, tf.Tensor]) -> None:

@@ -154,7 +154,7 @@ def frozen_as_in_evaluation(
         if is_norm and all(find_frozen(model, layer.variables, names)):
             in_inference = functools.partial(_call_in_inference, layer.call)
             found[layer] = getattr(layer, "call_frozen", in_inference)
-    return layer_tree.called_otherwise(found)
+    return layer_tree.replaced_calls(found)
 
 
 def _call_in_inference(call: Any, inputs: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ import tensorflow as tf
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers import copies
 from cifar10.towers.copies import OptionalTensor, Packed, Tensors, mean, read_variables
-from cifar10.towers.graphs import check_scalars, join_numbers, pooled, traced
+from cifar10.towers.graphs import check_scalars, join_numbers, traced, xla_pooling
 from cifar10.towers.noise_scale import with_square
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.update import Averages, Gradient, TrainState, Update
@@ -310,7 +310,7 @@ class TowerBuilder:
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
-                pooled(state.model, device, xla=self.tower.xla),
+                xla_pooling(state.model, device, xla=self.tower.xla),
             ):
                 results.append(self.tower(state, number, inputs, labels, packed))
             latest[device] = results[-1].gradients

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from cifar10 import files
 from cifar10.config import data_flag, layout
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.fields import WHOLE, Groups
+from cifar10.config.fields import WHOLE, BaseConfig
 from cifar10.config.run_config import RecordedRun, run_of_weights
 from cifar10.errors import UsageError, first_few, reason, say
 from cifar10.models import layer_tree
@@ -57,7 +57,7 @@ _NUMBERS = "fiubV"  # Kinds of arrays; Keras writes bfloat16 as V.
 Layers: TypeAlias = "dict[str, list[np.ndarray]]"
 
 
-def check_initial_weights(config: Groups) -> None:
+def check_initial_weights(config: BaseConfig) -> None:
     """Refuses unsuitable ImageNet weights, and a `pretrained_rate` without weights."""
     name, rate = config.fine_tuning.initial_weights, config.fine_tuning.pretrained_rate
     model, distortions = config.network.model, config.images.distortions
