@@ -66,15 +66,15 @@ class StoppedError(BaseException):  # Nothing that catches any `Exception` keeps
 
 
 class NotFiniteError(Exception):
-    """A loss or gradient of a step is corrupted or not finite, as `what` describes."""
+    """A step's result cannot be used: not finite or corrupted, as `problem` says."""
 
-    def __init__(self, step: int, what: str) -> None:
-        super().__init__(f"at step {step} {what}")
-        self.step, self.what = step, what
+    def __init__(self, step: int, problem: str) -> None:
+        super().__init__(f"at step {step} {problem}")
+        self.step, self.problem = step, problem
 
 
 class CorruptedError(NotFiniteError):
-    """Two devices have computed different gradients from the same batch."""
+    """Two devices disagree: on a batch's gradients, or on the value of a variable."""
 
 
 class LostWorkerError(Exception):
@@ -84,12 +84,12 @@ class LostWorkerError(Exception):
 class DiskError(UsageError):
     """A file operation failed.
 
-    `what` says in full sentences what failed, why and what remains; `fix`, the remedy.
+    `problem` says in full what failed, why and what remains; `fix` is the remedy.
     """
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what} {fix}".rstrip())
-        self.what = what
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem} {fix}".rstrip())
+        self.problem = problem
 
 
 def say(text: str) -> None:

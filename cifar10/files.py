@@ -100,17 +100,18 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def check_new(path: Path, flag: str) -> None:
-    """Refuses an output path that exists already or that cannot be made."""
+    """Refuses an output path that exists already or that cannot be created."""
     if os.path.lexists(path):
         raise UsageError(f"{flag} {path} already exists. Name another path.")
     check_writable(path, flag)
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Refuses an output folder that cannot be made or written to."""
+    """Refuses an output folder that cannot be created or written to."""
     above = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise UsageError(f"{flag} {path} cannot be made in {above}. Name another path.")
+        why = f"{flag} {path} cannot be created in {above}"
+        raise UsageError(f"{why}. Name another path.")
 
 
 def write_output(path: Path, flag: str, content: bytes) -> None:

@@ -58,7 +58,7 @@ def _refuse(given: Mapping[str, Any], beside: str, *names: str) -> None:
             raise UsageError(f"{name} has no effect with {beside}. Leave it out.")
 
 
-def _check_takes_logits(what: str, function: Callable) -> None:
+def _check_takes_logits(subject: str, function: Callable) -> None:
     """Refuses a loss or metric that would take logits for probabilities."""
     from_logits = None
     if hasattr(function, "get_config"):
@@ -70,12 +70,12 @@ def _check_takes_logits(what: str, function: Callable) -> None:
     function = getattr(function, "func", function)  # Unwraps a `functools.partial`.
     name = getattr(function, "__name__", type(function).__name__)
     if name.replace("_", "").lower() in _OF_PROBABILITIES:
-        raise UsageError(f"{what}, {name}, takes probabilities, but it gets logits.")
+        raise UsageError(f"{subject}, {name}, expects probabilities, but gets logits.")
     if name in _OF_ONE_HOT:
-        raise UsageError(f"{what} gets whole numbers as labels. Give sparse_{name}.")
+        raise UsageError(f"{subject} gets whole numbers as labels. Give sparse_{name}.")
     if from_logits is False:
         fix = "from_logits=True, or give functools.partial(FUNCTION, from_logits=True)"
-        raise UsageError(f"{what} gets logits. Create it with {fix}.")
+        raise UsageError(f"{subject} gets logits. Create it with {fix}.")
 
 
 class OwnMetrics(dict[str, Callable]):

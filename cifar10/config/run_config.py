@@ -131,7 +131,7 @@ class RecordedRun:
         hardware = () if self.config.speed.deterministic else HARDWARE
         differing = {name for name, one in known.items() if one.scope is WORKER}
         found = {k: value for k, value in self.entries.items() if k not in differing}
-        common = {k: of for k, of in versions.items() if k not in hardware}
+        common = {k: version for k, version in versions.items() if k not in hardware}
         return {**found, "versions": common}
 
     def check_model(self, trusted: str | None, flag: str = "--trust_model") -> bool:

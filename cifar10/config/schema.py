@@ -50,9 +50,10 @@ def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) 
             if needs_all:
                 return name
             continue
-        of = values[name].values() if isinstance(values[name], dict) else [values[name]]
-        if not is_a(values[name], kind) or (
-            limits and not all(limits[0] <= one <= limits[1] for one in of)
+        value = values[name]
+        items = value.values() if isinstance(value, dict) else [value]
+        if not is_a(value, kind) or (
+            limits and not all(limits[0] <= one <= limits[1] for one in items)
         ):
             return name
     return ""

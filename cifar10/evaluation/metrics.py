@@ -155,7 +155,7 @@ def report(
         f"{'' if row['images'] >= _FEWEST else '  few images: unreliable'}"
         for row in sums.per_class(class_names)
     ]
-    head = [f"{sums.correct:,} right of {subject}", ", ".join(shown), ""]
+    head = [f"{sums.correct:,} correct of {subject}", ", ".join(shown), ""]
     return "\n".join([*head, *table])
 
 

@@ -18,7 +18,7 @@ from cifar10.input import archives, download, records, synthetic
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.records import Format
 
-FORMATS = {of.name: of for of in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)}
+FORMATS = {f.name: f for f in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)}
 # The same records in the files that Keras and torchvision download.
 PYTHON_FORMATS = {
     "cifar10": dataclasses.replace(

@@ -168,7 +168,7 @@ def say_seen(data: Dataset, run: RecordedRun, split: Split, most: int | None) ->
     """Prints a note if the run was trained on some of the `most` first images."""
     if split != "train" and (count := _seen(data, run, most, split)):
         what = f"{count} of {len(run.facts.data_sample)} sampled training images"
-        say(f"Note: {what} of the run are among these. Scores on them are too good.")
+        say(f"Note: {what} of the run are among these. Scores on them are optimistic.")
 
 
 def _seen(data: Dataset, run: RecordedRun, most: int | None, *splits: Split) -> int:

@@ -79,7 +79,7 @@ def _records(content: bytes, label_keys: Sequence[str], count: int) -> np.ndarra
     others = [scan.numbers[key] for key in scan.numbers.keys() - {*label_keys}]
     runs = (some[at:] for some in others for at in range(len(some)))
     possible = [[count, _PIXELS], [count, 3, 32, 32]][: 1 if scan.is_by_column else 2]
-    if not any(some[: len(of)] == of for some in runs for of in possible):
+    if not any(some[: len(shape)] == shape for some in runs for shape in possible):
         expected = f"[{count}, {_PIXELS}], colour by colour"
         raise _RefusedError(f"its images are not {expected}")
     if any(each.min() < 0 or each.max() > np.iinfo(np.uint8).max for each in labels):

@@ -88,7 +88,7 @@ class BatchMaker(NamedTuple):
             augmentation mixes images, else int64 [count].
         """
         images = distort(images, self.distortion, plan.seed, batch_slice, plan.flip)
-        # Bilinear, without antialiasing, as in fulcrum's E1.
+        # Bilinear, without antialiasing, as in E1 by fulcrum (dev/LOG.md, 2026-11-23).
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:

@@ -86,18 +86,19 @@ def recorded_limits(run: RecordedRun) -> dict[str, np.ndarray]:
 
 
 def check_fractions(
-    given: Collection, wanted: Mapping[Any, float], of: Any, run: RecordedRun | None
+    given: Collection, wanted: Mapping[Any, float], data: Any, run: RecordedRun | None
 ) -> None:
     """Refuses a fraction for a split that the data has already, unless `run` has it.
 
-    A fraction of 1, which no flag can give, makes all pictures that split.
+    A fraction of 1, which no flag can give, makes all pictures that split. The message
+    names the source `data`, such as a folder.
     """
     for split, share in wanted.items():
         name = _FRACTIONS[split]
         usual = {1.0, getattr(fields.Dataset, name)}
         usual |= {getattr(run.config.dataset, name)} if run else set()
         if split in given and share not in usual:
-            raise UsageError(f"--{name} {share:g}: {of} has a {split} split. Omit it.")
+            raise UsageError(f"--{name} {share:g}: {data} has a {split} split. Omit it.")
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:
@@ -137,7 +138,7 @@ def regrouped(
     names = names_of(dataset, "train", len(labels))
     splits = tuple(one for one in SPLITS if one in {*indices, *dataset.splits})
     paths: dict[Split, Sequence[str]] = {**dataset.paths}
-    paths |= {split: [names[n] for n in of.tolist()] for split, of in indices.items()}
+    paths |= {split: [names[n] for n in ids.tolist()] for split, ids in indices.items()}
 
     def read(split: Split) -> tuple[Images, np.ndarray]:
         if split not in indices:

@@ -52,7 +52,7 @@ def _array(values: Any) -> np.ndarray:
     if any(map(np.ma.is_masked, (values, *pictures))) or modes - {"L", "RGB"}:
         raise ValueError("a mask or palette would be lost: fill it, or convert to RGB")
     exif = (one.getexif() for one in pictures if hasattr(one, "getexif"))
-    if any(of.get(0x0112) in range(2, 9) for of in exif):  # The orientation.
+    if any(tags.get(0x0112) in range(2, 9) for tags in exif):  # The orientation.
         raise ValueError("EXIF data rotate a picture: use ImageOps.exif_transpose")
     return np.asarray(values)
 

@@ -60,7 +60,7 @@ SIZED = "(from --distortions and --image_size)"  # Follows a size of images.
 
 
 @contextlib.contextmanager
-def explained(what: str, problem: str) -> Iterator[None]:
+def explained(subject: str, problem: str) -> Iterator[None]:
     """Turns an exception from a user's code into a `UsageError`."""
     try:
         yield
@@ -76,7 +76,7 @@ def explained(what: str, problem: str) -> Iterator[None]:
         lines += traceback.format_list(frames)
         if re.search(r"b?float16\b.*float32|float32.*b?float16\b", str(error)):
             problem += ". Give --precision float32, or cast to the dtype of the inputs"
-        raise UsageError(f"{what}: {problem}.\n{''.join(lines).rstrip()}") from error
+        raise UsageError(f"{subject}: {problem}.\n{''.join(lines).rstrip()}") from error
 
 
 def import_function(name: str) -> Callable[..., keras.Model]:

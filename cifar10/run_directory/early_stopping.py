@@ -100,7 +100,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     split = scores.decided_by(run)[0]
     lines.append(f"Best:   {score} at step {best} on {split}")
     if split == "test" and len(found) > 1:
-        lines[-1] += ", which chose this step, so a little too good"
+        lines[-1] += ", which also chose this step, so slightly optimistic"
     if step not in found:
         lines[-1] += f"; step {step}, the last, was not a candidate (--eval_steps)"
     if best not in (kept := checkpoints.steps(run / layout.CHECKPOINTS)):

@@ -124,7 +124,7 @@ class LogWriter:
         except DiskError as error:
             if not self._failed:
                 loss = "Training continues, but log entries are lost meanwhile."
-                say(f"{error.what} {loss}")
+                say(f"{error.problem} {loss}")
             self._failed = True
             return False
         self._failed = False

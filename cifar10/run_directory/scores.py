@@ -53,7 +53,7 @@ def deciding(run: Path, on: str | None = None, by: str | None = None) -> Decidin
     """
     split, recorded = decided_by(run)
     split, by = on or split, by or recorded
-    scored = comparable(logs.read_lines(run / log_of(split))).items()
+    scored = merged_by_step(logs.read_lines(run / log_of(split))).items()
     # `eval` writes no whole numbers as scores, and null for values that are not finite.
     known = [(at, one[by]) for at, one in scored if isinstance(one.get(by, 0), _SCORE)]
     values = {step: math.nan if one is None else one for step, one in known}
@@ -97,18 +97,15 @@ def shown(by: str, value: float, count: int) -> str:
     return f"{by} = {value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def comparable(entries: Iterable[Any]) -> dict[int, dict]:
-    """Maps each step to its `compared` entry.
-
-    Several entries of a step are merged, and later scores replace earlier ones.
-    """
+def merged_by_step(entries: Iterable[Any]) -> dict[int, dict]:
+    """Merges the `full_evaluations` of each step; later scores replace earlier ones."""
     by_step: dict[int, dict] = {}
-    for entry in compared(entries):
+    for entry in full_evaluations(entries):
         by_step.setdefault(entry["step"], {}).update(entry)
     return by_step
 
 
-def compared(entries: Iterable[Any]) -> list[dict]:
+def full_evaluations(entries: Iterable[Any]) -> list[dict]:
     """Returns the entries of the evaluations on the most images, ordered by step."""
     # Scores on few images do not compare with scores on the whole set.
     intact = [one for one in entries if not wrong(one, SCORES, needs_all=True)]

@@ -45,7 +45,7 @@ def last_scores(run: RecordedRun) -> tuple[str, dict[str, Any]]:
     splits = "test", scores.decided_by(run.directory)[0]
     for split in splits:
         lines = logs.read_lines(run.directory / scores.log_of(split))
-        if found := [*scores.comparable(lines).values()]:
+        if found := [*scores.merged_by_step(lines).values()]:
             return split, found[-1]
     return splits[-1], {}
 

@@ -50,7 +50,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--json", action="store_true", help="print JSON")
     replay, given = open_run(parser, words)
-    if not (segments := [*itertools.pairwise(sorted({replay.begun, *replay.saved}))]):
+    if not (segments := [*itertools.pairwise(sorted({replay.origin, *replay.saved}))]):
         raise UsageError(f"{replay.run} has too few checkpoints. Save at least two.")
     saved, logged = replay.saved[-1], max(replay.saved[-1], *replay.logged, 0)
     rolls_back = replay.recorded.config.checkpoints.on_nan == "rollback"
@@ -110,7 +110,7 @@ def _contradictions(replay: "Replay") -> Iterator[str]:
     is_last_start = link.get("starts") in starts[-1:]
     if is_last_start and link.get("config") != files.sha256(run / layout.CONFIG):
         yield f"{layout.CONFIG} has changed since the last checkpoint"
-    facts = {name: of for name, of in replay.facts.items() if name in recorded.entries}
+    facts = {k: fact for k, fact in replay.facts.items() if k in recorded.entries}
     for name, (said, fact) in starting.find_differences(recorded, facts).items():
         yield f"{layout.CONFIG}: {name} is {said!r}, not {fact!r}"
 
@@ -174,19 +174,19 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
         layout.STARTS: {name for one in history for name in one},
         checkpoints.MANIFEST: {*claims},
     }
-    for file, of in names.items():
-        if shown := ", ".join(sorted(of - UNSHOWN)):
+    for file, entries in names.items():
+        if shown := ", ".join(sorted(entries - UNSHOWN)):
             yield f"{shown} in {file}: {UNCHECKED.get(file, 'unknown here')}"
     if old := [step for step, link in replay.links.items() if not link]:
         yield f"chain in steps {old}: an earlier version wrote these checkpoints"
     if recorded.config.fine_tuning.initial_weights:
-        yield f"steps in 0 to {replay.begun}: they began with weights from elsewhere"
+        yield f"steps in 0 to {replay.origin}: they began with weights from elsewhere"
     if saved < logged and recorded.config.checkpoints.on_nan == "rollback":
         yield f"steps in {saved + 1} to {logged}: a rollback may have left out batches"
     scored = {line["step"] for lines in replay.scored.values() for line in lines}
     if replay.bound and (loose := sorted(scored - {0, *replay.saved})):
         yield f"scores in steps {loose}: without checkpoints, within {replay.bound:g}"
-    if early := sorted(at for at in scored if 0 < at < replay.begun):
+    if early := sorted(at for at in scored if 0 < at < replay.origin):
         yield f"scores in steps {early}: without checkpoints"
     failed = checkpoints.steps(replay.run / layout.DEBUG_CHECKPOINTS)
     if max(failed, default=0) > logged:

@@ -22,7 +22,7 @@ DESCRIPTION = """Prepares a data set as a training run would, and shows its cont
 
 Prints how many pictures each class has in each split, which pictures were left
 out and why, and which are equal or nearly equal: a held-out picture that is
-also trained on makes scores too good, and a picture in two classes cannot be
+also trained on makes scores optimistic, and a picture in two classes cannot be
 learned. A training run with the same flags reuses the prepared pictures.
 --train_dir writes the training pictures whose labels a run contradicts to
 corrections.csv and corrections.html in the run's directory. Exit code 0: shown;
@@ -133,7 +133,7 @@ def _on_duplicates(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _few([first_few(group, _SHOWN) for group in groups])
     if count := found["in_both_parts"]:
         some = counted(count, "held-out picture")
-        yield f"    {some} also trained on, so scores are too good"
+        yield f"    {some} also trained on, so scores are optimistic"
     if count := found["in_several_classes"]:
         some = counted(count, "group")
         yield f"    {some} in several classes, which no model can learn"

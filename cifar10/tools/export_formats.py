@@ -81,8 +81,8 @@ def preparation(distortion: str, picture_shape: tuple[int, int, int]) -> dict[st
     }
     if distortion in WHOLE:
         statistics = channel_statistics(channels)
-        of_channels = zip(("mean", "deviation"), statistics, strict=True)
-        described |= {name: [255.0 * one for one in of] for name, of in of_channels}
+        pairs = zip(("mean", "deviation"), statistics, strict=True)
+        described |= {name: [255.0 * one for one in values] for name, values in pairs}
     else:
         described["least_deviation"] = 1.0 / math.sqrt(height * width * channels)
     return described
@@ -97,7 +97,7 @@ def as_input(images: Any, picture_shape: tuple[int, int, int], distortion: str) 
     how = preparation(distortion, picture_shape)
     values, crop = ops.cast(images, "float32"), how["crop"]
     if distortion in WHOLE:
-        mean, deviation = (np.array(how[of], "float32") for of in ("mean", "deviation"))
+        mean, deviation = (np.array(how[k], "float32") for k in ("mean", "deviation"))
         return (values - mean) / deviation
     rows = slice(crop["top"], crop["top"] + crop["height"])
     values = values[:, rows, slice(crop["left"], crop["left"] + crop["width"])]

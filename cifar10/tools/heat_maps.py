@@ -53,7 +53,7 @@ def _products(chosen: tf.Tensor) -> tf.Tensor | None:
     The activations are those of the last convolution, after any normalization, sum and
     nonlinearity: the last tensor that still has the convolution's height and width.
     """
-    every = [one for of in chosen.graph.get_operations() for one in of.outputs]
+    every = [one for node in chosen.graph.get_operations() for one in node.outputs]
     tensors = [one for one in every if one.shape.rank == 4 and one.dtype.is_floating]
     convolved = [one for one in tensors if one.op.type in _CONVOLUTIONS]
     sides = [one.shape[1:3] for one in convolved if one.shape[1:3] != [1, 1]]

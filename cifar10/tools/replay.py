@@ -104,9 +104,9 @@ def window(replay: "Replay", words: str) -> tuple[int, int]:
     """Returns the first and the last step that --steps names."""
     found = re.fullmatch("([0-9]{1,12}):([0-9]{1,12})", words)
     first, last = map(int, found.groups()) if found else (0, 0)
-    begun, most = replay.begun, replay.recorded.config.run.max_steps
-    if not begun < first <= last <= most:
-        possible = f"steps {begun + 1} to {most}"
+    origin, most = replay.origin, replay.recorded.config.run.max_steps
+    if not origin < first <= last <= most:
+        possible = f"steps {origin + 1} to {most}"
         raise UsageError(f"--steps {words}: give FIRST:LAST of {possible}.")
     return first, last
 

@@ -197,8 +197,8 @@ def _compare(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
         values = [each.get(name) for each in settings]
         differs = any(value != values[0] for value in values)
         is_main = differs or (name in _MAIN and values[0] is not None)
-        values = ["open" if of == fields.OPEN_STEPS else of for of in values]
-        texts = [f"{of:,}" if type(of) is int else of for of in values]
+        values = ["open" if value == fields.OPEN_STEPS else value for value in values]
+        texts = [f"{value:,}" if type(value) is int else value for value in values]
         row = {"title": name.replace("_", " "), "texts": texts}
         rows.append({**row, "differs": differs, "is_main": is_main})
     return rows

@@ -99,7 +99,7 @@ class ReportedRun:
         self.scores = Scores(scored.subject, names, sums, hardest, calibrated)
         self.tested = {"step": restored, "num_examples": sums.count, **scalars}
         if self.split == "test" and datasets.is_of_run(dataset, self.recorded):
-            self.scored = [*scores.comparable([*self.scored, self.tested]).values()]
+            self.scored = [*scores.merged_by_step([*self.scored, self.tested]).values()]
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
@@ -110,7 +110,7 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 
 def _evaluations(run: Path, split: str) -> list[dict[str, float]]:
-    return [*scores.comparable(_lines(run / scores.log_of(split))).values()]
+    return [*scores.merged_by_step(_lines(run / scores.log_of(split))).values()]
 
 
 def _lines(path: Path) -> list[dict[str, float]]:
@@ -120,7 +120,7 @@ def _lines(path: Path) -> list[dict[str, float]]:
         return isinstance(value, int | float) and abs(value) <= _LARGEST
 
     lines = logs.read_steps(path)
-    return [{name: of for name, of in line.items() if is_shown(of)} for line in lines]
+    return [{k: v for k, v in line.items() if is_shown(v)} for line in lines]
 
 
 def _checkpoints(directory: Path) -> list[dict[str, Any]]:

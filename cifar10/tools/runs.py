@@ -125,7 +125,7 @@ def find_runs(directory: Path) -> dict[str, dict[str, Any]]:
 
     def skip(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # Moved by a run.
-            say(f"NOTE: {printable(str(error.filename))} is left out: {reason(error)}.")
+            say(f"Note: {printable(str(error.filename))} is left out: {reason(error)}.")
 
     for folder, inner, names in os.walk(directory, onerror=skip):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
@@ -238,7 +238,7 @@ def _print(runs: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
 
 def _print_table(runs: Sequence[Mapping[str, Any]]) -> None:
     first = ("name", "state", "step", "scored")
-    scored = [{of: run.get(of) for of in first} | run.get("scores", {}) for run in runs]
+    scored = [{k: run.get(k) for k in first} | run.get("scores", {}) for run in runs]
     groups = [[*map(_plain, scored)], [_plain(run.get("settings", {})) for run in runs]]
     columns = dict.fromkeys(name for group in groups for one in group for name in one)
     rows = [{**settings, **scores} for scores, settings in zip(*groups, strict=True)]

@@ -59,8 +59,8 @@ def with_square(
             for one in read:
                 sizes.setdefault(one.dtype, []).append(one.shape.num_elements())
             read = [*Packed(read, device).joined.values()]
-        of = functools.partial(_square, factor=towers, sizes=sizes)
-        square = of(read) if xla else _if(is_due, of, read)
+        compute = functools.partial(_square, factor=towers, sizes=sizes)
+        square = compute(read) if xla else _if(is_due, compute, read)
         if not flat:
             with tf.control_dependencies([square]):
                 gradients = [g if g is None else tf.identity(g) for g in gradients]
@@ -88,9 +88,9 @@ def _square(
     return 2 * factor * tf.add_n([*map(tf.nn.l2_loss, widened(gradients))])
 
 
-def _if(condition: tf.Tensor, of: Callable, gradients: Tensors) -> tf.Tensor:
-    """Returns `of(gradients)` or NaN; unlike `tf.cond`, waits for all gradients."""
-    then = tf.function(of, autograph=False).get_concrete_function(gradients)
+def _if(condition: tf.Tensor, compute: Callable, gradients: Tensors) -> tf.Tensor:
+    """Returns `compute(gradients)` or NaN; unlike `tf.cond`, awaits all gradients."""
+    then = tf.function(compute, autograph=False).get_concrete_function(gradients)
     dtype = then.outputs[0].dtype
 
     @tf.function(autograph=False)

@@ -36,7 +36,7 @@ class Curve(NamedTuple):
     help: str
     # Each is a flag: its default, its least and largest value, and its help.
     parameters: Mapping[str, tuple[float, float, float, str]] = {}
-    period: str | None = None  # Or the time is 1 after the epochs of this parameter.
+    period: str | None = None  # Parameter of the epochs in which `time` grows by 1.
 
 
 def staircase(time: tf.Tensor) -> tf.Tensor:

@@ -40,7 +40,7 @@ class TrainState:
             self.halted = tf.Variable(False, trainable=False)
 
     def variables(self) -> list[tf.Variable]:
-        """Returns all that a step writes but `halted`, in order; last `global_step`."""
+        """Returns the variables that a step writes but `halted`, `global_step` last."""
         model, optimizer = self.model, self.optimizer
         of_model = [*model.trainable_variables, *model.non_trainable_variables]
         of_keras = [variable.value for variable in (*of_model, *optimizer.variables)]

@@ -105,7 +105,7 @@ class Training:
 
     @functools.cached_property
     def steps_per_call(self) -> int:
-        """The most steps of one TensorFlow call. A resumed run may have others."""
+        """The maximum of steps per TensorFlow call; a resumed run may use another."""
         default = self.config, self.placement, self.images.shape[1:]
         return self.config.speed.steps_per_call or default_steps_per_call(*default)
 
@@ -230,7 +230,11 @@ def assemble(
 def resolve_config(
     config: Config, placement: devices.Placement, *, workers: int = 1
 ) -> ResolvedConfig:
-    """Resolves the settings that depend on the machine, such as batch sizes."""
+    """Resolves the settings that depend on the machine, such as batch sizes.
+
+    Raises:
+        UsageError: A step's images do not divide into its batches, or these into pairs.
+    """
     batch = config.batch
     towers = len(placement.devices) * workers
     batches = towers * batch.accumulate

@@ -124,11 +124,11 @@ def _mirroring(training: Training) -> str:
     if distortions == "none" or config.dataset.data in data_flag.NAMES:
         return ""
     folded = [name.casefold() for name in training.run.facts.class_names]
-    mirrored = [re.sub("left|right", lambda of: sides[of[0]], one) for one in folded]
+    mirrored = [re.sub("left|right", lambda m: sides[m[0]], one) for one in folded]
     changed = [a for a, b in zip(folded, mirrored, strict=True) if a != b in folded]
     if len(folded) >= 10 and max(map(len, folded)) == 1:  # Digits or letters.
         changed = folded
-    note = f"NOTE: --distortions {distortions} mirrors pictures"
+    note = f"Note: --distortions {distortions} mirrors pictures"
     fix = "give a new run --distortions none."
     if changed:
         return f"{note}, which may change their class ({first_few(changed, 3)}): {fix}"

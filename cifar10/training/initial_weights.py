@@ -134,13 +134,13 @@ def take_initial_weights(
     for was in [one.config.dataset for one in origins[:1]]:
         is_same = (was.data, was.data_dir) == (now.data, now.data_dir)
         if is_same and was.corrections and not now.corrections:
-            line += "\nNOTE: the run that gave these weights had --corrections "
+            line += "\nNote: the run that gave these weights had --corrections "
             line += f"{was.corrections}; this run has none."
     seen = {split for one in origins for split in _seen_splits(one, run)}
     if names := " and ".join(sorted(seen)):
-        line += f"\nNOTE: these weights were trained on images that are {names} here. "
+        line += f"\nNote: these weights were trained on images that are {names} here. "
         others = "; scores on test are not" if "test" not in seen else ""
-        line += f"Scores on {names} are too good{others}."
+        line += f"Scores on {names} are optimistic{others}."
     return line
 
 

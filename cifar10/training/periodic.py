@@ -83,8 +83,8 @@ class Validation:
             keep = self._loop.training.config.checkpoints
             if keep.stop_after_no_gain and self._scored.split == "test":
                 self._loop.say(
-                    "NOTE: scores on the test split decide when to stop, so the last "
-                    "score is slightly too good.\nWith --val_fraction 0.1, a "
+                    "Note: scores on the test split decide when to stop, so the last "
+                    "score is slightly optimistic.\nWith --val_fraction 0.1, a "
                     "validation split decides instead."
                 )
 

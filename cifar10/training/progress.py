@@ -35,7 +35,7 @@ class Progress:
         self.early_stopping = EarlyStopping(best_by=config.checkpoints.best_by)
         self.metric_averages: dict[str, float] = {}  # Moving averages, by name.
         self.noise_averages: dict[str, float] = {}  # By `noise_scale`.
-        # Whether the run has no hours left, or nothing to go on from.
+        # Whether --max_hours have passed, or the run was pruned and cannot continue.
         self.is_time_up = False
         self._began = time.perf_counter()  # As if the run had never been interrupted.
         self._path = training.train_dir
@@ -101,9 +101,8 @@ class Progress:
             self.is_time_up = has_ended or (self._path / layout.PRUNED).exists()
             log = checkpoints.make_link(self._directory, self.step, {}).get("log")
             if checkpoints.link_of(manifest).get("log", log) != log:
-                lines = f"up to step {self.step}, lines of {layout.METRICS}"
-                what = f"NOTE: {lines} are missing or changed"
-                messages.append(f"{what}. An audit will report this.")
+                lines = f"up to step {self.step}, lines of {layout.METRICS} are missing"
+                messages.append(f"Note: {lines} or changed. An audit will report this.")
         return messages
 
     def load(self, **options: Any) -> restoring.Loaded:

@@ -69,7 +69,7 @@ class Replay:
         saved: The steps of its checkpoints.
         manifests: Their manifests, by step.
         links: The links of these, by step.
-        begun: The first step from which the run can be recomputed.
+        origin: The first step from which the run can be recomputed.
         determining: The names of the settings that the replay has taken from the run.
         facts: `FACTS` as the data and the model give them here.
         why_not_exact: Why the run is not compared bit for bit; empty if it is.
@@ -85,7 +85,7 @@ class Replay:
         self.recorded = recorded = run_config.RecordedRun.read(run)
         self.logged = {of["step"]: of for of in logs.read_steps(run / layout.METRICS)}
         self.scored = {
-            split: scores.compared(logs.read_lines(run / scores.log_of(split)))
+            split: scores.full_evaluations(logs.read_lines(run / scores.log_of(split)))
             for split in ("test", "val")
         }
         self._directory = run / layout.CHECKPOINTS
@@ -95,8 +95,8 @@ class Replay:
             with contextlib.suppress(UsageError, FileNotFoundError):  # It is damaged.
                 self.manifests[step] = checkpoints.read_manifest(self._directory, step)
         config = recorded.config
-        has_weights = config.fine_tuning.initial_weights
-        self.begun = min(self.saved, default=config.run.max_steps) if has_weights else 0
+        weights = config.fine_tuning.initial_weights
+        self.origin = min(self.saved, default=config.run.max_steps) if weights else 0
         values = _settings(recorded, towers, data_dir)
         records = (*self.logged.values(), *self.manifests.values())
         if any(record.get("skipped_steps") for record in records):
@@ -139,7 +139,7 @@ class Replay:
         now = self.training.run
         if not now.config.speed.deterministic:
             return "because the run was not --deterministic"
-        places = {f"the chain at step {at}": of for at, of in self.links.items()}
+        places = {f"the chain at step {at}": link for at, link in self.links.items()}
         places = {place: link.get("settings", {}) for place, link in places.items()}
         here = _machine(now.values)
         recorded = {layout.CONFIG: dict(self.recorded.entries)}
@@ -200,7 +200,7 @@ class Replay:
 
     def compare(self, batches: Sequence[Batch]) -> Iterator[Difference]:
         """Compares the next step with the run's; goes on from a checkpoint, if any."""
-        if self.step == self.begun:
+        if self.step == self.origin:
             # Without others' weights, a checkpoint of step 0 has the initial values.
             if not self.recorded.config.fine_tuning.initial_weights:
                 self._restore(0, anew=True)
@@ -269,7 +269,7 @@ class Replay:
         """
         found: list[tuple[float, float]] = []
         rises: dict[int, float] = {}  # NaN if a step before was not finite either.
-        for batches in self.steps(max(self.begun + 1, first - 3), last):
+        for batches in self.steps(max(self.origin + 1, first - 3), last):
             metrics = self.advance(batches)
             entropy, norm = metrics["cross_entropy"], metrics["gradient_norm"]
             found.append((_number(entropy), _number(norm)))

@@ -174,7 +174,7 @@ class NotFinitePolicy:
 
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
         """Writes a debug checkpoint, and returns a sentence that says where."""
-        facts = {"step": error.step, "what": error.what, "gradients": gradients}
+        facts = {"step": error.step, "what": error.problem, "gradients": gradients}
         try:
             directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
             path = self._progress.save_for_debugging(directory, {"not_finite": facts})

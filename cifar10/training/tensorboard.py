@@ -167,7 +167,7 @@ class Summaries:
         activations = {name: values.numpy() for name, values in samples}
         variables = self._towers.state.model.trainable_variables
         tensors = {f"variables/{v.path}": v.value for v in variables}
-        tensors |= {f"gradients/{name}": of for name, of in gradients.items()}
+        tensors |= {f"gradients/{name}": value for name, value in gradients.items()}
         penalized = [variable for variable in variables if variable.regularizer]
         losses = {f"weight_loss/{v.path}": v.regularizer(v.value) for v in penalized}
         return Summary(images, activations, tensors, losses)

@@ -112,7 +112,7 @@ def _begin_run(loop: Loop, lock: RunLock) -> list[str]:
 
 
 def _ends_here(loop: Loop, earlier: RecordedRun | None) -> bool:
-    """Returns whether the step reached ends a run that was to go on from it."""
+    """Returns whether a new limit ends here a run that its old ones would continue."""
     path, step = loop.training.train_dir, loop.step
     is_beyond = step > loop.training.config.run.max_steps
     if earlier is None or is_beyond or (path / layout.PRUNED).exists():

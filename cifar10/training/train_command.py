@@ -65,7 +65,7 @@ def train_or_launch(config: Config, *, alone: bool = False) -> None:
         return
     if alone and cluster.is_requested():
         say(
-            "NOTE: this script trains alone, although TF_CONFIG or SLURM names other "
+            "Note: this script trains alone, although TF_CONFIG or SLURM names other "
             "workers.\ntrain_multi_gpu.py trains with them."
         )
     alone = alone or not cluster.is_requested()

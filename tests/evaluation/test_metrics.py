@@ -75,14 +75,14 @@ def test_classes_without_images_have_no_recall_and_do_not_affect_means():
     assert "2 classes" in said
     marked = [line.split()[0] for line in said.splitlines() if "few images" in line]
     assert marked == ["cat", "dog", "frog"], "fewer than five images each"
-    assert f"{sums.correct} right of subject" in said
+    assert f"{sums.correct} correct of subject" in said
 
 
 def test_the_table_shows_percentages_and_marks_scores_of_few_images():
     """Of 5 images a recall says something, of 4 it does not."""
     said = metrics.report("subject", SUMS, SUMS.scalars(0.25), NAMES)
     summary, table = said.split("\n\n")
-    assert summary.startswith("4 right of subject\n")
+    assert summary.startswith("4 correct of subject\n")
     assert "total_loss = 1.4500, " in summary
     assert "classes with images" not in summary, "all have some"
     rows = [line.partition("few images") for line in table.splitlines()[1:]]

@@ -353,9 +353,9 @@ def test_a_folder_for_pages_is_refused_before_steps_are_computed(
     monkeypatch.setenv("HOME", str(tmp_path))
     (file := tmp_path / "file").write_text("")
     for folder, why in (
-        (file, f"{file} cannot be made in"),
-        (file / "pages", f"{file}/pages cannot be made in"),
-        ("~/file", f"{file} cannot be made in"),
+        (file, f"{file} cannot be created in"),
+        (file / "pages", f"{file}/pages cannot be created in"),
+        ("~/file", f"{file} cannot be created in"),
     ):
         words = ["--steps", "7:8", "--images", folder]
         with pytest.raises(UsageError, match=f"--images {why}"):

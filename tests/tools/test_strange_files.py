@@ -92,7 +92,7 @@ def test_an_invalid_score_does_not_hide_other_runs(run, tmp_path, capsys, entry)
     lines = [{**SCORE, **entry}, SCORE]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (run / "eval" / "metrics.jsonl").write_text(text)
-    assert [*scores.comparable(lines)] == [5]
+    assert [*scores.merged_by_step(lines)] == [5]
     shutil.copytree(run, tmp_path / "another")
     assert {*runs_command.find_runs(tmp_path)} == {"run", "another"}
     runs_command._print(runs_command.find_runs(tmp_path), tmp_path)

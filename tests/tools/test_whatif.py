@@ -192,7 +192,7 @@ def test_a_changed_run_is_scored_and_recomputed_but_not_taken_for_a_trained_run(
     words = [run_dir, "--steps", "5:8", "--without_class", "class 1", "--out", out]
     assert called(capsys, *words)[0] == 0
     words = ["--train_dir", out, "--run_once"]
-    assert "right of 48 test images" in called(capsys, *words, command=eval_command)[1]
+    assert "correct of 48 test" in called(capsys, *words, command=eval_command)[1]
     code, said = called(capsys, out)
     assert code == 0
     assert "at most 0 apart" in said
@@ -300,7 +300,7 @@ def test_steps_that_a_stopped_run_did_not_reach_are_refused(tmp_path, capsys):
         ("--steps 3:4 --corrections missing.csv", "cannot be read"),
         ("--steps 3:4 --clip_norm 1 --out .", "--out .* exists"),
         ("--steps 3:4 --clip_norm 1 --out=", "--out .* exists"),
-        ("--steps 3:4 --clip_norm 1 --out {file}/out", "--out .* cannot be made in"),
+        ("--steps 3:4 --clip_norm 1 --out {file}/out", "--out .* cannot be created in"),
         ("--steps 3:4 --each missing.csv", "--each missing.csv cannot be read"),
         ("--steps 3:4 --each {file} --windows 9", "1 to 5"),
         ("--steps 3:4 --each {file} --out there", "--each and --out cannot"),

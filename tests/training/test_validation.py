@@ -217,7 +217,7 @@ def test_a_run_has_one_best_checkpoint_and_keeps_it(
     assert saved(run) == [15, 24]
     said = capsys.readouterr().out
     assert "With --val_fraction 0.1, a validation" in said
-    best = " at step 15 on test, which chose this step, so a little too good\n"
+    best = " at step 15 on test, which also chose this step, so slightly optimistic\n"
     assert best in said, "in the line of the best"
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     starts = (run / "starts.jsonl").read_bytes()
@@ -231,7 +231,7 @@ def test_a_run_has_one_best_checkpoint_and_keeps_it(
     train(tmp_path / "without", stand_in_dir, **options, keep_best=0)
     assert saved(tmp_path / "without") == [24]
     said = " ".join(capsys.readouterr().out.split())
-    assert "so a little too good; its checkpoint was not kept" in said
+    assert "so slightly optimistic; its checkpoint was not kept" in said
 
 
 def test_val_decides_and_the_last_score_is_on_test(
@@ -253,7 +253,7 @@ def test_val_decides_and_the_last_score_is_on_test(
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
     said = capsys.readouterr().out
-    assert "too good" not in said
+    assert "optimistic" not in said
     assert "] at step 15 on val" in " ".join(said.split())
     assert "export --output best_model --step best" in said
 

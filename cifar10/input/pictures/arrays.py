@@ -159,7 +159,7 @@ def _shared(hashes: Mapping[Split, np.ndarray], where: str) -> Iterator[str]:
         if 100 * found > len(own):
             yield (
                 f"x_{split} in {where} shares {found:,} of {len(own):,} images with "
-                "x_train, so scores are too good. A tf.data.Dataset that take and "
+                "x_train, so scores are optimistic. A tf.data.Dataset that take and "
                 "skip divide needs shuffle(..., reshuffle_each_iteration=False)"
             )
 

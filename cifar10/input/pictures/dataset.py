@@ -66,7 +66,7 @@ def find_folder(
         # Pictures to score may lack classes of the run.
         labels_of = np.array([label_of[name] for name in classes], np.int32)[labels_of]
         classes = [*label_of]
-    shares = {split: of for split, of in wanted.items() if of and split not in given}
+    shares = {it: share for it, share in wanted.items() if share and it not in given}
     if shares and "train" in given:
         free = np.flatnonzero(split_of == "train")
         some, some_labels = [names[n] for n in free], labels_of[free]
@@ -119,7 +119,7 @@ def find_folder(
         fingerprint=_fingerprint(classes, image_size, labels, shards),
         read=read,
         splits=tuple(labels),
-        paths={split: [names[n] for n in of] for split, of in shards.indices.items()},
+        paths={split: [names[n] for n in ids] for split, ids in shards.indices.items()},
         left_out=left_out,
         notes=notes,
         division=division,

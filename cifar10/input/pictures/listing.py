@@ -242,13 +242,13 @@ def _doubt(inner: Mapping[str, set[str]]) -> tuple[str, Collection[str]]:
 
     `inner` maps each folder to its folders. Returns none if all look like classes.
     """
-    counts = collections.Counter(name for of in inner.values() for name in of)
+    counts = collections.Counter(name for names in inner.values() for name in names)
     shared = sum(count for count in counts.values() if count > 1)
     if len(counts) > 1 and 2 * shared > counts.total():  # Domains, cameras, patients.
         return f"hold {first_few(sorted(counts), 2)}", inner
-    for name, of in inner.items():  # A copy of the classes beside it.
-        if 2 * sum(one in inner and one != name for one in of) > len(of):
-            return f"hold {first_few(sorted(of), 2)}", [name]
+    for name, folders in inner.items():  # A copy of the classes beside it.
+        if 2 * sum(one in inner and one != name for one in folders) > len(folders):
+            return f"hold {first_few(sorted(folders), 2)}", [name]
     copies = [*filter(_COPY.fullmatch, inner)]
     if 0 < len(copies) < len(inner):
         return f"are named like copies{_RENAME}", copies
@@ -291,9 +291,9 @@ def _check_classes(
     fewest = 1 if to_score and (are_known or not any(inner.values())) else 2
     if not fewest <= len(first) <= MAX_CLASSES:
         fix = f"\nLeft out: {_few(left_out)}." if left_out else ""
-        for name, of in inner.items():
-            if len(first) == 1 < len(of):
-                few = first_few(sorted(of), 2)
+        for name, folders in inner.items():
+            if len(first) == 1 < len(folders):
+                few = first_few(sorted(folders), 2)
                 fix = f"\nIf {few} are classes or splits, give {directory}/{top}{name}."
         if first and are_known:
             fix += " To score it with a run of that class, add --eval_data all to eval."
@@ -362,7 +362,7 @@ def _add_classes(
 def _without_masks(pictures: list[File], left_out: list[str]) -> list[File]:
     """Leaves out pictures that describe another one, such as `1_mask.png`."""
     stems = {name.rpartition(".")[0] for name, _, _ in pictures}
-    about = {s for s in stems if (of := _OF_ABOUT.sub("", s)) != s and of in stems}
+    about = {s for s in stems if (name := _OF_ABOUT.sub("", s)) != s and name in stems}
     left_out += [one[0] for one in pictures if one[0].rpartition(".")[0] in about]
     return [one for one in pictures if one[0].rpartition(".")[0] not in about]
 
