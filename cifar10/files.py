@@ -46,8 +46,7 @@ def opened(
 
 def note_path(kind: str, content: bytes) -> Path:
     """Returns the path of a file whose existence marks content as this user's."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
+    if not (state := Path(os.environ.get("XDG_STATE_HOME", ""))).is_absolute():
         state = Path.home() / ".local" / "state"
     return state / "cifar10" / kind / hashlib.sha256(content).hexdigest()
 

@@ -53,9 +53,8 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse(given: Mapping[str, Any], beside: str, *names: str) -> None:
     """Refuses settings that have no effect."""
-    for name in names:
-        if given.get(name):
-            raise UsageError(f"{name} has no effect with {beside}. Leave it out.")
+    for name in filter(given.get, names):
+        raise UsageError(f"{name} has no effect with {beside}. Leave it out.")
 
 
 def _check_takes_logits(subject: str, function: Callable) -> None:

@@ -46,11 +46,9 @@ def wrong(values: Any, schema: Mapping[str, tuple], *, needs_all: bool = False) 
     if not isinstance(values, Mapping):
         return "all"
     for name, (kind, *limits) in schema.items():
-        if name not in values:
-            if needs_all:
-                return name
+        if name not in values and not needs_all:
             continue
-        value = values[name]
+        value = values.get(name, ...)  # An ellipsis is of no kind.
         items = value.values() if isinstance(value, dict) else [value]
         if not is_a(value, kind) or (
             limits and not all(limits[0] <= one <= limits[1] for one in items)

@@ -60,8 +60,7 @@ class Cluster:
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Reads the cluster from the environment; None if this process trains alone."""
-    text = environ.get(TF_CONFIG, "")
-    if not text.strip():
+    if not (text := environ.get(TF_CONFIG, "")).strip():
         return _from_slurm(environ) if is_requested(environ) else None
     try:
         return _from_tf_config(json.loads(text))

@@ -65,10 +65,7 @@ class ReplicaBuilder(TowerBuilder):
         return result
 
     def agree(self, requests: Sequence[bool]) -> list[bool]:
-        """Returns, for each request to end the run, whether it ends after this step.
-
-        A request of any process counts, and ends the run in all.
-        """
+        """Returns for each request, of any process, if the run ends after this step."""
         # Each step's all-reduce tells all processes the requests of each. This reads
         # the second newest step's result, so as not to wait for the newest.
         if any(requests):
@@ -80,8 +77,7 @@ class ReplicaBuilder(TowerBuilder):
 
     def broadcast(self, values: Sequence[int], *, variables: bool = False) -> list[int]:
         """Returns process 0's `values`; can copy its variables to all replicas."""
-        numbers = tf.constant(values, tf.int64)
-        return self._broadcast(numbers, variables).numpy().tolist()
+        return self._broadcast(tf.constant(values, "int64"), variables).numpy().tolist()
 
     def trace_step(
         self, batches: list[Batch], is_wanted: OptionalTensor = None
@@ -99,9 +95,8 @@ class ReplicaBuilder(TowerBuilder):
                 results = self._trace_towers(*these, first)
                 local = self._trace_averages(*these, results, first)
                 replicas = self._strategy.num_replicas_in_sync
-                stops = self._requests * replicas  # Their mean is the sum of requests.
-                if replica > 0:
-                    stops = tf.zeros_like(stops)
+                # Their mean over all replicas is the sum of requests.
+                stops = self._requests * (0 if replica else replicas)
                 averages[replica] = all_reduced(
                     local._replace(metrics={**local.metrics, _STOP: stops}),
                     self._sum,

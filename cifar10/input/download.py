@@ -106,8 +106,7 @@ def unpack(file_format: Format, directory: Path, packed: Path) -> Path:
     Returns the folder. A file with any other content is refused.
     """
     with _prepared(file_format, directory):
-        folder = directory / file_format.folder
-        if not folder.exists():
+        if not (folder := directory / file_format.folder).exists():
             if problem := _differs(packed, file_format.archive):
                 raise UsageError(f"{packed} {problem}.\nReplace it.")
             _unpack(file_format, directory, packed)

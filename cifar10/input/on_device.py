@@ -42,7 +42,7 @@ def store(
     at every step. So images become float16 (exact from 0 to 255) and labels int64.
 
     Returns:
-        By device: float16 images [count, height, width, channels], int64 labels [count].
+        On each: float16 images [count, height, width, channels], int64 labels [count].
     """
     with tf.device("/cpu:0"):
         converted = tf.cast(images, tf.float16), tf.cast(labels, tf.int64)

@@ -90,15 +90,14 @@ def check_fractions(
 ) -> None:
     """Refuses a fraction for a split that the data has already, unless `run` has it.
 
-    A fraction of 1, which no flag can give, makes all pictures that split. The message
-    names the source `data`, such as a folder.
+    A fraction of 1 (by no flag) makes all pictures that split. Messages name `data`.
     """
-    for split, share in wanted.items():
+    for split, part in wanted.items():
         name = _FRACTIONS[split]
         usual = {1.0, getattr(fields.Dataset, name)}
         usual |= {getattr(run.config.dataset, name)} if run else set()
-        if split in given and share not in usual:
-            raise UsageError(f"--{name} {share:g}: {data} has a {split} split. Omit it.")
+        if split in given and part not in usual:
+            raise UsageError(f"--{name} {part:g}: {data} has a {split} split. Omit it.")
 
 
 def with_val(dataset: Dataset, fraction: float) -> Dataset:

@@ -141,8 +141,7 @@ def check(
     given = name, model, image_shape, classes
     images = tf.zeros((2, *image_shape))
     problem = f"it failed on images of {image_shape} {SIZED}"
-    failed = explained(f"--model {name}", problem)
-    with failed, _Recorder() as call:
+    with explained(f"--model {name}", problem), _Recorder() as call:
         _logits(images, name, model, classes, training=False)
     if is_code:
         trace = _, call = _trace(*given)

@@ -81,8 +81,7 @@ def start_run(
             note = f"The earlier run was moved to {aside}."
         elif earlier is not None:
             was, now = earlier.facts.versions, run.facts.versions
-            others = [f"{n} {old}" for n, old in was.items() if now.get(n) != old]
-            if others:
+            if others := [f"{n} {old}" for n, old in was.items() if now.get(n) != old]:
                 note = f"Note: earlier, this run used {', '.join(others)}."
             simulated = run.facts.simulated or earlier.facts.simulated
             run = RecordedRun.of(path, {**run.entries, "simulated": simulated})

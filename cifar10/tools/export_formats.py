@@ -80,8 +80,7 @@ def preparation(distortion: str, picture_shape: tuple[int, int, int]) -> dict[st
         "crop": {"top": top, "left": left, "height": height, "width": width},
     }
     if distortion in WHOLE:
-        statistics = channel_statistics(channels)
-        pairs = zip(("mean", "deviation"), statistics, strict=True)
+        pairs = zip(("mean", "deviation"), channel_statistics(channels), strict=True)
         described |= {name: [255.0 * one for one in values] for name, values in pairs}
     else:
         described["least_deviation"] = 1.0 / math.sqrt(height * width * channels)
@@ -189,8 +188,9 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         kind = _FASTER.get(type(layer), type(layer))
         if kind.__module__.partition(".")[0] != "keras":
             raise ValueError(f"the layer {layer.name} is not part of Keras")
-        of = layer.get_config().items()
-        return kind.from_config({k: v for k, v in of if not k.endswith(_FOR_TRAINING)})
+        config = layer.get_config()
+        kept = {k: config[k] for k in config if not k.endswith(_FOR_TRAINING)}
+        return kind.from_config(kept)
 
     rebuilt = keras.models.clone_model(model, clone_function=copy, recursive=True)
     rebuilt.set_weights(model.get_weights())

@@ -77,8 +77,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "image file or folder"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=what)
     flags.add_flags(parser, Options)
-    options = Options(**flags.parse(parser, words))
-    if not options.follow:
+    if not (options := Options(**flags.parse(parser, words))).follow:
         restoring.check_usable(options.train_dir, options.trust_model, options.step)
     entry_point.import_tensorflow()
     return predict_files(options)

@@ -23,13 +23,12 @@ def traced(function: Callable[..., Any], *, xla: bool = False) -> Traced:
     With `xla`, XLA compiles the whole function, whose variables share a device.
     """
     # TensorFlow counts traces per code object, and would warn in the fifth training run
-    # of a process, which traces the same code for a fifth model. It counts anew for
-    # each `partial`.
+    # of a process, which traces the same code. It counts anew for each `partial`.
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=xla or None)
 
 
-def xla_pooling(model: keras.Model, device: str, *, xla: bool) -> AbstractContextManager:
+def xla_pooling(model: keras.Model, device: str, xla: bool) -> AbstractContextManager:
     """Replaces the gradient of max pooling where XLA compiles it for a GPU."""
     found = layer_tree.layers(model) if xla and "gpu" in device.lower() else ()
     pools = {one: pooling_for_xla(one) for one in found if is_max_pooling(one)}

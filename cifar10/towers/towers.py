@@ -310,7 +310,7 @@ class TowerBuilder:
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
                 frozen_as_in_evaluation(state.model, self.tower.frozen),
-                xla_pooling(state.model, device, xla=self.tower.xla),
+                xla_pooling(state.model, device, self.tower.xla),
             ):
                 results.append(self.tower(state, number, inputs, labels, packed))
             latest[device] = results[-1].gradients
@@ -416,16 +416,14 @@ def average_gradients(
     return [mean(gradients, count) for gradients in zip(*tower_gradients, strict=True)]
 
 
-def average_statistics(
-    tower_statistics: Sequence[Sequence[OptionalTensor]],
-) -> list[OptionalTensor]:
+def average_statistics(statistics: list[list[OptionalTensor]]) -> list[OptionalTensor]:
     """Merges the values that layers assign in all towers.
 
     Averages floating-point values, such as batch statistics. Takes other values from
     the first tower, since counters and states of random generators must advance once
-    per step. In `tower_statistics[tower][variable]`, None means an unchanged variable.
+    per step. In `statistics[tower][variable]`, None means an unchanged variable.
     """
     return [
         mean(group) if group[0] is not None and group[0].dtype.is_floating else group[0]
-        for group in zip(*tower_statistics, strict=True)
+        for group in zip(*statistics, strict=True)
     ]

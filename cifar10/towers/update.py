@@ -85,8 +85,7 @@ class Update:
     # Whether updates end at the first step that is not finite: it and all later ones
     # write nothing. If False, only such steps are skipped, and `global_step` advances.
     halts: bool = True
-    # Whether XLA compiles the update where it does not compile whole steps. On a GPU
-    # its kernels, hundreds with Muon, then start at once.
+    # Whether XLA compiles updates alone: all kernels, hundreds in Muon, start at once.
     xla: bool = False
 
     def __call__(

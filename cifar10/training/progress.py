@@ -123,13 +123,12 @@ class Progress:
 
     def broadcast(self, towers: TowerBuilder, *, variables: bool = True) -> None:
         """Copies the chief's state to all replicas; every process has to call it."""
-        numbers = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
-        numbers += [self.early_stopping.without_gain]
-        numbers = towers.broadcast(numbers, variables=variables)
+        stopping = self.early_stopping
+        sent = [self.step, self.left_out, self.skipped_steps, self.is_time_up]
+        numbers = towers.broadcast([*sent, stopping.without_gain], variables=variables)
         self.step, self.left_out, self.skipped_steps, is_time_up, count = numbers
         self.is_time_up = bool(is_time_up)
-        stopping = dataclasses.replace(self.early_stopping, without_gain=count)
-        self.early_stopping = stopping
+        self.early_stopping = dataclasses.replace(stopping, without_gain=count)
 
     def save(self) -> Path | None:
         """Writes a checkpoint, and deletes older ones that need not be kept.

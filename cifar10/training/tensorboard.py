@@ -163,8 +163,7 @@ class Summaries:
         if not np.isfinite(tf.linalg.global_norm(widened(gradients.values()))):
             return None
         images, _ = batches[0]
-        samples = self._activations(images).items()
-        activations = {name: values.numpy() for name, values in samples}
+        activations = {n: v.numpy() for n, v in self._activations(images).items()}
         variables = self._towers.state.model.trainable_variables
         tensors = {f"variables/{v.path}": v.value for v in variables}
         tensors |= {f"gradients/{name}": value for name, value in gradients.items()}

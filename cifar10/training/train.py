@@ -73,8 +73,7 @@ def train(
         if loop.progress.is_over:
             if workers.is_chief:
                 found = loop.progress.early_stopping
-                why = preflight.nothing_to_do(training.config, loop.step, found)
-                messages.append(why)
+                messages += [preflight.nothing_to_do(training.config, loop.step, found)]
             _print(messages)
             return loop.step
         stop.defer()
