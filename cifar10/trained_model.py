@@ -77,8 +77,7 @@ class TrainedModel:
         with tf.device(device):
             self._averages = [tf.Variable(v, trainable=False) for v in self._last]
         self.trainable = self._averages if use_averages else self._last
-        # Missing until `load`.
-        self._file = directory / layout.CHECKPOINTS / temperature.FILES[0]
+        self._file = directory / temperature.FILES[0]  # Missing until `load`.
 
     def restore(self, wanted: restoring.Wanted = None) -> int:
         """Restores the wanted or newest intact checkpoint; returns its step."""

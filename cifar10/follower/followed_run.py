@@ -1,5 +1,6 @@
 """Follows a run: loads its newest checkpoint, and later the newer ones that appear."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class FollowedRun:
         self._device, self._wanted, self._reading = device, wanted, reading
         self._folder = directory / layout.CHECKPOINTS
         self._manifest: dict[str, Any] = {}  # The last loaded checkpoint's.
+        self._loaded: tuple[str, float] = "", 1.0  # Its digest and temperature.
 
     @property
     def has_finished(self) -> bool:
@@ -56,11 +58,9 @@ class FollowedRun:
         """
         try:
             run = RecordedRun.read(self.directory)
-            newest = max(checkpoints.steps(self._folder), default=0)
-            if newest < (self.step or 0):  # Another run has replaced this one.
-                self.model = self.step = None
-            if self.model is None or self.model.run != run:
-                self.model = None
+            is_replaced = self.step is not None and self._is_replaced(self.step)
+            if is_replaced or self.model is None or self.model.run != run:
+                self.model = self.step = None  # An extended run loads the same again.
                 model = TrainedModel(self.directory, self._device, **self._reading)
                 self._prepare(model)
                 self.model = model
@@ -111,19 +111,24 @@ class FollowedRun:
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         """Override to use a loaded checkpoint; raise an exception to refuse it."""
 
+    def _is_replaced(self, step: int) -> bool:
+        """Returns whether another run has taken the place of the loaded one."""
+        with contextlib.suppress(FileNotFoundError, UsageError):  # Deleted or damaged.
+            found = checkpoints.read_manifest(self._folder, step)
+            return checkpoints.digest_of(found) != self._loaded[0]
+        return step > max(checkpoints.steps(self._folder), default=0)
+
     def _load_newest(self, model: TrainedModel) -> bool:
         folder, wanted = self._folder, self._wanted
         steps = checkpoints.steps(folder)
         loaded = -1 if self.step is None else self.step
         newest_only = wanted is None  # A new best may be an older step.
-        done = {step for step in steps if newest_only and step < loaded}
+        done = {step for step in steps if newest_only and step < loaded} | {loaded}
         try:
-            is_recalibrated = model.is_recalibrated()
+            if model.is_recalibrated():
+                done.remove(loaded)
         except UsageError as error:  # The temperature in use is kept.
-            is_recalibrated = False
             self._add_refusal(str(error))
-        if not is_recalibrated:
-            done.add(loaded)
 
         def load(checkpoint: checkpoints.Checkpoint) -> None:
             model.load(checkpoint)
@@ -140,8 +145,9 @@ class FollowedRun:
             if self.step is None:
                 self.why_no_weights = restoring.why_none(folder, wanted, whys)
             return False
-        self.step, self._manifest = newest.step, newest.manifest
-        return True
+        self.step, self._manifest, before = newest.step, newest.manifest, self._loaded
+        self._loaded = checkpoints.digest_of(newest.manifest), model.temperature
+        return self._loaded != before
 
     def _add_refusal(self, refusal: str) -> None:
         if refusal not in self.refusals:

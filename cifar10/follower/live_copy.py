@@ -137,8 +137,7 @@ class Follower(FollowedRun, contextlib.AbstractContextManager):
     @property
     def weights_step(self) -> int | None:
         """The step of the weights in use; None if there are none yet."""
-        snapshot = self._snapshot
-        return snapshot.step if snapshot else None
+        return self._snapshot.step if self._snapshot else None
 
     @property
     def age_seconds(self) -> float | None:

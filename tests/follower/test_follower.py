@@ -86,7 +86,7 @@ def test_a_followers_answers_equal_an_evaluation_bit_for_bit(run_dir, use_averag
             follower.predict(images)
 
 
-def test_weights_in_use_are_calibrated(run_dir, follower):
+def test_weights_in_use_are_calibrated(run_dir, follower, capsys):
     """As by `eval.py --calibrate` beside a service."""
     before = follower.predict(IMAGES)
     file = run_dir / "checkpoints/step-00000010/temperature.txt"
@@ -95,10 +95,30 @@ def test_weights_in_use_are_calibrated(run_dir, follower):
     after = follower.predict(IMAGES)
     np.testing.assert_allclose(after.logits, before.logits / 2, rtol=1e-6)
     assert not follower.look()
+    said = capsys.readouterr().err
+    assert said.count("temperature of step 10") == 1, "it is loaded once"
     file.write_text("damaged")
     assert not follower.look()
     assert "temperature.txt" in follower.refusals[-1]
     np.testing.assert_array_equal(follower.predict(IMAGES).logits, after.logits)
+
+
+def test_weights_of_an_extended_run_are_calibrated(run_dir, follower):
+    before = follower.predict(IMAGES)
+    file = run_dir / "checkpoints/step-00000010/temperature.txt"
+    describe(run_dir, max_steps=200_000)
+    assert not follower.look(), "the checkpoint is the same"
+    file.write_text("2.0")
+    assert follower.look()
+    after = follower.predict(IMAGES)
+    np.testing.assert_allclose(after.logits, before.logits / 2, rtol=1e-6)
+    # Extended and calibrated between two looks.
+    describe(run_dir, max_steps=300_000)
+    file.write_text("4.0")
+    assert follower.look()
+    after = follower.predict(IMAGES)
+    np.testing.assert_allclose(after.logits, before.logits / 4, rtol=1e-6)
+    assert follower.refusals == []
 
 
 def test_copying_a_run_keeps_the_age_of_its_weights(run_dir, tmp_path, monkeypatch):
@@ -354,6 +374,57 @@ def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir, follower):
     assert follower.look()
     assert follower.predict(IMAGES[:1]).step == 3
     assert follower.refusals == []
+
+
+@pytest.mark.parametrize("step", [None, 10, "best"])
+def test_a_new_run_takes_over_at_the_same_step(run_dir, tmp_path, step):
+    """Without a look in between, as where a link gets another target."""
+    names, new, link = tuple("klmnopqrst"), tmp_path / "new", tmp_path / "link"
+    describe(new, model="wider", class_names=names)
+    for run, model in ((run_dir, "small"), (new, "wider")):
+        save(run, 10, model=model)
+        (run / "eval").mkdir()
+        scores.append(run / "eval", 10, {"precision @ 1": 0.5}, 100)
+    link.symlink_to(run_dir)
+    follower = Follower(link, step=step)
+    assert follower.look()
+    link.unlink()
+    link.symlink_to(new)
+    assert follower.look()
+    answer = follower.predict(IMAGES)
+    assert (answer.step, answer.class_names) == (10, names)
+    np.testing.assert_array_equal(answer.logits, evaluated(new, 10))
+    assert not follower.look()
+    assert follower.refusals == []
+
+
+def test_a_run_repeated_to_the_same_step_takes_over(run_dir, monkeypatch):
+    """With the same settings, as by --fresh."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e9)
+        save(run_dir, 10)
+    follower = Follower(run_dir)
+    assert follower.look()
+    assert follower.age_seconds > 1000
+    shutil.rmtree(run_dir / "checkpoints")
+    save(run_dir, 10)
+    assert follower.look()
+    assert follower.age_seconds < 1000
+    assert not follower.look()
+
+
+def test_a_new_run_takes_over_beside_the_old_runs_checkpoints(run_dir, follower):
+    """Which a copy of the new run leaves in place."""
+    describe(run_dir, seed=1)
+    assert not follower.look()
+    assert follower.weights_step == 10
+    for step in (5, 7):
+        save(run_dir, step, seed=1)
+        assert follower.look()
+        assert follower.weights_step == step
+    (why,) = follower.refusals
+    assert "step 10" in why
+    assert "another run" in why
 
 
 def test_a_new_run_with_an_unknown_model_leaves_the_old_copy(run_dir, follower):

@@ -184,6 +184,29 @@ def test_following_continues_when_a_run_is_extended(run_dir, follow):
     assert scored == [30, 40]
 
 
+def test_a_new_run_of_the_same_length_is_scored(run_dir, follow):
+    def replace():
+        shutil.rmtree(run_dir / "checkpoints")
+        settle(run_dir, seed=1)
+        save(run_dir, 30, seed=1)
+
+    save(run_dir, 30)
+    assert follow(while_scoring=[replace]) == [30, 30]
+
+
+def test_a_shorter_run_is_scored_beside_the_old_runs_checkpoints(run_dir, follow):
+    def replace():
+        settle(run_dir, seed=1, max_steps=20)
+        save(run_dir, 10, seed=1)
+
+    save(run_dir, 30)
+    scored = follow(
+        while_scoring=[replace],
+        while_waiting=[lambda: save(run_dir, 20, seed=1)],
+    )
+    assert scored == [30, 10, 20]
+
+
 def test_a_run_ended_by_stop_after_no_gain_has_finished(run_dir, follow):
     settle(run_dir, eval_steps=10, stop_after_no_gain=2)
     best = {"best_by": "precision @ 1", "score": 0.5, "images": 2, "step": 5}
