@@ -77,7 +77,7 @@ def sha256(path: Path, *, follow: bool = False) -> str:
 
 def sync(path: Path) -> None:
     """Waits until the content of a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block.
     try:
         os.fsync(descriptor)
     finally:

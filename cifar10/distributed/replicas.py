@@ -77,6 +77,9 @@ class ReplicaBuilder(TowerBuilder):
 
     def broadcast(self, values: Sequence[int], *, variables: bool = False) -> list[int]:
         """Returns process 0's `values`; can copy its variables to all replicas."""
+        if variables:  # A rollback takes hours back. Signals are asked for again.
+            self._requests.assign(tf.zeros(_REQUESTS))
+            self._stop_counts = []
         return self._broadcast(tf.constant(values, "int64"), variables).numpy().tolist()
 
     def trace_step(

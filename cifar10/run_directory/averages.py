@@ -28,6 +28,8 @@ _NEAR_CHANCE = 0.1  # In accuracy, whose average varies less by chance.
 def average(averages: dict[str, float], new: Mapping[str, float], classes: int) -> None:
     """Updates the moving averages of metrics with a step's metrics."""
     loss, entropy = new["total_loss"], new["cross_entropy"]
+    if not math.isfinite(loss):  # The mean of large losses overflows.
+        return
     first = averages.setdefault(_FIRST, loss)
     highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
     usual = max(abs(first), guessing := math.log(max(2, classes)))
@@ -39,7 +41,9 @@ def average(averages: dict[str, float], new: Mapping[str, float], classes: int) 
         new = {**new, LOST: float(is_lost)}
     for name in [name for name in (*STEP_METRICS, LOST) if name in new]:
         old = averages.get(name, new[name])
-        averages[name] = old + (1 - METRIC_AVERAGE_DECAY) * (new[name] - old)
+        mean = old + (1 - METRIC_AVERAGE_DECAY) * (new[name] - old)
+        if math.isfinite(mean):  # Beside a loss of a program's own, some are not.
+            averages[name] = mean
 
 
 def divergence(config: BaseConfig, averages: Mapping[str, float]) -> str:

@@ -199,15 +199,18 @@ def delete(directory: Path, step: int) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def delete_old(directory: Path, keep: fields.Checkpoints, step: int) -> None:
+def delete_old(
+    directory: Path, keep: fields.Checkpoints, step: int, more: Mapping[int, float] = {}
+) -> None:
     """Deletes old checkpoints of a run, except the best and those with a file `keep`.
 
     Checkpoints after `step`, the newest step of this run, belong to another run; they
     are neither deleted nor counted. A `DiskError` leaves those to keep intact.
+    `more` maps steps to scores that the log may lack.
     """
     run = directory.parent
     saved = [one for one in steps(directory) if one <= step]
-    kept = scores.best(run, saved, keep.keep_best) if keep.keep_best else []
+    kept = scores.best(run, saved, keep.keep_best, more) if keep.keep_best else []
     for old in saved[: -keep.keep_checkpoints]:
         if old not in kept and not (folder(directory, old) / KEEP).exists():
             delete(directory, old)

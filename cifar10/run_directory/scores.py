@@ -74,10 +74,13 @@ def ranked(found: Mapping[int, float], by: str = PRECISION) -> list[int]:
     return sorted(found, key=lambda at: (math.isnan(found[at]), sign * found[at], at))
 
 
-def best(run: Path, steps: Collection[int], count: int = 1) -> list[int]:
-    """Returns the `count` steps with the best scores among `steps`, best first."""
+def best(
+    run: Path, steps: Collection[int], count: int = 1, more: Mapping[int, float] = {}
+) -> list[int]:
+    """Ranks the `count` best of `steps`; `more` maps steps to scores not in the log."""
     found = deciding(run)
-    return [step for step in ranked(found.values, found.by) if step in steps][:count]
+    ranking = ranked({**more, **found.values}, found.by)
+    return [step for step in ranking if step in steps][:count]
 
 
 def interval(part: float, count: int) -> tuple[float, float]:

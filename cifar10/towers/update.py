@@ -38,13 +38,20 @@ class TrainState:
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
             # Whether updates have ended for that reason; not in checkpoints.
             self.halted = tf.Variable(False, trainable=False)
+        # In float16, Keras does not list what an optimizer has assigned, as Nadam does.
+        known = {id(one) for one in (*model.variables, *optimizer.variables)}
+        self.unlisted = [
+            one.value if isinstance(one, keras.Variable) else one
+            for one in tf.train.TrackableView(optimizer).descendants()
+            if isinstance(one, keras.Variable | tf.Variable) and id(one) not in known
+        ]
 
     def variables(self) -> list[tf.Variable]:
         """Returns the variables that a step writes but `halted`, `global_step` last."""
         model, optimizer = self.model, self.optimizer
         of_model = [*model.trainable_variables, *model.non_trainable_variables]
         of_keras = [variable.value for variable in (*of_model, *optimizer.variables)]
-        return [*of_keras, *self.averages, self.global_step]
+        return [*of_keras, *self.averages, *self.unlisted, self.global_step]
 
     def trackables(self) -> dict[str, Any]:
         """Maps names to the objects of a checkpoint; evaluation restores only some."""
@@ -113,8 +120,8 @@ class Update:
         if self.clip_norm is not None:
             factor = tf.minimum(self.clip_norm / metrics["gradient_norm"], 1.0)
             gradients = [tf.cast(factor, one.dtype) * one for one in gradients]
-        writes = _all_finite(averages.tower_losses)
-        writes &= _all_finite(metrics["gradient_norm"])
+        writes = tf.reduce_all(tf.math.is_finite(averages.tower_losses))
+        writes &= tf.reduce_all(tf.math.is_finite(metrics["gradient_norm"]))
         if self.halts:
             writes &= ~state.halted.read_value()
         fails = ~writes
@@ -161,7 +168,3 @@ def _gradient_metrics(state: TrainState, gradients: Tensors) -> dict[str, tf.Ten
     # If the norm overflows, the optimizer skips the update and lowers the scale.
     norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
     return {"gradient_norm": norm, "loss_scale": scale}
-
-
-def _all_finite(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(values))

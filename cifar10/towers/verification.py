@@ -1,9 +1,13 @@
-"""Runs steps that two devices compute (`--verify_steps`), and compares replicas."""
+"""Runs steps on two devices (`--verify_steps`), and checks variables before a save."""
 
 import itertools
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from cifar10.errors import CorruptedError
+from cifar10.models.layer_tree import written_variables
+from cifar10.towers.copies import widened
 from cifar10.towers.rounding import relative_difference
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.towers.update import TrainState
@@ -47,7 +51,7 @@ def check_replicas(states: Sequence[TrainState], step: int) -> None:
     trained = [*model.trainable_variables, *model.non_trainable_variables]
     paths = [variable.path for variable in (*trained, *optimizer.variables)]
     of_all = zip(*(state.variables() for state in states), strict=True)
-    names = itertools.chain(paths, itertools.repeat("a moving average"))
+    names = itertools.chain(paths, itertools.repeat("average or slot"))
     for variables, name in zip(of_all, names, strict=False):
         first, *others = (variable.numpy().tobytes() for variable in variables)
         for number, other in enumerate(others, start=1):
@@ -55,3 +59,15 @@ def check_replicas(states: Sequence[TrainState], step: int) -> None:
                 where = f"replica {number} on {states[number].device}"
                 what = f"{where} and replica 0 no longer hold the same {name}"
                 raise CorruptedError(step + 1, what)
+
+
+def not_finite(state: TrainState) -> list[str]:
+    """Names the model's variables, and averages of them, that are not finite."""
+    named = [(one.path, one.value) for one in written_variables(state.model)]
+    averages = zip(state.model.trainable_variables, state.averages, strict=True)
+    named += [(f"the average of {one.path}", average) for one, average in averages]
+    named = [(name, one) for name, one in named if one.dtype.is_floating]
+    with tf.device(state.device):
+        values = map(tf.math.is_finite, widened(one for _, one in named))
+        flags = tf.stack([*map(tf.reduce_all, values)]).numpy()  # Waits only once.
+    return [name for (name, _), flag in zip(named, flags, strict=True) if not flag]

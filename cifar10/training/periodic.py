@@ -6,16 +6,17 @@ from typing import Any, Literal
 
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
-from cifar10.errors import UsageError, format_duration
+from cifar10.errors import UsageError, first_few, format_duration
 from cifar10.evaluation.eval_options import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory import early_stopping
 from cifar10.run_directory.logs import LogWriter, forget_later
-from cifar10.towers.verification import check_replicas
+from cifar10.towers.verification import check_replicas, not_finite
 from cifar10.training.assembly import Training
 from cifar10.training.console import Console
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
+from cifar10.training.results import NotFiniteStateError
 from cifar10.training.tensorboard import Summaries, TensorBoard
 from cifar10.training.timing import Share
 from cifar10.training.watchdog import Watchdog
@@ -159,13 +160,16 @@ class Saving:
         self._loop = loop
         self._config = config = loop.training.config
         is_chosen = bool(config.given & {"checkpoint_steps", "resume"})
+        self._rolls_back = config.checkpoints.on_nan == "rollback"
+        # A repetition rolls back to the same steps.
+        is_chosen |= self._rolls_back and config.speed.deterministic
         self._saves_all = is_chosen or config.machine.workers > 1
         self._share = Share()
 
     def on_start(self, run: Run) -> None:  # noqa: ARG002
         """Saves the initial values if `--on_nan rollback` may need them."""
-        rolls_back = self._config.checkpoints.on_nan == "rollback"
-        if rolls_back and self._loop.progress.last_saved() is None:
+        self._not_finite = not_finite(self._loop.training.towers.state)
+        if self._rolls_back and self._loop.progress.last_saved() is None:
             self._loop.progress.save()
 
     def on_step(self, step: int) -> None:
@@ -190,6 +194,10 @@ class Saving:
             # Processors of several machines may round differently.
             if loop.training.workers.count == 1:
                 check_replicas(loop.training.towers.states, step)
+            found = not_finite(loop.training.towers.state)
+            if new := [name for name in found if name not in self._not_finite]:
+                what = f"these variables are not finite: {first_few(new, 3)}"
+                raise NotFiniteStateError(step, what)
             with self._share.taken():
                 # Before saving, so that hooks' files are complete up to the checkpoint.
                 loop.hooks.notify("on_save", step)

@@ -47,18 +47,24 @@ def check_run(
     """Returns the run in the directory of `wanted`; None if there is no run.
 
     Refuses a run whose settings differ from those in `determining`, and a pruned run
-    that would train longer; with `fresh`, refuses neither. Writes nothing.
+    that has no checkpoint or would train longer; with `fresh`, neither. Writes nothing.
     """
     if (run := starting.find_run(wanted.directory)) is not None and not fresh:
         was, now = run.values, wanted.values
         is_longer = any((now[name] or 0) > (was[name] or 0) for name in fields.LENGTHS)
         is_longer |= now["stop_after_no_gain"] != was["stop_after_no_gain"]
-        if is_longer and (run.directory / layout.PRUNED).exists():
-            weights = invocation.as_flags(initial_weights=run.directory)
+        path, pruned = run.directory, run.directory / layout.PRUNED
+        if pruned.exists() and not checkpoints.steps(path / layout.CHECKPOINTS):
             raise UsageError(
-                f"{run.directory / layout.PRUNED} says that --prune has left only the "
-                "best checkpoint, from which training cannot continue. Begin a new run "
-                f"with its weights: {weights} and another --train_dir."
+                f"{pruned} says that --prune has left only the best checkpoint, but it "
+                "is gone. Restore it from a copy, or start over with --fresh."
+            )
+        if is_longer and pruned.exists():
+            weights = invocation.as_flags(initial_weights=path)
+            raise UsageError(
+                f"{pruned} says that --prune has left only the best checkpoint, from "
+                "which training cannot continue. Begin a new run with its weights: "
+                f"{weights} and another --train_dir."
             )
         if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))

@@ -138,12 +138,16 @@ class Progress:
         if not self._writes:
             return None
         layout.refuse_link(self._directory)  # Put there since the start.
-        keep = self._config.checkpoints
+        known = self.early_stopping.scores  # A full disk may have kept it from the log.
+        old = self._directory, self._config.checkpoints, self.step, known
         with contextlib.suppress(DiskError):  # Makes room if many have accumulated.
-            checkpoints.delete_old(self._directory, keep, self.step)
+            checkpoints.delete_old(*old)
+        for name in (layout.METRICS, layout.STARTS, ""):
+            with contextlib.suppress(OSError):  # The link must not outlast its logs.
+                files.sync(self._path / name)
         link = checkpoints.make_link(self._directory, self.step, self._settings)
         path = self._write(self._directory, {checkpoints.LINK: link})
-        checkpoints.delete_old(self._directory, keep, self.step)
+        checkpoints.delete_old(*old)
         return path
 
     def keep(self) -> None:

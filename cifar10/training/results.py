@@ -34,6 +34,10 @@ class NeverFiniteError(NotFiniteError):
     """A loss or gradient is not finite, and probably stays so in later steps."""
 
 
+class NotFiniteStateError(NotFiniteError):
+    """A step with finite results has left variables that are not finite."""
+
+
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
@@ -136,6 +140,12 @@ class NotFinitePolicy:
         if isinstance(error, CorruptedError):
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
+        elif isinstance(error, NotFiniteStateError):  # Nothing was undone.
+            bad_batch = self._progress.batch
+            self._progress.step = error.step
+            advice = "--on_nan rollback leaves out the images since a checkpoint. "
+            first = (self._progress.last_saved() or 0) + 1
+            advice += self._advice(first, error.step)
         else:
             bad_batch = self._progress.batch
             found = self._gradients(bad_batch)
@@ -144,13 +154,12 @@ class NotFinitePolicy:
             advice += self._advice(error.step, error.step)
         what = f"{what}. {self._save(error, found)}"
         if self._training.config.checkpoints.on_nan == "rollback":
-            self._roll_back(what, bad_batch)
+            self._roll_back(what, bad_batch, error.step)
             return
         raise UsageError(f"Stopped: {what} {advice}") from error
 
-    def _roll_back(self, what: str, bad_batch: int | None) -> None:
+    def _roll_back(self, what: str, bad_batch: int | None, failed: int) -> None:
         """Restores the last checkpoint, and skips all batches up to `bad_batch`."""
-        failed = self._progress.step + 1
         messages = self._progress.restore()
         self._progress.broadcast(self._towers)
         step = self._progress.step
@@ -175,13 +184,14 @@ class NotFinitePolicy:
     def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
         """Writes a debug checkpoint, and returns a sentence that says where."""
         facts = {"step": error.step, "what": error.problem, "gradients": gradients}
+        when = "after" if self._progress.step == error.step else "before"
         try:
             directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
             path = self._progress.save_for_debugging(directory, {"not_finite": facts})
         except UsageError as unwritten:
-            return f"The state before that step could not be saved: {unwritten}"
+            return f"The state {when} that step could not be saved: {unwritten}"
         where = f"in {path}" if path else "by the chief"
-        return f"The state before that step was saved {where}."
+        return f"The state {when} that step was saved {where}."
 
     def _gradients(self, batch: int) -> dict[str, list[str]]:
         """Returns which variables' gradients are not finite, for each local tower."""

@@ -178,6 +178,21 @@ def test_all_processes_learn_of_a_signal_two_steps_later(towers, monkeypatch):
     assert counts == [0, 1, 1], "a process asks once, however many replicas it has"
 
 
+@pytest.mark.parametrize("traced_once", ["strategy"], indirect=True)
+def test_a_rollback_takes_back_a_wish_to_end(towers):
+    """The hours of the steps that run again do not count twice."""
+    _, mirrored, _ = towers
+    none = [False] * 5
+    mirrored.agree([*none[1:], True])
+    for seed in range(2):
+        mirrored.step(batches(seed))
+    mirrored.share([], variables=True)
+    assert mirrored.agree(none) == none, "the steps have been taken back"
+    for seed in range(2):
+        mirrored.step(batches(seed))
+    assert mirrored.agree(none) == none, "there are hours left"
+
+
 def test_every_replica_halts_at_an_infinite_loss_of_one_tower(towers):
     _, mirrored, states = towers
     before = values(states[0])

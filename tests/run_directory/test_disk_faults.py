@@ -1,6 +1,7 @@
 """A disk that fails under a run: what is kept, and from where the run goes on."""
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 import runs
+from cifar10 import files
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, logs
 from cifar10.training import periodic, timing
@@ -171,6 +173,32 @@ def test_unreadable_scores_are_an_error_once_the_checkpoint_is_saved(tmp_path):
     (tmp_path / "eval" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(DiskError, match="metrics"):
         progress(tmp_path, 2, keep_best=1).save()
+    assert kept(tmp_path) == published(2)
+
+
+def test_the_best_checkpoint_stays_although_its_score_was_not_logged(tmp_path):
+    for step, score in ((2, 0.9), (4, 0.5), (6, 0.6)):
+        training = progress(tmp_path, step, keep_best=1, keep_checkpoints=1)
+        training.early_stopping = training.early_stopping.updated(step, score, 100)
+        training.save()
+    assert kept(tmp_path) == published(2, 6)
+
+
+def test_logs_are_on_the_disk_before_the_manifest_that_has_their_digest(
+    tmp_path, monkeypatch
+):
+    """Else an audit would accuse an honest run after a power loss."""
+    synced = []
+
+    def sync(path):
+        synced.append(path.name)
+        if path.suffix == ".jsonl":
+            raise OSError(errno.EIO, "it is broken")
+
+    monkeypatch.setattr(files, "sync", sync)
+    progress(tmp_path, 2).save()
+    before = synced[: synced.index("manifest.json")]
+    assert {"metrics.jsonl", "starts.jsonl"} <= {*before}
     assert kept(tmp_path) == published(2)
 
 

@@ -30,10 +30,10 @@ def score(run_dir, precisions):
         scores.append(run_dir / "eval", step, {"precision @ 1": precision}, 100)
 
 
-def keep(run_dir, newest=1, best=0, step=10**9):
+def keep(run_dir, newest=1, best=0, step=10**9, known=None):
     """Applies rules; returns the steps that are left."""
     rules = Checkpoints(keep_checkpoints=newest, keep_best=best)
-    checkpoints.delete_old(run_dir / "checkpoints", rules, step)
+    checkpoints.delete_old(run_dir / "checkpoints", rules, step, known or {})
     return checkpoints.steps(run_dir / "checkpoints")
 
 
@@ -86,6 +86,16 @@ def test_the_earlier_of_two_equal_checkpoints_stays(run_dir):
 
     assert keep(run_dir, newest=1, best=2) == [1, 2, 4]
     assert keep(run_dir, newest=1, best=1) == [1, 4]
+
+
+def test_the_best_stays_although_its_score_could_not_be_logged(run_dir):
+    save(run_dir, 1, 2, 3)
+    score(run_dir, {2: 0.5, 3: 0.6})
+    known = {1: 0.9}
+
+    assert keep(run_dir, best=2, known=known) == [1, 3]
+    score(run_dir, {1: 0.4})
+    assert keep(run_dir, best=1, known=known) == [3], "the log has the last word"
 
 
 def test_unreadable_scores_delete_nothing(run_dir):

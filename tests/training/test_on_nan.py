@@ -43,16 +43,29 @@ def infinite_gradient(x, factor):
 
 
 class Trap(keras.layers.Layer):
-    """Passes its input on; the gradient or the output is infinite for a white image."""
+    """Passes its input on; for a white image, the gradient or the output is infinite.
+
+    Or else a number that it keeps is infinite from then on; another always is.
+    """
 
     def __init__(self, kind):
         super().__init__(name="trap")
         self.kind = kind
+        if kind == "statistic":
+            self.highest = self.number("highest", 1.0)
+            self.lowest = self.number("lowest", np.inf)
+
+    def number(self, name, start):
+        start = keras.initializers.Constant(start)
+        return self.add_weight(shape=(), initializer=start, trainable=False, name=name)
 
     def call(self, x, images):
         # White is 2.06 or more in every channel; the brightest of the others is 1.3.
         white = tf.reduce_min(images, axis=[1, 2, 3]) > 2.0
         factor = tf.where(tf.reduce_any(white), np.inf, 1.0)
+        if self.kind == "statistic":
+            self.highest.assign(self.highest * factor)
+            return x
         return infinite_gradient(x, factor) if self.kind == "gradient" else x * factor
 
 
@@ -99,7 +112,7 @@ def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
         **arguments,
     )
     with pytest.MonkeyPatch.context() as patch:
-        for kind in ("gradient", "loss"):
+        for kind in ("gradient", "loss", "statistic"):
             known = Architecture(trapped(kind))
             patch.setitem(ARCHITECTURES, f"{kind}_trap", known)
         patch.setattr(records, "read_split", lambda *_: (images, labels))
@@ -335,3 +348,36 @@ def test_a_run_stops_after_three_rollbacks(tmp_path, train, capsys):
     assert len(list((tmp_path / "run" / "debug").iterdir())) == 4
     events = runs.events(tmp_path / "run")
     assert [name for _, name in events] == [*["rollback"] * 3, "stop"]
+
+
+# ---- variables that are not finite although every result is
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_checkpoint_with_an_infinite_statistic_is_not_saved(tmp_path, train, on_nan):
+    """It was finite at the start."""
+    with pytest.raises(UsageError, match=r"at step 8 .*: trap/highest\.") as caught:
+        train(model="statistic_trap", on_nan=on_nan)
+    said = str(caught.value)
+    assert "--on_nan rollback" in said
+    assert said.endswith("--steps 5:8 --find")
+    assert f"after that step was saved in {tmp_path / 'run' / 'debug'}" in said
+    assert checkpoints.steps(tmp_path / "run" / "debug") == [8]
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4]
+    assert runs.events(tmp_path / "run") == [(8, "stop")]
+
+
+def test_a_rollback_leaves_out_all_images_since_a_finite_statistic(
+    tmp_path, train, capsys
+):
+    assert train(model="statistic_trap", on_nan="rollback") == 10
+    said = capsys.readouterr().err
+    assert said.count("ROLLED BACK") == 1
+    assert "step 4, without the images of steps 5 to 8: at step 8 " in said
+    facts = manifest(tmp_path / "run" / "checkpoints", 10)
+    assert (facts["left_out"], facts["position"]) == (4, 8 * (10 + 4))
+
+
+def test_rollbacks_to_an_ever_infinite_statistic_end(tmp_path, train):
+    with pytest.raises(UsageError, match=r"at step 4 .* 3 rollbacks .* of step 0"):
+        train(model="statistic_trap", on_nan="rollback", whites=range(IMAGES))

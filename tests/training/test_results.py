@@ -96,6 +96,20 @@ def test_a_metric_missing_from_steps_needs_no_average():
     assert "penalties" not in kept.metric_averages
 
 
+def test_numbers_that_are_not_finite_leave_averages_that_a_manifest_can_hold():
+    """A loss of a program's own may be finite beside them."""
+    kept = progress()
+    results = collected(kept)
+    for name in ("cross_entropy", "penalties", "total_loss"):
+        for wrong in (np.inf, np.nan):
+            for one in ({name: wrong}, {}, {name: wrong}):
+                results.add(1, result(metrics(**one), [2.0]))
+                newest(results)
+    values = dict(zip(LOSSES, (2.0, 1.5, 0.5, 0.25), strict=True))
+    values |= {"first loss": 2.0, "highest loss": 2.0}
+    assert kept.metric_averages == pytest.approx(values)
+
+
 def test_an_error_names_the_step_within_a_call_and_the_tower():
     results = collected(progress(), "/cpu:0", "/cpu:1")
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]

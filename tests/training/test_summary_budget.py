@@ -80,12 +80,14 @@ class Saved:
         placement = types.SimpleNamespace(devices=("/cpu:0",))
         config = Config(**{"precision": "float32", "max_steps": 400, **given})
         config = assembly.resolve_config(config, placement, workers=workers)
-        self.progress = types.SimpleNamespace(is_over=False, save=lambda: None)
+        self.progress = types.SimpleNamespace(
+            is_over=False, save=lambda: None, last_saved=lambda: 0
+        )
         loop = types.SimpleNamespace(
             training=types.SimpleNamespace(
                 config=config,
                 workers=types.SimpleNamespace(count=workers),
-                towers=types.SimpleNamespace(states=[]),
+                towers=types.SimpleNamespace(states=[], state=None),
             ),
             progress=self.progress,
             hooks=types.SimpleNamespace(notify=self._save),
@@ -93,7 +95,9 @@ class Saved:
             read_results=lambda: None,
         )
         monkeypatch.setattr(periodic, "check_replicas", lambda *_: None)
+        monkeypatch.setattr(periodic, "not_finite", lambda _: [])
         saving = Saving(loop)
+        saving.on_start(None)
         for step in range(1, 401):
             self.now += 1.0
             self.progress.is_over = step == 400
@@ -128,6 +132,8 @@ def test_requested_checkpoints_are_all_saved(monkeypatch, tmp_path):
     given = {"recipe": str(recipe), "batch_size": 8}
     workers = Saved(monkeypatch, cost=2.0, workers=2, **given).steps
     assert workers == chosen, "whose clocks differ"
+    exact = {"deterministic": True, "on_nan": "rollback", **given}
+    assert Saved(monkeypatch, cost=2.0, **exact).steps == chosen, "to roll back to"
     scored = Saved(monkeypatch, cost=2.0, eval_steps=20, keep_best=1, **given).steps
     assert {*range(20, 401, 20)} <= {*scored} < {*chosen}
 

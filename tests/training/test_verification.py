@@ -10,7 +10,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints
 from cifar10.towers import towers
-from cifar10.towers.verification import verified_step
+from cifar10.towers.verification import not_finite, verified_step
 from cifar10.training import results, train
 from small_towers import make_towers, random_batch, small_model, split
 
@@ -158,3 +158,12 @@ def test_a_verified_step_freezes_the_variables_of_its_stage(four_cpus):
         pairs = zip(before, after, strict=True)
         moved = [bool((one != other).any()) for one, other in pairs]
         assert moved == [not frozen] * 2 + [True] * 2
+
+
+def test_variables_that_are_not_finite_are_named():
+    state = make_towers(small_model(), ["/cpu:0"]).state
+    assert not not_finite(state)
+    kernel, bias = state.model.trainable_variables[:2]
+    bias.assign(np.full(bias.shape, np.nan))
+    state.averages[0].assign(tf.fill(kernel.shape, -np.inf))
+    assert not_finite(state) == [bias.path, f"the average of {kernel.path}"]
