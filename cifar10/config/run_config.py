@@ -32,6 +32,8 @@ _OF_LOGITS, _OF_16_BITS = 1e-3, 0.03
 # Of `Facts.versions`, those of the machine, which only decide how sums round.
 HARDWARE = ("processor", "driver")
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
+# Begins the names of what the workers' code computes: rounding may differ.
+COMPUTED = "computed by the code of "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,11 +170,15 @@ class RecordedRun:
 
     def computes(self, found: Sequence[float]) -> bool:
         """Returns whether `Facts.model_logits` equal the run's, apart from rounding."""
-        logits = self.facts.model_logits
-        bound = _OF_16_BITS if "16" in self.config.network.precision else _OF_LOGITS
-        limit = bound * max(map(abs, logits), default=0.0)
-        pairs = zip(logits, found, strict=False)
-        return not any(abs(then - now) > limit for then, now in pairs)
+        precision = self.config.network.precision
+        return not differ(self.facts.model_logits, found, precision)
+
+
+def differ(values: Sequence[float], others: Sequence[float], precision: str) -> bool:
+    """Returns whether code computes `others` in place of `values`, beyond rounding."""
+    bound = _OF_16_BITS if "16" in precision else _OF_LOGITS
+    limit = bound * max(map(abs, values), default=0.0)
+    return any(abs(a - b) > limit for a, b in zip(values, others, strict=False))
 
 
 def _read(directory: Path, path: Path) -> tuple[bytes, dict[str, Any]]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
+from cifar10.config import run_config
 from cifar10.distributed import gpu_links, rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError, reason
@@ -125,12 +126,16 @@ class Workers:
             return messages
         own, chiefs = json.loads(text), json.loads(self._wait_for("settings", 0))
         differing = {key for key, value in chiefs.items() if value != own.get(key)}
+        for key in [one for one in differing if one.startswith(run_config.COMPUTED)]:
+            found = chiefs[key], own.get(key, [])  # A worker may lack a metric.
+            if not run_config.differ(*found, chiefs["precision"]):
+                differing.remove(key)
         if lines := [
             f"    {key}: {chiefs[key]} on {name(0)}, {own.get(key)} on {name()}"
             for key in sorted(differing)
         ]:
-            lines.insert(0, "The workers were started differently:")
-            lines.append("Start all workers with the same flags, data and versions.")
+            fix = "Start all workers with the same flags, data, code and versions."
+            lines = ["The workers were started differently:", *lines, fix]
         if chiefs.get("initial_weights") and differing & _OF_WEIGHTS:
             what = "If no flag sets these, --initial_weights"
             lines.append(f"{what} must name the same run or file everywhere.")

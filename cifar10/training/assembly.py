@@ -166,6 +166,13 @@ class Training:
             names.append("towers")  # They share statistics.
         return {name: self.run.entries[name] for name in names}
 
+    @property
+    def in_common(self) -> dict[str, Any]:
+        """What must be equal on all workers, except for rounding."""
+        of_code = own_functions.of_code(self.config, self.towers, self.dataset.classes)
+        of_code[f"{run_config.COMPUTED}--model"] = self.run.facts.model_logits
+        return self.run.in_common | of_code
+
 
 def assemble(
     requested: Config,

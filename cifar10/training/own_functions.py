@@ -8,11 +8,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import fields
+from cifar10.config import augmentation, fields
+from cifar10.config.config import ResolvedConfig
+from cifar10.config.run_config import COMPUTED
 from cifar10.errors import UsageError
 from cifar10.model import inference
 from cifar10.models import custom, layer_tree
 from cifar10.towers.copies import read_variables
+from cifar10.towers.towers import TowerBuilder
 
 _IMAGES, _TOLERANCE = 64, 1e-4  # The tolerance suits float32.
 _FEW, _ROUGHLY = 4, 0.25  # For penalties, in spite of dropout. Sums are off by half.
@@ -152,6 +155,38 @@ def _check_loss(
             "The loss reads labels as whole numbers, but gets one part for each class, "
             "as in one-hot labels. Read these, or let its class be named Sparse...."
         )
+
+
+def of_code(config: ResolvedConfig, towers: TowerBuilder, classes: int) -> dict:
+    """Returns what a user's code makes, and computes from fixed values, by names."""
+    model, optimizer = towers.state.model, towers.state.optimizer
+    trained, others = model.trainable_variables, model.non_trainable_variables
+    with tf.device("/cpu:0"):  # GPUs round to TF32.
+        found = {
+            "regularizers": [
+                float(one.regularizer(tf.ones(one.shape, one.dtype)))
+                for one in trained
+                if one.regularizer
+            ]
+        }
+        if config.loss.loss or config.loss.metrics:
+            dtype = tf.float64 if config.network.precision == "float64" else tf.float32
+            logits = tf.random.stateless_normal((_IMAGES, classes), (0, 0), dtype=dtype)
+            labels = tf.range(_IMAGES) % classes
+            if augmentation.mixes(config.images.augmentation):
+                labels = tf.one_hot(labels, classes)
+            values = towers.tower.loss(logits, labels, [])
+            found |= {name: [float(value)] for name, value in values.items()}
+        if callable(rate_of := config.update.keras_schedule):
+            last = 0 if config.run.max_hours else config.run.max_steps - 1
+            steps = map(tf.constant, np.linspace(0, last, 10, dtype=np.int64))
+            found["learning_rate"] = [float(rate_of(step)) for step in steps]
+    made = layer_tree.digest(trained, others, optimizer.variables)
+    return {
+        "metrics": sorted(config.loss.metrics or ()),
+        "variables made by the code of --model or --optimizer": made,
+        **{f"{COMPUTED}{name}": values for name, values in found.items()},
+    }
 
 
 def check_schedule(rate_of: Callable, steps: int, highest: float = np.inf) -> None:

@@ -68,7 +68,8 @@ def train(
             lock = RunLock(training.train_dir)
             if workers.is_chief:
                 stack.enter_context(lock)
-        messages = workers.begin(training.run.in_common, lambda: _begin_run(loop, lock))
+        in_common = training.in_common if workers.count > 1 else {}
+        messages = workers.begin(in_common, lambda: _begin_run(loop, lock))
         loop.progress.broadcast(training.towers)
         if loop.progress.is_over:
             if workers.is_chief:

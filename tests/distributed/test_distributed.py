@@ -18,9 +18,10 @@ import tensorflow as tf
 import runs
 import workers as processes
 from cifar10.config.config import Config
+from cifar10.config.run_config import COMPUTED
 from cifar10.distributed import programs, replicas, workers
 from cifar10.distributed.cluster import Cluster
-from cifar10.errors import LostWorkerError, UsageError
+from cifar10.errors import EXIT_USAGE, LostWorkerError, UsageError
 from cifar10.input import calls
 from cifar10.model import inference, loss
 from cifar10.process.signals import StopSignals
@@ -343,6 +344,33 @@ def test_workers_may_have_other_hardware_but_no_other_versions(together):
 
 
 @pytest.mark.parametrize(
+    ("values", "agree"),
+    [
+        ([1.0, -2.0], True),
+        ([1.001, -2.0], True),
+        ([1.01, -2.0], False),
+        ([], True),
+        ([np.nan, -2.0], True),
+    ],
+)
+def test_what_code_computes_may_differ_by_rounding_alone(together, values, agree):
+    """No values, where a model's logits tell nothing, are no other code either."""
+    name = f"{COMPUTED}--model"
+    chief, _ = together(
+        *(
+            lambda worker, found=found: worker.begin(
+                {"precision": "float32", name: found}, list
+            )
+            for found in ([1.0, -2.0], values)
+        )
+    )
+    assert (chief == []) == agree
+    if not agree:
+        assert f"{name}: [1.0, -2.0] on worker 0 at host0:1, [1.01, -2" in str(chief)
+        assert "the same flags, data, code and versions" in str(chief)
+
+
+@pytest.mark.parametrize(
     ("changes", "advice"),
     [
         ({"seed": 2}, ()),
@@ -582,6 +610,17 @@ def test_killed_and_stopped_workers_are_named_and_change_nothing(
     assert re.search(f"exit code 75, {restarting.format(2)}", said)
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_code_of_the_model_trains_nothing(tmp_path, stand_in_dir):
+    train_dir = tmp_path / "run"
+    values = flags(train_dir, stand_in_dir, model="workers:of_its_worker")
+    with processes.started(2, **values) as workers:
+        ends = [worker.communicate()[1] for worker in workers]
+        assert [one.returncode for one in workers] == [EXIT_USAGE] * 2, ends
+    assert all(f"{COMPUTED}--model: [" in said for said in ends)
+    assert not (train_dir / "config.json").exists()
 
 
 def test_mirrored_trainings_in_one_process_reduce_separately(four_cpus):

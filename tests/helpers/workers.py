@@ -1,6 +1,7 @@
 """Helpers: the processes of one run, as several machines would start them."""
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -32,6 +33,14 @@ def paused(image_shape, classes):
     flat = keras.layers.Flatten()
     dense = keras.layers.Dense(classes, kernel_regularizer="l2")
     return keras.Sequential([keras.Input(image_shape), Pause(), flat, dense])
+
+
+def of_its_worker(image_shape, classes):
+    """Returns a model that computes something else on the second worker."""
+    index = json.loads(os.environ[cluster.TF_CONFIG])["task"]["index"]
+    hidden = keras.layers.Dense(4, ("relu", "tanh")[index])
+    layers = [keras.layers.Flatten(), hidden, keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
 
 
 @contextlib.contextmanager

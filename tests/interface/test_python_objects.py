@@ -15,7 +15,9 @@ from cifar10 import Config, evaluate, train
 from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError
 from cifar10.input import distortions
+from cifar10.interface.data import as_dataset
 from cifar10.models.registry import build_model
+from cifar10.training import assembly
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.integers(0, 256, (40, 8, 8, 3), np.uint8)
@@ -777,3 +779,67 @@ def test_an_exception_of_a_custom_function_is_shown_with_its_lines(tmp_path):
     with pytest.raises(UsageError, match="KeyError: 'mine'") as caught:
         train(config(tmp_path / "run", loss=loss))
     assert 'raise KeyError("mine")' in str(caught.value)
+
+
+# What code may change while its names stay.
+CODE = {
+    **{"activation": "relu", "layer": "hidden", "decay": 0.01, "slots": 1},
+    **{"loss": 1.0, "metric": 1.0, "fall": 0.1},
+}
+
+
+def coded(image_shape, classes):
+    kernel = {"kernel_regularizer": keras.regularizers.L2(CODE["decay"])}
+    hidden = keras.layers.Dense(5, CODE["activation"], name=CODE["layer"])
+    layers = [keras.layers.Flatten(), hidden, keras.layers.Dense(classes, **kernel)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
+
+
+class Coded(keras.optimizers.SGD):
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.slots = self.add_variable([CODE["slots"]], name="slots")
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.01 / (1.0 + CODE["fall"] * tf.cast(step, tf.float32))
+
+    def get_config(self):
+        return {"initial_learning_rate": 0.01}
+
+
+def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatch):
+    given = config(
+        tmp_path,
+        model=coded,
+        loss=lambda labels, logits: CODE["loss"] * focal(labels, logits),
+        metrics={"m": lambda labels, logits: CODE["metric"] * margin(labels, logits)},
+        optimizer=Coded(0.01),
+        learning_rate=Falling(),
+    )
+    data = as_dataset(given.data_objects)
+
+    def in_common(**changes):
+        with monkeypatch.context() as patch:
+            for name, value in changes.items():
+                patch.setitem(CODE, name, value)
+            return assembly.assemble(given, data).in_common
+
+    before = in_common()
+    assert before["metrics"] == ["metrics/m"]
+    assert in_common() == before, "although Keras numbers the layers anew"
+    variables = "variables made by the code of --model or --optimizer"
+    for change, named in (
+        ({"activation": "tanh"}, "computed by the code of --model"),
+        ({"layer": "other"}, variables),
+        ({"slots": 2}, variables),
+        ({"decay": 0.02}, "computed by the code of regularizers"),
+        ({"loss": 2.0}, "computed by the code of total_loss"),
+        ({"metric": 2.0}, "computed by the code of metrics/m"),
+        ({"fall": 0.2}, "computed by the code of learning_rate"),
+    ):
+        now = in_common(**change)
+        assert now.keys() == before.keys()
+        assert [name for name in now if now[name] != before[name]] == [named]
