@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import types
 
 import keras
@@ -130,6 +131,27 @@ def test_a_deterministic_run_keeps_all_cores(tmp_path, stand_in_dir, monkeypatch
             )
         )
     assert divided == [2]
+
+
+def test_a_run_records_as_many_cores_as_an_operation_uses(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    """How sums round depends on them; code comes before the environment."""
+    config = Config(
+        **{"num_gpus": 1, "batch_size": 4, "model": runs.SMALL, "data": "synthetic"},
+        **{"data_dir": str(stand_in_dir), "train_dir": str(tmp_path / "run")},
+    )
+    training, threading = assembly.assemble(config), tf.config.threading
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for in_code, given, cores in (
+        *((0, "", 8), (0, "0", 8), (0, "many", 8)),
+        *((0, "4", 4), (2, "4", 2), (2, "", 2)),
+    ):
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", given)
+        get = "get_intra_op_parallelism_threads"
+        monkeypatch.setattr(threading, get, lambda found=in_code: found)
+        versions = dataclasses.replace(training).run.facts.versions
+        assert versions["processor"].endswith(f", {cores} cores")
 
 
 def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
