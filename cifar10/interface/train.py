@@ -17,7 +17,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.models.architecture import Architecture
-from cifar10.models.registry import ARCHITECTURES, PYTHON
+from cifar10.models.registry import ARCHITECTURES, PYTHON, restoring_keras
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, logs, scores
@@ -118,6 +118,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     register_model(config)
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(restoring_keras())
         stop = StopSignals()
         if is_main and cluster.is_requested():  # All machines stop after the same step.
             stack.enter_context(stop)
