@@ -783,8 +783,13 @@ def test_an_exception_of_a_custom_function_is_shown_with_its_lines(tmp_path):
 
 # What code may change while its names stay.
 CODE = {
-    **{"activation": "relu", "layer": "hidden", "decay": 0.01, "slots": 1},
-    **{"loss": 1.0, "metric": 1.0, "fall": 0.1},
+    "activation": "relu",
+    "layer": "hidden",
+    "decay": 0.01,
+    "slots": 1,
+    "loss": 1.0,
+    "metric": 1.0,
+    "fall": 0.1,
 }
 
 

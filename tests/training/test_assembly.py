@@ -138,8 +138,12 @@ def test_a_run_records_as_many_cores_as_an_operation_uses(
 ):
     """How sums round depends on them; code comes before the environment."""
     config = Config(
-        **{"num_gpus": 1, "batch_size": 4, "model": runs.SMALL, "data": "synthetic"},
-        **{"data_dir": str(stand_in_dir), "train_dir": str(tmp_path / "run")},
+        num_gpus=1,
+        batch_size=4,
+        model=runs.SMALL,
+        data="synthetic",
+        data_dir=str(stand_in_dir),
+        train_dir=str(tmp_path / "run"),
     )
     training, threading = assembly.assemble(config), tf.config.threading
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
