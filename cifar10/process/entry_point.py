@@ -27,8 +27,6 @@ _OF_PATHS = (
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
 )
-_BATCH_NORM = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
-_ADDED: set[str] = set()  # Variables that a run of this process has set.
 
 
 def run_program(
@@ -111,11 +109,8 @@ def import_tensorflow(
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-        while _ADDED:
-            os.environ.pop(_ADDED.pop(), None)
-    elif _BATCH_NORM not in os.environ:
-        os.environ[_BATCH_NORM] = "1"
-        _ADDED.add(_BATCH_NORM)
+    else:
+        os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     os.environ["KERAS_BACKEND"] = "tensorflow"  # Other programs may use another.
     if "tensorflow" in sys.modules:
         return

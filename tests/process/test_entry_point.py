@@ -146,16 +146,6 @@ def test_batch_norm_on_gpus_keeps_the_order_of_dimensions(monkeypatch):
         assert os.environ.get(name) == after
 
 
-def test_a_deterministic_run_takes_back_what_an_earlier_run_has_set(monkeypatch):
-    name = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    for before, after in (({}, None), ({name: "1"}, "1")):
-        monkeypatch.setattr(os, "environ", before)
-        for deterministic, expected in ((False, "1"), (True, after)):
-            entry_point.import_tensorflow(deterministic=deterministic)
-            assert os.environ.get(name) == expected
-
-
 # Output that cannot be written.
 
 PRINTING = """
