@@ -125,11 +125,7 @@ class Workers:
             store.set_config_key_value("begun", "")
             return messages
         own, chiefs = json.loads(text), json.loads(self._wait_for("settings", 0))
-        differing = {key for key, value in chiefs.items() if value != own.get(key)}
-        for key in [one for one in differing if one.startswith(run_config.COMPUTED)]:
-            found = chiefs[key], own.get(key, [])  # A worker may lack a metric.
-            if not run_config.differ(*found, chiefs["precision"]):
-                differing.remove(key)
+        differing = {name for name in chiefs if _differ(name, own, chiefs)}
         if lines := [
             f"    {key}: {chiefs[key]} on {name(0)}, {own.get(key)} on {name()}"
             for key in sorted(differing)
@@ -243,3 +239,11 @@ def _confine(port: int) -> None:
                 listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if listens and one.getsockname()[1:2] == (port,):  # Linux 5.7 or later.
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+
+
+def _differ(name: str, own: dict[str, Any], chiefs: dict[str, Any]) -> bool:
+    """Returns whether a setting differs, or what a worker's code computes."""
+    if not name.startswith(run_config.COMPUTED):
+        return chiefs[name] != own.get(name)
+    found = own.get(name, [])  # A worker may lack a metric.
+    return run_config.differ(chiefs[name], found, chiefs["precision"])

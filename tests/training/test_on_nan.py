@@ -378,6 +378,6 @@ def test_a_rollback_leaves_out_all_images_since_a_finite_statistic(
     assert (facts["left_out"], facts["position"]) == (4, 8 * (10 + 4))
 
 
-def test_rollbacks_to_an_ever_infinite_statistic_end(tmp_path, train):
+def test_rollbacks_to_an_ever_infinite_statistic_end(train):
     with pytest.raises(UsageError, match=r"at step 4 .* 3 rollbacks .* of step 0"):
         train(model="statistic_trap", on_nan="rollback", whites=range(IMAGES))
