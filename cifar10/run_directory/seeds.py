@@ -80,7 +80,11 @@ def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]
                     break
             else:
                 groups[key].append([one])
-    return [_average(*key[:2], of) for key, all_of in groups.items() for of in all_of]
+    return [
+        _average(split, step, runs)
+        for (split, step, *_), several in groups.items()
+        for runs in several
+    ]
 
 
 def _average(split: str, step: int | None, runs: list[_Scored]) -> Seeds:

@@ -389,7 +389,7 @@ def _settings(
     towers = towers or max(1, config.machine.towers)
     # The run's batches, if possible: batch norm and dropout depend on them.
     batches = max(1, config.machine.towers * config.batch.accumulate // towers)
-    if (size := config.batch.global_batch_size) % (towers * batches):
+    if (size := recorded.values["global_batch_size"]) % (towers * batches):
         why = f"the run's {size} images a step do not divide among these towers"
         raise UsageError(f"--num_gpus {towers}: {why}. Give another number.")
     values |= {"data_dir": data_dir or config.dataset.data_dir, "accumulate": batches}
