@@ -7,10 +7,10 @@
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
 The body is the file itself, not a form. Answers are those of `python -m cifar10
-serve`. GET /health names the model; GET /metrics counts, in Prometheus's text format,
-requests to /predict by status, and sums up the seconds until their answers. The
-service has no passwords and no limits on connections: publish it to strangers through
-a proxy.
+serve`, within its limits; but some pictures with damaged metadata are refused.
+GET /health names the model; GET /metrics counts, in Prometheus's text format, requests
+to /predict by status, and sums up the seconds until their answers. The service has no
+passwords and no limits on connections: publish it to strangers through a proxy.
 """
 
 import argparse
@@ -18,29 +18,47 @@ import asyncio
 import collections
 import io
 import json
+import re
 import socket
 import time
 
 import numpy as np
 import onnxruntime
 import uvicorn
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-_NO_PICTURE = (
-    *(OSError, SyntaxError, UnidentifiedImageError),
-    Image.DecompressionBombError,
-)
 # In bytes and pixels: a photograph by a phone.
 _MOST_BYTES, _MOST_PIXELS = 10_000_000, 50_000_000
+# The first bytes of the files that training reads, and the class that reads each.
+_KINDS: dict[bytes, type[ImageFile]] = {
+    rb"\x89PNG\r\n\x1a\n": PngImageFile,
+    rb"\xff\xd8\xff": JpegImageFile,
+    rb"RIFF(?s:....)WEBP": WebPImageFile,
+    rb"BM": BmpImageFile,
+    rb"GIF8[79]a": GifImageFile,
+}
+_START = re.compile(b"|".join(_KINDS))
+# The end of a file, and another one behind the & with which curl joins them.
+_JOINED = re.compile(rb"(?:IEND\xaeB`\x82&?|\xff\xd9&|\0;&)(?:%s)" % _START.pattern)
 
 
 class UnusableError(Exception):
     """A file holds no model that this server can use."""
+
+
+class PictureError(ValueError):
+    """A body is no picture that training reads; the message says why."""
 
 
 class Classifier:
@@ -72,18 +90,12 @@ class Classifier:
         """Returns the likeliest classes of the picture in a file's content.
 
         Raises:
-            ValueError: The content is no picture that Pillow reads.
+            PictureError: The content is no picture that training reads.
         """
         height, width, channels = self._shape
-        try:
-            with Image.open(io.BytesIO(content)) as image:
-                if image.width * image.height > _MOST_PIXELS:
-                    raise ValueError(f"The picture has over {_MOST_PIXELS:,} pixels.")
-                upright = ImageOps.exif_transpose(image)
-                fitted = _fitted(upright, (width, height))
-        except _NO_PICTURE as error:
-            raise ValueError(f"The body is not a readable picture: {error}.") from error
-        colours = fitted.convert("RGB" if channels == 3 else "L")
+        colours = decode(content, height, width)
+        if channels == 1:
+            colours = colours.convert("L")
         pixels = np.asarray(colours).reshape(1, height, width, channels)
         (probabilities,) = self._session.run(None, {"images": pixels})[0]
         names = self.description["class_names"]
@@ -94,15 +106,105 @@ class Classifier:
         ]
 
 
-def _fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Crops and resizes a picture as in training, on white if it is transparent."""
-    if picture.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
-    picture = ImageOps.fit(picture, size, Image.Resampling.BICUBIC)
-    if picture.mode == "RGB":
-        return picture
-    return Image.alpha_composite(Image.new("RGBA", size, "white"), picture)
+def decode(content: bytes, height: int, width: int) -> Image.Image:
+    """Decodes a picture file as training does: upright, RGB, of the given size.
+
+    Raises:
+        PictureError: The content is no picture that training reads.
+    """
+    kinds = (kind for start, kind in _KINDS.items() if re.match(start, content))
+    if (kind := next(kinds, None)) is None:
+        what = "neither a PNG nor a JPEG, WebP, BMP or GIF image"
+        raise PictureError(f"The body is {what}.")
+    if _is_several(content):
+        raise PictureError("The body holds several pictures.")
+    try:
+        image = kind(io.BytesIO(content))
+        if image.width * image.height > _MOST_PIXELS:
+            raise PictureError(f"The picture has over {_MOST_PIXELS:,} pixels.")
+        return _fitted(image, content, height, width)
+    except PictureError:
+        raise
+    except Exception as error:  # Pillow raises anything for a damaged file.
+        raise PictureError(f"The body is not a readable picture: {error}.") from error
+
+
+def _is_several(content: bytes) -> bool:
+    """Returns whether a picture is followed by another, as `serve` decides it."""
+    # BMP and WebP files have no mark at their ends, but their lengths at their starts.
+    of_bmp = content.startswith(b"BM") and int.from_bytes(content[2:6], "little")
+    size = of_bmp or 8 + int.from_bytes(content[4:8], "little")
+    return bool(_JOINED.search(content) or _START.match(content[size:].lstrip(b"&")))
+
+
+def _fitted(image: ImageFile, content: bytes, height: int, width: int) -> Image.Image:
+    """Crops and resizes a picture, on white if it is transparent."""
+    if isinstance(image, JpegImageFile):  # Decodes less of a large picture.
+        side = int(1.25 * max(height, width))
+        image.draft(None, (side, side))
+    image.load()
+    orientation = _orientation(image)
+    upright = image if _depth(image, content) < 16 else _in_8_bits(image)
+    if (transparent := _transparent(image, content)) is not None:
+        upright = upright.convert("RGB")
+        upright.putalpha(Image.fromarray(np.where(transparent, 0, 255).astype("uint8")))
+    upright = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
+    # Orientations from 5 to 8 exchange width and height.
+    size = (height, width) if orientation >= 5 else (width, height)
+    upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
+    if orientation != 1:
+        # A copy without other EXIF data, which raise errors if they are malformed.
+        upright = Image.fromarray(np.asarray(upright))
+        upright.getexif()[ExifTags.Base.Orientation] = orientation
+        ImageOps.exif_transpose(upright, in_place=True)
+    if upright.mode == "RGB":
+        return upright
+    white = Image.new("RGBA", upright.size, "white")
+    return Image.alpha_composite(white, upright).convert("RGB")
+
+
+def _depth(image: ImageFile, content: bytes) -> int:
+    """Returns the bits of a value in a picture's file."""
+    return content[24] if isinstance(image, PngImageFile) else 8
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns an image's EXIF orientation; 1 if it cannot be read."""
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # noqa: BLE001 - Pillow raises anything for damaged metadata.
+        return 1
+    return int(found) if found in range(1, 9) else 1
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Returns a picture of 16 bits in 8; refuses 12, which would be almost black."""
+    pixels, highest = np.asarray(image), 0
+    if pixels.ndim == 2:  # Grey, which `convert` would clip.
+        highest = int(pixels.max())
+        image = Image.fromarray((pixels >> 8).astype(np.uint8))
+    elif pixels[..., 3:].min(initial=255) == 255:  # Not shapes that will be on white.
+        upper = int(pixels[..., :3].max())  # Pillow reads the upper bytes.
+        highest = upper and 255 + 256 * upper
+    if 0 < highest < 2**12:
+        why = f"The picture's 16-bit values are at most {highest}, and would be black"
+        raise PictureError(f"{why} in 8 bits: scale them to 65535.")
+    return image
+
+
+def _transparent(image: ImageFile, content: bytes) -> np.ndarray | None:
+    """Returns where a PNG file's one transparent colour is, if Pillow errs there."""
+    colour, depth = image.info.get("transparency"), _depth(image, content)
+    if colour is None or image.mode == "P" or depth in (1, 8):
+        return None
+    pixels = np.asarray(image)
+    if image.mode != "RGB":
+        return pixels == colour * {2: 85, 4: 17, 16: 1}[depth]
+    # Pillow reads the upper byte of each value, or the lower as if it were the upper.
+    lower = PngImageFile(io.BytesIO(content))
+    lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
+    whole = pixels * np.uint16(256) + np.asarray(lower)
+    return (whole == np.array(colour, np.uint16)).all(axis=2)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
@@ -151,7 +253,7 @@ def application(classifier: Classifier) -> Starlette:
             # In a thread, so that no request blocks another.
             how = classifier.classify, body, int(top_k[:9])
             return await asyncio.to_thread(*how)
-        except ValueError as error:
+        except PictureError as error:
             fix = "Send a file itself: curl --data-binary @FILE."
             raise HTTPException(400, f"{error} {fix}") from error
 

@@ -8,6 +8,7 @@ Images are decoded and classified in threads, so no request blocks another.
 import asyncio
 import base64
 import collections
+import itertools
 import json
 import math
 import multiprocessing
@@ -28,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cifar10.follower import Follower
-from cifar10.input.pictures.decoding import PictureError, is_picture
+from cifar10.input.pictures.decoding import START, PictureError, is_picture
 from cifar10.tools.classification import Decoder, likeliest_classes
 
 # A phone camera's resolution. A thread needs 12 bytes per pixel to decode an image.
@@ -44,15 +45,13 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers; containers are killed after 10.
 _SHUTDOWN_SECONDS = 7
 _SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts or words decoded.
-# Base64 in text, where some write - for + and _ for /; others become spaces.
-_BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
+# Base64 in lines, where some write - for + and _ for /; others become spaces.
+_BASE64 = re.sub(rb"[^\w+/\n]", b" ", bytes.maketrans(b"-_\r\t", b"+/\n\n"))
 _FIX = (
     " Send the file itself (curl --data-binary @FILE), a form with one file (curl -F "
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
 )
 _SEVERAL = "The request holds several pictures, or base64 with spaces in it."
-# The keys under which a list in JSON has an item for each picture; "" is not a key.
-_OF_REQUESTS = ("", "instances", "inputs")
 
 
 class Service:
@@ -210,10 +209,10 @@ def _picture_in(body: bytes, kind: str) -> bytes:
     Serving's clients and data URLs have it. Several pictures, usable or not, are
     refused: an answer for one of them would seem to be for all.
     """
-    found = []
+    found: list[bytes] = []
     if is_picture(body):
-        return body
-    if boundary := re.search(r'multipart/.*boundary="?([^";,]+)', kind, re.IGNORECASE):
+        found = [body]
+    elif boundary := re.search(r'(?i)multipart/.*boundary="?([^";,]+)', kind):
         parts = body.split(b"\r\n--" + boundary[1].encode(), _MOST_PARTS)
         if not 1 < len(parts) <= _MOST_PARTS:
             why = f"The form lacks its boundary, or has over {_MOST_PARTS} parts."
@@ -226,42 +225,60 @@ def _picture_in(body: bytes, kind: str) -> bytes:
         found = _in_json(body)
     elif body.isascii():
         found = _decoded(unquote_to_bytes(body))
-    if len(found) > 1:
+    found = found or [body]
+    if len(found) > 1 or _ends(found[0], b"&"):  # So curl joins several files.
         raise HTTPException(400, _SEVERAL + _FIX)
-    return found[0] if found else body
+    return found[0]
+
+
+def _ends(content: bytes, between: bytes) -> list[int]:
+    """Returns where one picture ends and another begins, with `between` after JPEGs."""
+    # JPEG files may hold previews behind their ends, and GIF files \0; anywhere.
+    rule = rb"(?:IEND\xaeB`\x82&?|\xff\xd9%s|\0;%s)(?=%s)"
+    pairs = re.finditer(rule % (between, between, START.pattern), content)
+    # BMP and WebP files have no mark at their ends, but their lengths at their starts.
+    of_bmp = content.startswith(b"BM") and int.from_bytes(content[2:6], "little")
+    size = of_bmp or 8 + int.from_bytes(content[4:8], "little")
+    is_joined = START.match(content[size:].lstrip(b"&"))
+    return [size] * bool(is_joined) + [pair.end() for pair in pairs]
 
 
 def _in_json(body: bytes) -> list[bytes]:
-    """Returns decoded texts: of "b64", in lists, and any others that are pictures."""
+    """Returns decoded texts: of "b64", and any others that are pictures."""
     try:  # Objects become tuples of pairs, which keep a key that occurs twice.
-        values = [("", json.loads(body, strict=False, object_pairs_hook=tuple))]
+        values = [("", json.loads(body, strict=False, object_pairs_hook=tuple), 1)]
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"The JSON is damaged: {error}.{_FIX}") from error
-    found = []
+    found: list[bytes] = []
     while values:
-        key, value = values.pop()
+        key, value, times = values.pop()
         if isinstance(value, tuple):
-            values += value
+            values += [(name, inner, times) for name, inner in value]
         elif isinstance(value, list):
-            if len(value) > 1 and key in _OF_REQUESTS:  # Also if one is not a picture.
-                raise HTTPException(400, _SEVERAL + _FIX)
-            values += [("b64", inner) for inner in value]
+            # Twice beside other items, which may be pictures that cannot be used.
+            times = 2 if len(value) > 1 else times
+            values += [(key, inner, times) for inner in value]
         elif isinstance(value, str):
-            some = _decoded(value.encode("ascii", "replace"))
-            found += some if key == "b64" or any(map(is_picture, some)) else []
+            some = _decoded(text := value.encode("ascii", "replace"))
+            if key == "b64" or any(map(is_picture, some)):
+                found += (some or [text]) * times
     return found
 
 
 def _decoded(text: bytes) -> list[bytes]:
     """Decodes the long base64 words in a text of one or more lines."""
+    found: list[bytes] = []
     # Not by regular expressions, which would take seconds for hostile text.
-    words = text.translate(_BASE64, b"\r\n\t").split()
-    coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
-    # A last character alone is not base64, for which Python raises an error.
-    return [
-        base64.b64decode(word[: len(word) - (len(word) % 4 == 1)] + b"==")
-        for word in coded
-    ]
+    words = text.translate(_BASE64).split(b" ")
+    for word in [one for one in words if len(one.strip()) > _SHORT][:_MOST_PARTS]:
+        coded = b"".join(lines := word.split())
+        # A last character alone is not base64, for which Python raises an error.
+        content = base64.b64decode(coded[: len(coded) - (len(coded) % 4 == 1)] + b"==")
+        # Twice if a line begins another picture. Full lines, of up to 76, continue.
+        full, counts = min(len(lines[0]), 76), itertools.accumulate(map(len, lines))
+        ends = {3 * n for n, one in zip(counts, lines, strict=True) if len(one) != full}
+        found += [content] * (1 + any(4 * end in ends for end in _ends(content, b"")))
+    return found
 
 
 def _own_host(host: str) -> re.Pattern[str]:

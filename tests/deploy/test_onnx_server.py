@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import picture_files
 import runs
 import small_runs
 from cifar10.config import run_config
 from cifar10.input import synthetic
+from cifar10.input.pictures import decoding
+from small_folders import packed
+from small_pictures import HALVES
 
 pytestmark = pytest.mark.slow
 
@@ -86,10 +90,15 @@ def predicted(folder):
 
 
 @pytest.fixture(scope="module")
-def client(folder):
+def server():
     spec = importlib.util.spec_from_file_location("onnx_server", SERVER)
     server = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(server)
+    return server
+
+
+@pytest.fixture(scope="module")
+def client(folder, server):
     return Client(server.application(server.Classifier(str(folder / "model.onnx"))))
 
 
@@ -146,6 +155,45 @@ def test_the_server_answers_like_serve_but_without_tensorflow(client, predicted)
     command = [sys.executable, "-c", alone, str(SERVER)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not {"tensorflow", "keras", "cifar10"} & {*loaded.split()}
+
+
+def test_every_kind_of_picture_is_decoded_as_in_training(server):
+    pictures = {name: content for name, content, _ in picture_files.png_files()}
+    pictures |= dict(picture_files.other_files())
+    pictures["large"] = packed(HALVES, "JPEG")
+    for name, content in pictures.items():
+        expected = decoding.decode(content, name, 11, 13)
+        found = np.asarray(server.decode(content, 11, 13))
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (packed(np.full((20, 20), 4095, np.uint16)), "at most 4095"),
+        (picture_files.png(np.full((9, 9, 3), 900), 16, 2), "at most 1023"),
+        (picture_files.png(np.full((9, 9, 2), [4095, 65535]), 16, 4), "at most 4095"),
+        (packed(np.full((9, 9), 0.5, np.float32), "TIFF"), "neither"),
+        (packed(np.full((9, 9), 2**20, np.int32), "TIFF"), "neither"),
+    ],
+)
+def test_pictures_that_training_refuses_are_refused_with_its_reason(
+    client, content, named
+):
+    with pytest.raises(decoding.PictureError, match=named):
+        decoding.decode(content, "it", 8, 8)
+    answer = client.post("/predict", content=content)
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_pictures_that_curl_joins_are_refused(client, form):
+    one = packed(HALVES, form)
+    answer = client.post("/predict", content=one + b"&" + png())
+    assert answer.status_code == 400
+    assert "several pictures" in answer.json()["error"]
+    assert client.post("/predict", content=one + b"&top_k=5").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_a_form_and_base64_get_the_same_answer_as_the_file(client, image):
             {"content": '{"b64": "' + coded.replace("/", "\\/") + '"}'},
             {"content": '{"b64": "' + "".join(map(escaped, coded)) + '"}'},
             {"json": {"id": "0" * 64, "b64": coded, "labels": ["a", "b"]}},
+            {"json": {"images": [coded], "size": [32, 32]}},
             {"content": coded},
             {"data": {"image": coded}},
             {"content": lines},
@@ -246,20 +247,73 @@ def test_a_request_with_several_pictures_is_refused(client):
             answer = client.post("/predict", **request)
             assert "several pictures" in error_of(answer, 400), request
     for bad in ({"b64": "no"}, {"b64": ""}, "no", None, {"image": good[:80]}):
-        for key in ("instances", "inputs"):
+        for key in ("instances", "inputs", "images"):
             answer = client.post("/predict", json={key: [{"image": good}, bad]})
             assert "several pictures" in error_of(answer, 400), (key, bad)
-    assert "several" in error_of(client.post("/predict", json=[good, ""]), 400)
+    for others in ([good, ""], {"images": [good, ""]}, {"a": good, "b": good}):
+        assert "several" in error_of(client.post("/predict", json=others), 400)
     many = [(f"file{number}", PNG) for number in range(101)]
     assert "parts" in error_of(client.post("/predict", files=many), 400)
     headers = {"Content-Type": "multipart/form-data; boundary=another"}
     form = b"--one\r\nname\r\n\r\n" + PNG + b"\r\n--one--"
     answer = client.post("/predict", content=form, headers=headers)
     assert "boundary" in error_of(answer, 400)
-    twice = f'{{"b64": "{good}", "b64": "{good}"}}'
-    assert "several" in error_of(client.post("/predict", content=twice), 400)
+    for other in (good, ""):
+        twice = f'{{"b64": "{good}", "b64": "{other}"}}'
+        assert "several" in error_of(client.post("/predict", content=twice), 400)
     deep = "[" * 100_000 + f'"{good}"'
     assert "JSON" in error_of(client.post("/predict", content=deep), 400)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_pictures_joined_in_one_body_are_refused(client, form):
+    random = np.random.default_rng(0)
+    noise = (random.integers(0, 256, (n, n, 3), np.uint8) for n in range(8, 200))
+    files = (packed(image, form) for image in noise)
+    # Its base64 needs no `=`, and its last line is not full.
+    one = next(file for file in files if len(file) % 57 in range(3, 57, 3))
+    for other in (PNG, *(packed(IMAGES[1], kind) for kind in ("JPEG", "BMP"))):
+        first, second = (base64.b64encode(file).decode() for file in (one, other))
+        for request in (
+            {"content": one + b"&" + other},
+            {"content": base64.b64encode(one + b"&" + other)},
+            {"content": f"{first}\n{second}"},
+            {"content": f"{first}\r\n{second}\r\n"},
+            {"content": f"{first},{second}"},
+            {"content": base64.encodebytes(one) + base64.encodebytes(other)},
+            {"json": {"b64": f"{first}\n{second}"}},
+            {"files": {"image": one + b"&" + other}},
+        ):
+            answer = client.post("/predict", **request)
+            assert "several pictures" in error_of(answer, 400), request
+    if form not in ("JPEG", "GIF"):
+        answer = client.post("/predict", content=one + PNG)
+        assert "several pictures" in error_of(answer, 400)
+
+
+def test_a_picture_with_more_behind_it_is_answered(client):
+    """Such as a preview or a film, which phones and cameras put there."""
+    plain, preview = (packed(image, "JPEG") for image in IMAGES[:2])
+    expected = client.post("/predict", content=plain).json()["predictions"]
+    # With a thumbnail, and so long that its last line of base64 is full.
+    thumbnail = b"&" + preview + bytes(-(len(plain) + len(preview) + 5) % 57)
+    head = b"\xff\xd8\xff\xfe" + (len(thumbnail) + 2).to_bytes(2, "big")
+    jpeg = head + thumbnail + plain[2:]
+    for content in (
+        jpeg + preview,
+        jpeg + b"\0\0\0\x18ftypmp42" + preview,
+        jpeg + b"&top_k=5",
+        jpeg + b"\r\n",
+        base64.b64encode(jpeg + preview),
+        base64.encodebytes(jpeg + preview),
+        base64.encodebytes(jpeg + preview).replace(b"\n", b"\r\n"),
+    ):
+        answer = client.post("/predict", content=content)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["predictions"] == expected
+    for content in (PNG, packed(IMAGES[0], "BMP")):
+        for more in (b"&", b"&a=1", b"\n", bytes(9)):
+            assert client.post("/predict", content=content + more).is_success
 
 
 def test_a_head_request_for_health_is_answered(client):

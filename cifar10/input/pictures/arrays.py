@@ -109,13 +109,13 @@ def array_dataset(
     classes = 1 + int(max(some.max() for some in labels.values()))
     notes = _check_used(labels["train"], classes, where) if "train" in labels else []
     notes += _shared(hashes, where)
-    if "train" in images and 0 < (most := images["train"].max()) <= _DARK:
-        why = f"pixels of x_train in {where} are at most {most} of 255, almost black"
-        notes = [*notes, f"{why}. Unless this is intended, scale them"]
+    most = {f"x_{split}": int(array.max()) for split, array in images.items()}
+    if dark := {name: high for name, high in most.items() if 0 < high <= _DARK}:
+        why = f"pixels of {', '.join(dark)} in {where} are at most {max(dark.values())}"
+        notes.append(f"{why} of 255, almost black. Unless this is intended, scale them")
     height, width, channels = shapes.pop()
-    count = sum(map(len, labels.values()))
-    counts = f"{count:,} pictures of {classes:,} classes"
-    description = f"{counts} at {width} x {height} in {where}"
+    count = f"{sum(map(len, labels.values())):,} pictures of {classes:,} classes"
+    description = f"{count} at {width} x {height} in {where}"
 
     def read(split: Split) -> tuple[np.ndarray, np.ndarray]:
         if split not in images:

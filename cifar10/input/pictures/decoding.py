@@ -41,13 +41,14 @@ _DRAFT = 1.25
 
 # The first bytes of each kind of file, and the Pillow class that reads such files. TIFF
 # is missing: Pillow decodes its tiles, of any number and size, without timed reads.
-_KINDS: dict[re.Pattern[bytes], type[ImageFile]] = {
-    re.compile(rb"\x89PNG\r\n\x1a\n"): PngImageFile,
-    re.compile(rb"\xff\xd8\xff"): JpegImageFile,
-    re.compile(rb"RIFF....WEBP", re.DOTALL): WebPImageFile,
-    re.compile(rb"BM"): BmpImageFile,
-    re.compile(rb"GIF8[79]a"): GifImageFile,
+_KINDS: dict[bytes, type[ImageFile]] = {
+    rb"\x89PNG\r\n\x1a\n": PngImageFile,
+    rb"\xff\xd8\xff": JpegImageFile,
+    rb"RIFF(?s:....)WEBP": WebPImageFile,
+    rb"BM": BmpImageFile,
+    rb"GIF8[79]a": GifImageFile,
 }
+START = re.compile(b"|".join(_KINDS))
 
 # The optional chunks of a PNG file that change its pixels; all others are metadata.
 _OF_PIXELS = (b"tRNS", b"acTL", b"fcTL", b"fdAT")
@@ -100,7 +101,7 @@ def decode(
 
 def is_picture(content: bytes) -> bool:
     """Returns whether content begins like a format that can be decoded."""
-    return any(kind.match(content) for kind in _KINDS)
+    return START.match(content) is not None
 
 
 class _TimedFile(io.BytesIO):
@@ -124,8 +125,8 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile:
         raise PictureError("is empty.")
     if len(content) > MAX_BYTES:
         raise PictureError(f"has more than {MAX_BYTES:,} bytes.")
-    kind = next((kind for start, kind in _KINDS.items() if start.match(content)), None)
-    if kind is None:
+    kinds = (kind for start, kind in _KINDS.items() if re.match(start, content))
+    if (kind := next(kinds, None)) is None:
         why = "is neither a PNG nor a JPEG, WebP, BMP or GIF image"
         raise PictureError(f"{why}. Convert it to JPEG.")
     # Not `Image.open`, whose limit on pixels holds for the whole process.

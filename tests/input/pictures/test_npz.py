@@ -81,6 +81,21 @@ def test_images_that_are_almost_black_cause_a_note(tmp_path, most, is_noted):
     assert (f"at most {most} of 255" in notes) is bool(is_noted)
 
 
+def test_each_split_that_is_almost_black_is_named_in_one_note(tmp_path):
+    """Scores of images on another scale than the training's are those of chance."""
+    tests = np.full((2, 5, 4, 3), 16, np.uint8)
+    path, content = saved(tmp_path / "set.npz", x_test=tests)
+    (note,) = find_npz(path).notes
+    assert "pixels of x_test in" in note
+    (note,) = as_dataset((tests // 16, content["y_test"]), "test").notes
+    assert "pixels of x_test in arrays from Python are at most 1 of 255" in note
+    trained = np.ones((6, 5, 4, 3), np.uint8)
+    path, _ = saved(tmp_path / "set.npz", x_train=trained, x_test=tests)
+    (note,) = find_npz(path).notes
+    assert "pixels of x_train, x_test in" in note
+    assert "at most 16 of 255" in note
+
+
 @pytest.mark.parametrize(
     ("others", "named"),
     [
