@@ -49,8 +49,8 @@ _KINDS: dict[bytes, type[ImageFile]] = {
     rb"GIF8[79]a": GifImageFile,
 }
 _START = re.compile(b"|".join(_KINDS))
-# The end of a file, and another one behind the & with which curl joins them.
-_JOINED = re.compile(rb"(?:IEND\xaeB`\x82&?|\xff\xd9&|\0;&)(?:%s)" % _START.pattern)
+# JPEG and GIF files may hold previews behind their ends, but not behind an &.
+_JOINED = re.compile(rb"(?:IEND\xaeB`\x82|\xff\xd9&|\0;&)&?(?:%s)" % _START.pattern)
 
 
 class UnusableError(Exception):
@@ -116,7 +116,7 @@ def decode(content: bytes, height: int, width: int) -> Image.Image:
     if (kind := next(kinds, None)) is None:
         what = "neither a PNG nor a JPEG, WebP, BMP or GIF image"
         raise PictureError(f"The body is {what}.")
-    if _is_several(content):
+    if _is_joined(content):
         raise PictureError("The body holds several pictures.")
     try:
         image = kind(io.BytesIO(content))
@@ -129,12 +129,15 @@ def decode(content: bytes, height: int, width: int) -> Image.Image:
         raise PictureError(f"The body is not a readable picture: {error}.") from error
 
 
-def _is_several(content: bytes) -> bool:
-    """Returns whether a picture is followed by another, as `serve` decides it."""
-    # BMP and WebP files have no mark at their ends, but their lengths at their starts.
-    of_bmp = content.startswith(b"BM") and int.from_bytes(content[2:6], "little")
-    size = of_bmp or 8 + int.from_bytes(content[4:8], "little")
-    return bool(_JOINED.search(content) or _START.match(content[size:].lstrip(b"&")))
+def _is_joined(content: bytes) -> bool:
+    """Returns whether another picture follows, as `curl` joins several files by &."""
+    end = len(content)
+    if content.startswith(b"BM"):  # These formats begin with their length.
+        end = int.from_bytes(content[2:6], "little")
+    elif content.startswith(b"RIFF"):
+        end = 8 + int.from_bytes(content[4:8], "little")
+    follows = _START.match(content[end:].lstrip(b"&"))
+    return bool(follows or _JOINED.search(content))
 
 
 def _fitted(image: ImageFile, content: bytes, height: int, width: int) -> Image.Image:

@@ -8,7 +8,6 @@ Images are decoded and classified in threads, so no request blocks another.
 import asyncio
 import base64
 import collections
-import itertools
 import json
 import math
 import multiprocessing
@@ -45,8 +44,11 @@ _OTHER_FILES = 128
 # Seconds after SIGTERM to finish answers; containers are killed after 10.
 _SHUTDOWN_SECONDS = 7
 _SHORT, _MOST_PARTS = 32, 100  # Words that are no picture; parts or words decoded.
-# Base64 in lines, where some write - for + and _ for /; others become spaces.
-_BASE64 = re.sub(rb"[^\w+/\n]", b" ", bytes.maketrans(b"-_\r\t", b"+/\n\n"))
+# Base64 in text, where some write - for + and _ for /; others become spaces.
+_BASE64 = re.sub(rb"[^\w+/]", b" ", bytes.maketrans(b"-_", b"+/"))
+_LONGEST_LINE = 998  # Of mail (RFC 5322), so of a picture in several lines.
+# JPEG and GIF files may hold previews behind their ends, but not behind an &.
+_JOINED = re.compile(rb"(?:IEND\xaeB`\x82|\xff\xd9&|\0;&)&?(?:%s)" % START.pattern)
 _FIX = (
     " Send the file itself (curl --data-binary @FILE), a form with one file (curl -F "
     'image=@FILE), or JSON with base64: {"instances": [{"b64": "..."}]}.'
@@ -226,21 +228,19 @@ def _picture_in(body: bytes, kind: str) -> bytes:
     elif body.isascii():
         found = _decoded(unquote_to_bytes(body))
     found = found or [body]
-    if len(found) > 1 or _ends(found[0], b"&"):  # So curl joins several files.
+    if len(found) > 1 or _is_joined(found[0]):
         raise HTTPException(400, _SEVERAL + _FIX)
     return found[0]
 
 
-def _ends(content: bytes, between: bytes) -> list[int]:
-    """Returns where one picture ends and another begins, with `between` after JPEGs."""
-    # JPEG files may hold previews behind their ends, and GIF files \0; anywhere.
-    rule = rb"(?:IEND\xaeB`\x82&?|\xff\xd9%s|\0;%s)(?=%s)"
-    pairs = re.finditer(rule % (between, between, START.pattern), content)
-    # BMP and WebP files have no mark at their ends, but their lengths at their starts.
-    of_bmp = content.startswith(b"BM") and int.from_bytes(content[2:6], "little")
-    size = of_bmp or 8 + int.from_bytes(content[4:8], "little")
-    is_joined = START.match(content[size:].lstrip(b"&"))
-    return [size] * bool(is_joined) + [pair.end() for pair in pairs]
+def _is_joined(content: bytes) -> bool:
+    """Returns whether another picture follows, as `curl` joins several files by &."""
+    end = len(content)
+    if content.startswith(b"BM"):  # These formats begin with their length.
+        end = int.from_bytes(content[2:6], "little")
+    elif content.startswith(b"RIFF"):
+        end = 8 + int.from_bytes(content[4:8], "little")
+    return is_picture(content[end:].lstrip(b"&")) or _JOINED.search(content) is not None
 
 
 def _in_json(body: bytes) -> list[bytes]:
@@ -267,18 +267,15 @@ def _in_json(body: bytes) -> list[bytes]:
 
 def _decoded(text: bytes) -> list[bytes]:
     """Decodes the long base64 words in a text of one or more lines."""
-    found: list[bytes] = []
+    is_wrapped = all(len(line) <= _LONGEST_LINE for line in text.splitlines())
     # Not by regular expressions, which would take seconds for hostile text.
-    words = text.translate(_BASE64).split(b" ")
-    for word in [one for one in words if len(one.strip()) > _SHORT][:_MOST_PARTS]:
-        coded = b"".join(lines := word.split())
-        # A last character alone is not base64, for which Python raises an error.
-        content = base64.b64decode(coded[: len(coded) - (len(coded) % 4 == 1)] + b"==")
-        # Twice if a line begins another picture. Full lines, of up to 76, continue.
-        full, counts = min(len(lines[0]), 76), itertools.accumulate(map(len, lines))
-        ends = {3 * n for n, one in zip(counts, lines, strict=True) if len(one) != full}
-        found += [content] * (1 + any(4 * end in ends for end in _ends(content, b"")))
-    return found
+    words = text.translate(_BASE64, b"\r\n\t" if is_wrapped else b"").split()
+    coded = [word for word in words if len(word) > _SHORT][:_MOST_PARTS]
+    # A last character alone is not base64, for which Python raises an error.
+    return [
+        base64.b64decode(word[: len(word) - (len(word) % 4 == 1)] + b"==")
+        for word in coded
+    ]
 
 
 def _own_host(host: str) -> re.Pattern[str]:

@@ -268,10 +268,9 @@ def test_a_request_with_several_pictures_is_refused(client):
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
 def test_pictures_joined_in_one_body_are_refused(client, form):
     random = np.random.default_rng(0)
-    noise = (random.integers(0, 256, (n, n, 3), np.uint8) for n in range(8, 200))
+    noise = (random.integers(0, 256, (n, n, 3), np.uint8) for n in range(64, 200))
     files = (packed(image, form) for image in noise)
-    # Its base64 needs no `=`, and its last line is not full.
-    one = next(file for file in files if len(file) % 57 in range(3, 57, 3))
+    one = next(file for file in files if len(file) % 3 == 0)  # Its base64 has no `=`.
     for other in (PNG, *(packed(IMAGES[1], kind) for kind in ("JPEG", "BMP"))):
         first, second = (base64.b64encode(file).decode() for file in (one, other))
         for request in (
@@ -280,7 +279,6 @@ def test_pictures_joined_in_one_body_are_refused(client, form):
             {"content": f"{first}\n{second}"},
             {"content": f"{first}\r\n{second}\r\n"},
             {"content": f"{first},{second}"},
-            {"content": base64.encodebytes(one) + base64.encodebytes(other)},
             {"json": {"b64": f"{first}\n{second}"}},
             {"files": {"image": one + b"&" + other}},
         ):
