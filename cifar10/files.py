@@ -115,17 +115,19 @@ def check_writable(path: Path, flag: str) -> None:
 
 def write_output(path: Path, flag: str, content: bytes) -> None:
     """Writes an output file atomically, and its folder; errors name the `flag`."""
-    try:
+    with writing(path, flag):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
+
+
+@contextlib.contextmanager
+def writing(path: Path, flag: str) -> Iterator[None]:
+    """Turns an `OSError` into a `UsageError` that names an output path's `flag`."""
+    try:
+        yield
     except OSError as error:
-        raise unwritable(path, flag, error) from error
-
-
-def unwritable(path: Path, flag: str, error: OSError) -> UsageError:
-    """Returns the error to raise for a path that cannot be written."""
-    why = f"{flag} {path} cannot be written: {reason(error)}"
-    return UsageError(f"{why}. Name another path.")
+        why = f"{flag} {path} cannot be written: {reason(error)}"
+        raise UsageError(f"{why}. Name another path.") from error
 
 
 def rename(path: Path, target: Path) -> Path:

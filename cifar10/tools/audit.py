@@ -164,14 +164,13 @@ def _unchecked(replay: "Replay", saved: int, logged: int) -> Iterator[str]:
     checked = {*replay.determining, *replay.facts}
     if not recorded.config.run.max_epochs:  # Only max_epochs determines max_steps.
         checked -= {"max_steps"} - replay.determining
-    history = starting.read_starts(replay.run)
     claims = ("time", "hours", "validation", "left_out", "gradient_noise")
     names = {
         # What was taken out of it, too: a default is shown in its place.
         layout.CONFIG: (recorded.entries.keys() - checked)
         | (recorded.values.keys() - recorded.entries.keys()),
         **replay.unread,
-        layout.STARTS: {name for one in history for name in one},
+        layout.STARTS: {*itertools.chain(*starting.read_starts(replay.run))},
         checkpoints.MANIFEST: {*claims},
     }
     for file, entries in names.items():

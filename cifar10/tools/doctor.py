@@ -130,7 +130,6 @@ def _examine() -> Iterator[Finding]:
 
 def _examine_driver() -> tuple[int, list[Finding]]:
     """Asks NVIDIA's driver; returns the number of its GPUs, and findings."""
-    is_absent = False
     try:
         said = subprocess.run(  # noqa: S603 - NVIDIA's program.
             _QUERY.split(),
@@ -142,7 +141,7 @@ def _examine_driver() -> tuple[int, list[Finding]]:
         ).stdout
         is_absent = "No devices were found" in said
     except subprocess.TimeoutExpired:
-        said = f"no answer within {_DRIVER_SECONDS:g} s"
+        said, is_absent = f"no answer within {_DRIVER_SECONDS:g} s", False
     except OSError as error:
         said, is_absent = f"it does not start: {reason(error)}", True
     gpus = [(float(number), int(driver)) for number, driver in _GPU.findall(said)]

@@ -98,7 +98,7 @@ def export_run(options: Options) -> int:
     model = export_formats.in_float32(trained)
     images, expected = export_formats.examples(model, dataset, description)
     prefix = f".incomplete-{output.name}-"
-    try:
+    with files.writing(output, "--output"):
         with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as beside:
             path = Path(beside) / f"model{output.suffix}"
             LINE.show(f"Exporting, 1 of 2: converting to {file_format}")
@@ -116,7 +116,5 @@ def export_run(options: Options) -> int:
             files.check_new(output, "--output")
             path.rename(output)
         files.sync(output.parent)
-    except OSError as error:
-        raise files.unwritable(output, "--output", error) from error
     print(f"Exported step {step} to {output}.\n{compared}")
     return 0

@@ -119,10 +119,8 @@ def predict_files(options: Options) -> int:
 def _places_of_maps(paths: Sequence[Path], explain: str) -> dict[Path, Path]:
     folder = layout.absolute_path(explain)
     layout.refuse_own_folder(folder, "--explain")
-    try:
+    with files.writing(folder, "--explain"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise files.unwritable(folder, "--explain", error) from error
     # File systems allow 255 bytes, and four of UTF-8 for a character.
     numbered = enumerate(paths, 1)
     return {path: folder / f"{n}-{path.stem[:50]}.heat-map.png" for n, path in numbered}

@@ -144,17 +144,15 @@ def write_report(options: Options) -> None:
 
 def _check_replaceable(path: Path) -> None:
     """Refuses an output path that holds anything but an earlier report."""
-    try:
+    with files.writing(path, _FLAG):
         path.parent.stat()
         if not path.exists():
             return
         with files.opened(path) as file:
-            is_ours = MARK.encode() in file.read(256)
-    except OSError as error:
-        raise files.unwritable(path, _FLAG, error) from error
-    if not is_ours:
-        why = f"{_FLAG} {path} already exists and is not a report"
-        raise UsageError(f"{why}. Name another path.")
+            if MARK.encode() in file.read(256):
+                return
+    why = f"{_FLAG} {path} already exists and is not a report"
+    raise UsageError(f"{why}. Name another path.")
 
 
 def render(runs: Sequence[ReportedRun], now: float) -> str:

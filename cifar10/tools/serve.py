@@ -96,8 +96,7 @@ def serve_model(options: Options) -> None:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"Serving {options.train_dir} at http://{address}", flush=True)
         limits = int(options.max_request_mb * 1_000_000), options.timeout_secs
-        service = Service(follower, options.host, *limits)
-        with contextlib.closing(service):
+        with contextlib.closing(Service(follower, options.host, *limits)) as service:
             service.create_server().run([listener])
 
 
