@@ -49,8 +49,6 @@ _ROOM = 1.05
 # Fraction of free memory for steps. The rest is for the input and checkpoints.
 _PART_FOR_STEPS = 0.85
 
-_M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
-
 
 @dataclasses.dataclass(frozen=True)
 class SectionPlan:
@@ -384,7 +382,7 @@ def build_sectioned(
         # Without oneDNN's allocator, tensors come from glibc, which keeps freed blocks
         # of up to 32 MB, although the gaps fit no other tensor. Make glibc return
         # freed blocks of 1 MB or more to the system.
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
+        ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD in malloc.h.
     return SectionedTower(planner.tower, plan.starts), (
         f"Sections: {len(plan.cuts) + 1}, cut before {', '.join(plan.cuts)}; about "
         f"{needed} of memory instead of {_gigabytes(planner.plain.total_bytes)}"

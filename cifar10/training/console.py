@@ -8,9 +8,7 @@ import time
 from collections.abc import Mapping
 
 from cifar10.config import data_flag
-from cifar10.config.config import ResolvedConfig
 from cifar10.config.python_objects import METRICS
-from cifar10.config.run_config import RecordedRun
 from cifar10.errors import counted, first_few, format_duration, format_number, rounded
 from cifar10.input.dataset_base import numbered_class_names
 from cifar10.models.step_metrics import PRECISION, STEP_METRICS
@@ -113,7 +111,28 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 def first_lines(training: Training) -> list[str]:
     """Returns lines that describe a training run."""
-    parts = _parts(training.config, training.run, len(training.images))
+    config, facts, examples = training.config, training.run.facts, len(training.images)
+    network, machine = config.network, config.machine
+    epoch = examples / config.global_batch_size
+    steps, hours = config.run.max_steps, config.run.max_hours
+    total = f"{counted(steps, 'step')}, {format_number(steps / epoch, 4)} epochs of"
+    total = f"{hours:g} hours; each epoch is" if hours else total
+    on_each = f", on each of {machine.workers} workers" if machine.workers > 1 else ""
+    batches = config.batch.accumulate
+    accumulated = f" x {batches} accumulated" if batches > 1 else ""
+    home = f"; variables on {facts.variables_on}" if facts.on_gpus else ""
+    recipe = config.run.recipe
+    of_recipe = f"Recipe: {recipe}\n" if recipe != "tutorial" else ""
+    parts = (
+        f"Towers: {facts.devices}{on_each}{home}\n"
+        f"Data:   {examples:,} training images of {facts.data_description}\n"
+        f"Model:  {network.model}, {facts.parameters:,} parameters, "
+        f"{network.precision}\n"
+        f"{of_recipe}"
+        f"Batch:  {config.batch.batch_size} images per tower and step x "
+        f"{machine.towers}{accumulated} = {config.global_batch_size} globally\n"
+        f"Length: {total} {epoch:,.1f} steps"
+    )
     return [*map(wrap, [parts, training.sections or "", _mirroring(training)])]
 
 
@@ -136,31 +155,6 @@ def _mirroring(training: Training) -> str:
     if are_named or config.given & {"distortions", "resume"}:
         return ""
     return f"{note}. For digits, letters and the like, {fix}"
-
-
-def _parts(config: ResolvedConfig, run: RecordedRun, examples: int) -> str:
-    """Returns lines on a run's towers, data and so on."""
-    facts, network, machine = run.facts, config.network, config.machine
-    epoch = examples / config.global_batch_size
-    steps, hours = config.run.max_steps, config.run.max_hours
-    total = f"{counted(steps, 'step')}, {format_number(steps / epoch, 4)} epochs of"
-    total = f"{hours:g} hours; each epoch is" if hours else total
-    on_each = f", on each of {machine.workers} workers" if machine.workers > 1 else ""
-    batches = config.batch.accumulate
-    accumulated = f" x {batches} accumulated" if batches > 1 else ""
-    home = f"; variables on {facts.variables_on}" if facts.on_gpus else ""
-    recipe = config.run.recipe
-    of_recipe = f"Recipe: {recipe}\n" if recipe != "tutorial" else ""
-    return (
-        f"Towers: {facts.devices}{on_each}{home}\n"
-        f"Data:   {examples:,} training images of {facts.data_description}\n"
-        f"Model:  {network.model}, {facts.parameters:,} parameters, "
-        f"{network.precision}\n"
-        f"{of_recipe}"
-        f"Batch:  {config.batch.batch_size} images per tower and step x "
-        f"{machine.towers}{accumulated} = {config.global_batch_size} globally\n"
-        f"Length: {total} {epoch:,.1f} steps"
-    )
 
 
 def last_lines(loop: Loop) -> list[str]:

@@ -195,8 +195,7 @@ def activations_of(model: keras.Model, device: str) -> Traced:
         with tf.device(device):
             given = *read_variables(view), images
             outputs, _, _ = inference(view, *given, training=True)
-            samples = [sample(values) for values in outputs[1:]]
-        return dict(zip(names, samples, strict=True))
+            return dict(zip(names, map(sample, outputs[1:]), strict=True))
 
     return traced(compute)
 
