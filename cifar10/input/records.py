@@ -14,15 +14,14 @@ from typing import Literal
 import numpy as np
 
 from cifar10.errors import UsageError
-from cifar10.input import archives, pickled
-from cifar10.input.archives import Archive
+from cifar10.input import pickled
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 WITHOUT_VAL: tuple[Split, ...] = ("train", "test")
 
-# Height, width and channels of every image. Like the formats and MD5s below, they are
-# from https://www.cs.toronto.edu/~kriz/cifar.html.
+# Height, width and channels of every image. Like the formats below, they are from
+# https://www.cs.toronto.edu/~kriz/cifar.html.
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
 
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -37,6 +36,20 @@ rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
 turtle wardrobe whale willow_tree wolf woman worm
 """
+
+
+_HOST = "https://www.cs.toronto.edu/~kriz/"
+_SWIFT = "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """A published archive: whoever serves it, size and SHA-256 have to be the same."""
+
+    name: str  # The file name.
+    size: int  # In bytes.
+    sha256: str  # From TensorFlow Datasets (binary versions) and Keras (Python's).
+    urls: tuple[str, ...] = ()  # In the order in which they are tried.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +84,13 @@ CIFAR10 = Format(
     name="cifar10",
     title="CIFAR-10",
     folder="cifar-10-batches-bin",
-    archive=archives.CIFAR10,
+    archive=Archive(
+        name="cifar-10-binary.tar.gz",
+        size=170_052_171,
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        # The official host (slow: pytorch/vision#9536); Swift for TensorFlow's copy.
+        urls=(f"{_HOST}cifar-10-binary.tar.gz", f"{_SWIFT}cifar-10-binary.tar.gz"),
+    ),
     label_bytes=1,
     class_names=tuple(_CIFAR10_CLASSES.split()),
     train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -83,7 +102,12 @@ CIFAR100 = Format(
     name="cifar100",
     title="CIFAR-100",
     folder="cifar-100-binary",
-    archive=archives.CIFAR100,
+    archive=Archive(
+        name="cifar-100-binary.tar.gz",
+        size=168_513_733,
+        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        urls=(f"{_HOST}cifar-100-binary.tar.gz",),
+    ),
     label_bytes=2,
     class_names=tuple(_CIFAR100_CLASSES.split()),
     train_files=("train.bin",),

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from cifar10.input import archives, records
+from cifar10.input import records
 
 # Random bytes, which gzip cannot make smaller.
 PAYLOAD = np.random.RandomState(1).bytes(400_000)
@@ -44,7 +44,7 @@ def archive_of(content):
 def published(name, content, *urls):
     """Returns what is published about an archive with this content."""
     sha256 = hashlib.sha256(content).hexdigest()
-    return archives.Archive(name, len(content), sha256, urls)
+    return records.Archive(name, len(content), sha256, urls)
 
 
 ARCHIVE = archive_of(CONTENT)

@@ -430,7 +430,7 @@ def test_a_slow_download_reports_the_time_left_and_suggests_synthetic_data(
 PROGRAM = """
 import ast, os, resource, signal, sys, tarfile
 from pathlib import Path
-from cifar10.input import archives, download, records
+from cifar10.input import download, records
 from cifar10.errors import UsageError
 archive, directory, url, trouble = ast.literal_eval(sys.argv[1])
 if trouble == "full":
@@ -440,7 +440,7 @@ if trouble == "killed":
         tar.extract(tar.next(), path, filter=filter)
         os.kill(os.getpid(), signal.SIGKILL)
     tarfile.TarFile.extractall = extractall
-archive["archive"] = archives.Archive(**archive["archive"])
+archive["archive"] = records.Archive(**archive["archive"])
 try:
     download.fetch([records.Format(**archive)], Path(directory), url)
 except UsageError as error:
