@@ -60,11 +60,11 @@ LINE = MovingLine()
 
 
 @contextlib.contextmanager
-def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
+def progress(first: float = 60.0) -> Iterator[Tick]:
     """Yields a `Tick` for a task of unknown duration.
 
     On a terminal, the moving line shows the description. Elsewhere it is printed after
-    `first` seconds, and then every `period` seconds.
+    `first` seconds, and then every minute.
     """
     due = time.monotonic() + (0.0 if LINE.stream else first)
 
@@ -76,7 +76,7 @@ def progress(first: float = 60.0, period: float = 60.0) -> Iterator[Tick]:
             due = now + SECONDS_BETWEEN_DRAWINGS
             LINE.show(describe())
         else:
-            due = now + period
+            due = now + 60.0
             say(describe())
 
     try:

@@ -88,10 +88,10 @@ def _value(line: bytes) -> Any:
     return None
 
 
-def _has_step(value: Any, most: int = 2**63 - 1) -> bool:
-    """Returns whether a line's value has a possible step of at most `most`."""
+def _has_step(value: Any) -> bool:
+    """Returns whether a line's value has a possible step."""
     step = value.get("step") if isinstance(value, dict) else None
-    return type(step) is int and 0 <= step <= most
+    return type(step) is int and 0 <= step < 2**63
 
 
 @contextlib.contextmanager
