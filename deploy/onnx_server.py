@@ -119,10 +119,7 @@ def decode(content: bytes, height: int, width: int) -> Image.Image:
     if _is_joined(content):
         raise PictureError("The body holds several pictures.")
     try:
-        image = kind(io.BytesIO(content))
-        if image.width * image.height > _MOST_PIXELS:
-            raise PictureError(f"The picture has over {_MOST_PIXELS:,} pixels.")
-        return _fitted(image, content, height, width)
+        return _fitted(kind(io.BytesIO(content)), content, height, width)
     except PictureError:
         raise
     except Exception as error:  # Pillow raises anything for a damaged file.
@@ -142,6 +139,8 @@ def _is_joined(content: bytes) -> bool:
 
 def _fitted(image: ImageFile, content: bytes, height: int, width: int) -> Image.Image:
     """Crops and resizes a picture, on white if it is transparent."""
+    if image.width * image.height > _MOST_PIXELS:
+        raise PictureError(f"The picture has over {_MOST_PIXELS:,} pixels.")
     if isinstance(image, JpegImageFile):  # Decodes less of a large picture.
         side = int(1.25 * max(height, width))
         image.draft(None, (side, side))

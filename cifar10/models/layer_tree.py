@@ -1,7 +1,6 @@
 """Lists the layers of a model, including nested layers, and their variables."""
 
 import contextlib
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,15 +111,6 @@ def paths(model: "keras.Model") -> dict[int, str]:
     for layer, variables in by_name(model).items():
         found |= {id(variable): f"{layer}/{variable.name}" for variable in variables}
     return found
-
-
-def digest(*groups: "Sequence[keras.Variable]") -> str:
-    """Returns a digest of dtypes, shapes and paths, without numbers of the process."""
-    found = [
-        [(v.dtype, (*v.shape,), re.sub(r"_\d+", "", v.path)) for v in group]
-        for group in groups
-    ]
-    return hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()
 
 
 def same_but_number(name: str, other: str) -> bool:

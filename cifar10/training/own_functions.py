@@ -1,6 +1,8 @@
 """Adds a user's own loss and metrics to what a tower computes."""
 
 import contextlib
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,33 +161,25 @@ def _check_loss(
 
 def of_code(config: ResolvedConfig, towers: TowerBuilder, classes: int) -> dict:
     """Returns what a user's code makes, and computes from fixed values, by names."""
-    model, optimizer = towers.state.model, towers.state.optimizer
-    trained, others = model.trainable_variables, model.non_trainable_variables
-    with tf.device("/cpu:0"):  # GPUs round to TF32.
-        found = {
-            "regularizers": [
-                float(one.regularizer(tf.ones(one.shape, one.dtype)))
-                for one in trained
-                if one.regularizer
-            ]
-        }
-        if config.loss.loss or config.loss.metrics:
-            dtype = tf.float64 if config.network.precision == "float64" else tf.float32
+    found: dict[str, tf.Tensor] = {}
+    if config.loss.loss or config.loss.metrics:
+        dtype = tf.float64 if config.network.precision == "float64" else tf.float32
+        labels = tf.range(_IMAGES) % classes
+        if augmentation.mixes(config.images.augmentation):
+            labels = tf.one_hot(labels, classes)
+        with tf.device("/cpu:0"):  # GPUs round to TF32.
             logits = tf.random.stateless_normal((_IMAGES, classes), (0, 0), dtype=dtype)
-            labels = tf.range(_IMAGES) % classes
-            if augmentation.mixes(config.images.augmentation):
-                labels = tf.one_hot(labels, classes)
-            values = towers.tower.loss(logits, labels, [])
-            found |= {name: [float(value)] for name, value in values.items()}
-        if callable(rate_of := config.update.keras_schedule):
-            last = 0 if config.run.max_hours else config.run.max_steps - 1
-            steps = map(tf.constant, np.linspace(0, last, 10, dtype=np.int64))
-            found["learning_rate"] = [float(rate_of(step)) for step in steps]
-    made = layer_tree.digest(trained, others, optimizer.variables)
+            found = towers.tower.loss(logits, labels, [])
+    state = towers.state
+    made = [  # Without the numbers that Keras appends, which the process decides.
+        (one.dtype, (*one.shape,), re.sub(r"_\d+", "", one.path))
+        for one in (*state.model.variables, *state.optimizer.variables)
+    ]
+    digest = hashlib.sha256(repr(made).encode()).hexdigest()
     return {
         "metrics": sorted(config.loss.metrics or ()),
-        "variables made by the code of --model or --optimizer": made,
-        **{f"{COMPUTED}{name}": values for name, values in found.items()},
+        "variables made by the code of --model or --optimizer": digest[:8],
+        **{f"{COMPUTED}{name}": [float(found[name])] for name in found},
     }
 
 

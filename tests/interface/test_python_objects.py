@@ -785,18 +785,15 @@ def test_an_exception_of_a_custom_function_is_shown_with_its_lines(tmp_path):
 CODE = {
     "activation": "relu",
     "layer": "hidden",
-    "decay": 0.01,
     "slots": 1,
     "loss": 1.0,
     "metric": 1.0,
-    "fall": 0.1,
 }
 
 
 def coded(image_shape, classes):
-    kernel = {"kernel_regularizer": keras.regularizers.L2(CODE["decay"])}
     hidden = keras.layers.Dense(5, CODE["activation"], name=CODE["layer"])
-    layers = [keras.layers.Flatten(), hidden, keras.layers.Dense(classes, **kernel)]
+    layers = [keras.layers.Flatten(), hidden, keras.layers.Dense(classes)]
     return keras.Sequential([keras.Input(image_shape), *layers])
 
 
@@ -807,14 +804,6 @@ class Coded(keras.optimizers.SGD):
             self.slots = self.add_variable([CODE["slots"]], name="slots")
 
 
-class Falling(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.01 / (1.0 + CODE["fall"] * tf.cast(step, tf.float32))
-
-    def get_config(self):
-        return {"initial_learning_rate": 0.01}
-
-
 def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatch):
     given = config(
         tmp_path,
@@ -822,7 +811,6 @@ def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatc
         loss=lambda labels, logits: CODE["loss"] * focal(labels, logits),
         metrics={"m": lambda labels, logits: CODE["metric"] * margin(labels, logits)},
         optimizer=Coded(0.01),
-        learning_rate=Falling(),
     )
     data = as_dataset(given.data_objects)
 
@@ -840,10 +828,8 @@ def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatc
         ({"activation": "tanh"}, "computed by the code of --model"),
         ({"layer": "other"}, variables),
         ({"slots": 2}, variables),
-        ({"decay": 0.02}, "computed by the code of regularizers"),
         ({"loss": 2.0}, "computed by the code of total_loss"),
         ({"metric": 2.0}, "computed by the code of metrics/m"),
-        ({"fall": 0.2}, "computed by the code of learning_rate"),
     ):
         now = in_common(**change)
         assert now.keys() == before.keys()
