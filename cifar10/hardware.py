@@ -44,7 +44,9 @@ def describe(*, on_gpus: bool) -> dict[str, str]:
     name = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
     model = name[1] if name else platform.processor() or platform.machine()
     best = [one for one in _INSTRUCTIONS if one in features][:1]
-    cores = counted(used_cores(), "core")
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "0")  # Of TensorFlow.
+    threads = int(given) if given.isdecimal() else 0
+    cores = counted(threads or len(os.sched_getaffinity(0)), "core")
     found = {"processor": ", ".join([model, *best, cores])}
     driver = _text(ROOT / "proc/driver/nvidia/version") if on_gpus else ""
     if number := re.search(r"\d+\.[.\d]+", driver):
@@ -93,16 +95,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def used_cores() -> int:
-    """Returns how many threads an operation uses: as many as cores, unless set."""
-    import tensorflow as tf
-
-    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    in_code = tf.config.threading.get_intra_op_parallelism_threads()
-    in_environment = int(given) if given.isdecimal() else 0
-    return in_code or in_environment or len(os.sched_getaffinity(0))
 
 
 def resolve_precision(
