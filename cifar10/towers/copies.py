@@ -17,9 +17,6 @@ Gradient: TypeAlias = "tf.Tensor | None"
 OptionalTensor: TypeAlias = "tf.Tensor | None"
 Tensors: TypeAlias = "list[tf.Tensor]"
 
-# Separates the towers' dropout masks. Odd, so that the first 2^32 towers all differ.
-_TOWER_SEED_STRIDE = 0x9E3779B1
-
 
 class Packed:
     """A structure of tensors, with all tensors of a floating dtype joined into one.
@@ -71,7 +68,8 @@ def read_variables(model: keras.Model) -> list[Tensors]:
 
 def for_tower(model: keras.Model, non_trainable: Tensors, number: int) -> Tensors:
     """Makes the states of random generators differ from tower to tower."""
-    values, offset = [*non_trainable], (number * _TOWER_SEED_STRIDE) % 2**32
+    # The factor is odd, so that the first 2^32 towers all differ.
+    values, offset = [*non_trainable], (number * 0x9E3779B1) % 2**32
     for index, variable in enumerate(model.non_trainable_variables):
         if number and variable.name == GENERATOR_STATE:
             values[index] += tf.constant([offset, 0], values[index].dtype)

@@ -16,11 +16,6 @@ from cifar10.process import invocation
 # even if TensorFlow cannot use the GPU.
 _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
-# Fraction of a split GPU's free memory for towers. The rest is for CUDA's libraries,
-# which do not use TensorFlow's allocator, and for an evaluation during the training.
-_PART_FOR_TOWERS = 0.8
-
-# Said of simulated towers.
 _FOR_TRYING = "right for trying things out; more towers are not faster"
 
 
@@ -85,15 +80,14 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     return Placement(taken, split_gpu > 1, description, tuple(names))
 
 
-def chooses_gpus(
-    flag: str, requested: str, placement: Placement, *, by_default: bool
-) -> bool:
-    """Returns whether the value of a flag chooses the towers' GPUs, and not the CPU.
+def chooses_gpus(requested: str, placement: Placement, *, by_default: bool) -> bool:
+    """Returns whether --variable_device chooses the towers' GPUs, and not the CPU.
 
     `requested` is `cpu`, `gpu` or `auto`: the GPUs, if there are any and `by_default`.
     """
     if requested == "gpu" and not placement.on_gpus:
-        raise UsageError(f"{flag} gpu: the towers have no GPU. Give {flag} auto.")
+        why = "the towers have no GPU. Give --variable_device auto."
+        raise UsageError(f"--variable_device gpu: {why}")
     is_wanted = requested == "gpu" or (requested == "auto" and by_default)
     return placement.on_gpus and is_wanted
 
@@ -126,7 +120,9 @@ def _take(
         for gpu in gpus if parts > 1 else ():
             if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
                 continue  # Split by an earlier run of this process.
-            megabytes = int(free_memory(gpu) * _PART_FOR_TOWERS / parts / 2**20)
+            # The rest is for CUDA's libraries, which do not use TensorFlow's allocator,
+            # and for an evaluation during the training.
+            megabytes = int(free_memory(gpu) * 0.8 / parts / 2**20)
             part = tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)
             tf.config.set_logical_device_configuration(gpu, [part] * parts)
     except RuntimeError as error:
@@ -200,8 +196,7 @@ def _split_cpu(count: int) -> None:
 def divide_cores(towers: int) -> None:
     """Divides the cores among simulated towers, unless TensorFlow has started."""
     # Towers run at the same time. If every operation used all cores, operations would
-    # wait for each other: 4 towers of 32 images took a fifth longer (dev/LOG.md). Not
-    # for a deterministic run: the number of threads affects how sums round.
+    # wait for each other: 4 towers of 32 images took a fifth longer (dev/LOG.md).
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:  # Unless the user set it.
         threads = max(1, len(os.sched_getaffinity(0)) // towers)
         with contextlib.suppress(RuntimeError):

@@ -29,8 +29,6 @@ class ScaledUpdates:
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
         """Creates the optimizer's variables, with all factors set to 1."""
-        if self.built:
-            return
         super().build(variables)  # type: ignore[misc]
         shape = [len(variables)]
         self.factors = self.add_variable(shape, initializer="ones", name="factors")
@@ -77,8 +75,6 @@ class Muon(keras.optimizers.Optimizer):
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Creates a momentum variable for each variable."""
-        if self.built:
-            return
         super().build(variables)
         self.momentums = self.add_optimizer_variables(variables, "momentum")
         parts = dict(self._trained_parts)

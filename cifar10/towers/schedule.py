@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
-# The tutorial multiplies the rate by this factor every `epochs_per_decay` epochs.
-_DECAY_FACTOR = 0.1
-# The defaults of PyTorch's OneCycleLR: the fraction of the run in which the rate rises,
-# the highest rate divided by the first, and the first divided by the last.
-_RISING_PART = 0.3
-_DIVISOR_AT_START = 25.0
-_DIVISOR_AT_END = 1e4
+_RISING_PART = 0.3  # The fraction of the run in which the rate of `one_cycle` rises.
 
 
 class Curve(NamedTuple):
@@ -43,7 +37,7 @@ def staircase(time: tf.Tensor) -> tf.Tensor:
     """Returns a factor that falls tenfold whenever `time` reaches a whole number."""
     import tensorflow as tf
 
-    return tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), tf.floor(time))
+    return tf.pow(tf.constant(0.1, tf.float64), tf.floor(time))
 
 
 def linear(time: tf.Tensor) -> tf.Tensor:
@@ -68,8 +62,8 @@ def one_cycle(time: tf.Tensor) -> tf.Tensor:
     # Unlike in PyTorch, the momentum is constant.
     import tensorflow as tf
 
-    start = 1.0 / _DIVISOR_AT_START
-    end = start / _DIVISOR_AT_END
+    start = 1.0 / 25.0
+    end = start / 1e4
     rising = start + (1.0 - start) * (1.0 - cosine(time / _RISING_PART))
     falling = cosine((time - _RISING_PART) / (1.0 - _RISING_PART))
     return tf.where(time < _RISING_PART, rising, end + (1.0 - end) * falling)

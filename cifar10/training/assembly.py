@@ -44,11 +44,6 @@ from cifar10.towers.update import TrainState, Update
 from cifar10.training import compiling, own_functions
 from cifar10.training.initial_weights import check_initial_weights
 
-# Steps of a call on GPUs, and of a program that XLA compiles; fewer if the batches of a
-# call would take more memory than this.
-_STEPS_OF_CALL, _STEPS_OF_PROGRAM = 10, 50
-_MOST_BYTES_OF_CALL = 2**27
-
 
 @dataclasses.dataclass(frozen=True)
 class Training:
@@ -334,8 +329,8 @@ def default_steps_per_call(
         return 1
     images = config.batch.batch_size * config.batch.accumulate
     size = math.prod(distortions.image_shape(config.images.distortions, shape))
-    fitting = _MOST_BYTES_OF_CALL // (images * size * tf.float32.size)
-    most = _STEPS_OF_PROGRAM if config.speed.xla else _STEPS_OF_CALL
+    fitting = 2**27 // (images * size * tf.float32.size)  # Bytes of a call's batches.
+    most = 50 if config.speed.xla else 10
     return max(1, min(fitting, most))
 
 
@@ -351,8 +346,7 @@ def build_states(
     if replicas == 1:
         # An update by Muon takes 0.1 s for airbench on a CPU.
         is_faster = len(placement.devices) == 1 or config.update.optimizer == "muon"
-        given = "--variable_device", device, placement
-        on_gpu = devices.chooses_gpus(*given, by_default=is_faster)
+        on_gpu = devices.chooses_gpus(device, placement, by_default=is_faster)
         homes = [placement.devices[0] if on_gpu else "/cpu:0"]
     elif device != "auto":
         raise UsageError(

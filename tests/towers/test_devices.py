@@ -295,8 +295,8 @@ def test_variables_are_on_a_gpu_by_default_or_on_request():
         ("gpu", False, True),
         ("cpu", True, False),
     ):
-        found = devices.chooses_gpus("--it", requested, gpu, by_default=by_default)
+        found = devices.chooses_gpus(requested, gpu, by_default=by_default)
         assert found is chosen
-    assert not devices.chooses_gpus("--it", "auto", cpu, by_default=True)
-    with pytest.raises(UsageError, match="--it gpu"):
-        devices.chooses_gpus("--it", "gpu", cpu, by_default=True)
+    assert not devices.chooses_gpus("auto", cpu, by_default=True)
+    with pytest.raises(UsageError, match="--variable_device gpu"):
+        devices.chooses_gpus("gpu", cpu, by_default=True)
