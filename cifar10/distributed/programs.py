@@ -136,9 +136,6 @@ class ProgramBuilder(TowerBuilder):
                 results.append(one.program(*count)(batches[one.part], *count))
         return results[0]
 
-    def _is_on_one_device(self) -> bool:
-        return False  # Each program is.
-
 
 class _Replica(TowerBuilder):
     """The program of a replica, which takes its `part` of the batches of all."""

@@ -34,8 +34,6 @@ _LOST = (
 # Occurs in TensorFlow's errors if another worker has caused them.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
-# More keys than one run uses; as in TensorFlow's strategy_combinations.py.
-_KEYS_OF_A_STRATEGY = 100_000
 # What a new run takes from the run of its --initial_weights, where that is found.
 _OF_WEIGHTS = {"data_division", "depth", "distortions", "image_size", "width"}
 
@@ -177,8 +175,8 @@ class Workers:
 def mirrored_strategy(devices: list[str], *, by_nccl: bool) -> tf.distribute.Strategy:
     """Returns a strategy whose collectives share no keys with an earlier one's."""
     # Otherwise the second run of a process would fail with "Shape mismatch in the
-    # collective instance". TensorFlow's own tests count the keys up like this.
-    tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY  # noqa: SLF001
+    # collective instance". TensorFlow's strategy_combinations.py skips as many keys.
+    tf.distribute.MirroredStrategy._collective_key_base += 100_000  # noqa: SLF001
     # By default TensorFlow chooses NCCL on GPUs.
     reduction = None if by_nccl else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices, reduction)
@@ -243,7 +241,6 @@ def _confine(port: int) -> None:
 
 def _differ(name: str, own: dict[str, Any], chiefs: dict[str, Any]) -> bool:
     """Returns whether a setting differs, or what a worker's code computes."""
-    if not name.startswith(run_config.COMPUTED):
-        return chiefs[name] != own.get(name)
-    found = own.get(name, [])  # A worker may lack a metric.
-    return run_config.differ(chiefs[name], found, chiefs["precision"])
+    if name.startswith(run_config.COMPUTED):  # A worker may lack a metric.
+        return run_config.differ(chiefs[name], own.get(name, []), chiefs["precision"])
+    return chiefs[name] != own.get(name)
