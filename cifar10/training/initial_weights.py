@@ -43,14 +43,11 @@ if TYPE_CHECKING:
     from cifar10.trained_model import TrainedModel
 
 IMAGENET = "imagenet"
-_FILES = (".keras", ".weights.h5")
 _SHOWN_NAMES = 4
 
-_WEIGHTS = "model.weights.h5"
 # The most entries of an HDF5 file. A thousand layers have 3,000, which take 1.5 s.
 _MOST_ENTRIES = 10_000
 _DEEPEST = 100  # The time for an entry grows with its depth.
-_OPTIMIZER = "optimizer/"
 _NUMBERS = "fiubV"  # Kinds of arrays; Keras writes bfloat16 as V.
 
 # The values of a layer's variables, by the layer's name.
@@ -89,7 +86,7 @@ def locate_source(name: str) -> tuple[Path, int | None]:
         at = {checkpoints.folder(path.parent, step): step for step in saved}
         if path in at:
             path, step = path.parent.parent, at[path]
-    is_file = path.is_file() and name.endswith(_FILES)
+    is_file = path.is_file() and name.endswith((".keras", ".weights.h5"))
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
             f"--initial_weights {name} is neither a run nor a file of Keras 3. Give "
@@ -317,7 +314,7 @@ def _unreadable(name: str, error: Exception) -> UsageError:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, name: str = _WEIGHTS) -> Iterator[BinaryIO]:
+def _opened(path: Path, name: str = "model.weights.h5") -> Iterator[BinaryIO]:
     """Opens an HDF5 file, or a file inside a `.keras` file."""
     with files.opened(path, follow=True) as file:
         if path.suffix != ".keras":
@@ -351,7 +348,7 @@ def _copy_arrays(file: "h5py.File", clean: "h5py.File", size: int) -> None:
         if isinstance(item, h5py.Group):
             if name := _attribute(item, "name"):
                 clean.require_group(path).attrs["name"] = name
-        elif not path.startswith(_OPTIMIZER):
+        elif not path.startswith("optimizer/"):
             left -= item.nbytes
             if left < 0:
                 raise ValueError(f"{item.name} is larger than the file")

@@ -30,7 +30,6 @@ class Loop:
     def __init__(self, training: Training, stop: StopSignals) -> None:
         self.training = training
         self.progress = Progress(training)
-        # Results that have not been read from the devices yet.
         self.results = Results(self.progress, training)
         self.timer = Timer()
         self._newest: tuple[Sequence[Batch], int] = [], 0  # The last step's.

@@ -21,8 +21,6 @@ from cifar10.training.tensorboard import Summaries, TensorBoard
 from cifar10.training.timing import Share
 from cifar10.training.watchdog import Watchdog
 
-# Seconds of timed steps before the forecast, because fast steps vary.
-FORECAST_AFTER = 2.0
 
 
 class Log:
@@ -43,7 +41,7 @@ class Log:
         elif step % self._config.output.log_frequency == 0:
             loop.read_results()
         left = self._config.run.max_steps - step
-        is_due = not self._forecast and timer.step_seconds() >= FORECAST_AFTER
+        is_due = not self._forecast and timer.step_seconds() >= 2.0  # Fast ones vary.
         if is_due and timer.steps and left > 1:
             self._forecast = True
             loop.results.wait()

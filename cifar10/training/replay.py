@@ -40,9 +40,6 @@ _OF_STATE = 0.8
 _FAR = 1e308  # NaN, larger numbers and other types count as infinity.
 # Rounding may change these entirely, so they are compared only if the replay is exact.
 _BY_THEIR_SIZE = ("gradient_norm", "loss_scale")
-# How far rounding moves shares of a test set in 16 bits: ten times the measured value.
-_OF_SCORES = 0.02
-_WHOLE = 1e-3  # How far the number of correct images may be from a whole number.
 # Parts of the names of values that are compared by difference, because they may be 0.
 _SHARES = (LOST, *(name for name, one in STEP_METRICS.items() if one.is_share))
 # Entries of config.json that follow from the data and the model.
@@ -326,11 +323,11 @@ class Replay:
                 count, log = line["num_examples"], scores.log_of(split)
                 scored = self._scored_set(split, count)
                 found = scored.score(state.averages, towers.devices[0]).scalars
-                # Rounding may decide two images.
-                most = bound if are_replayed else max(_OF_SCORES, 2 / count)
+                # By rounding: two images, or ten times what was measured in 16 bits.
+                most = bound if are_replayed else max(0.02, 2 / count)
                 yield from self._differences(found, line, bound, log, most)
                 right = line[PRECISION] * count
-                if (far := abs(right - round(right)) / count) > _WHOLE / count:
+                if (far := abs(right - round(right)) / count) > 1e-3 / count:
                     yield True, far, 0.0, self.step, f"whole images in {log}"
         folder = checkpoints.folder(self._directory, self.step)
         weights = [variable.value for variable in state.model.trainable_variables]

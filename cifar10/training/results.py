@@ -136,19 +136,17 @@ class NotFinitePolicy:
             raise UsageError(f"Stopped: {error}. {advice}") from error
         self._progress.step = error.step - 1
         what, found = str(error), {}
-        bad_batch: int | None = None
+        bad_batch = None if isinstance(error, CorruptedError) else self._progress.batch
         if isinstance(error, CorruptedError):
             advice = "Test the machine's hardware, and resume on another machine. "
             advice += self._progress.how_to_resume()
         elif isinstance(error, NotFiniteStateError):  # Nothing was undone.
-            bad_batch = self._progress.batch
             self._progress.step = error.step
             advice = "--on_nan rollback leaves out the images since a checkpoint. "
             first = (self._progress.last_saved() or 0) + 1
             advice += self._advice(first, error.step)
         else:
-            bad_batch = self._progress.batch
-            found = self._gradients(bad_batch)
+            found = self._gradients(self._progress.batch)
             what = f"{what}; {_where(found)}"
             advice = "--on_nan skip leaves out updates that are not finite. "
             advice += self._advice(error.step, error.step)

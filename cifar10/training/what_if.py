@@ -29,7 +29,6 @@ from cifar10.training.assembly import Training, build_tower, build_update
 from cifar10.training.progress import Progress
 from cifar10.training.replay import Difference, Replay
 
-_MARKS = 5  # Steps at which weights are compared.
 
 
 class Outcome(NamedTuple):
@@ -124,7 +123,7 @@ class WhatIf(Replay):
             towers.freeze(towers.tower.frozen)  # Retraces the step.
 
     def _outcome(self, steps: Iterator[dict[str, float]]) -> Outcome:
-        marks = np.linspace(self._first, self._until, _MARKS).astype(int)
+        marks = np.linspace(self._first, self._until, 5).astype(int)
         weights, logged = {}, []
         for metrics in steps:
             logged.append(metrics)
