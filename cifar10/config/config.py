@@ -21,8 +21,6 @@ from cifar10.towers import schedule
 from cifar10.towers.stages import Stage, resolve_stages
 
 _RECIPES = Path(__file__).parent / "recipes"
-# In bytes. Python takes minutes to parse a key of thousands of dotted names.
-_LONGEST_RECIPE = 50_000
 
 
 class Config(fields.BaseConfig):
@@ -196,7 +194,8 @@ def read_recipe(name: str) -> dict[str, Any]:
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
     try:
-        values = tomllib.loads(files.read(path, _LONGEST_RECIPE, follow=True).decode())
+        # Python takes minutes to parse a key of thousands of dotted names.
+        values = tomllib.loads(files.read(path, 50_000, follow=True).decode())
         str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         why = f"no such file. The recipes are {', '.join(known)}"
@@ -254,7 +253,6 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     _refuse_alternatives(given)
     given, recipe = data_flag.located(given), {}
     if "resume" in given:
-        given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
         recipe = read_recipe(given["recipe"]) if "recipe" in given else {}

@@ -505,7 +505,6 @@ def unchecked(group: type[_Group], values: Mapping[str, Any]) -> _Group:
 
 
 ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(BaseConfig))
-# The groups recorded in `config.json`.
 RECORDED = (*ALL, Machine)
 # A flag and an argument of `Config`, but not a field: it names a run with all fields.
 RESUME = Option(

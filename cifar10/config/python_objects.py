@@ -19,7 +19,6 @@ _OF_PROBABILITIES = (
     *("categoricalgeneralizedcrossentropy", "ctc", "dice", "kldivergence"),
     *("poisson", "tversky"),
 )
-_OF_ONE_HOT = ("categorical_accuracy", "top_k_categorical_accuracy")
 _NOT_TAKEN = {"LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"}
 METRICS = "metrics/"  # The prefix of a program's metrics, and of no other metrics.
 
@@ -70,7 +69,7 @@ def _check_takes_logits(subject: str, function: Callable) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     if name.replace("_", "").lower() in _OF_PROBABILITIES:
         raise UsageError(f"{subject}, {name}, expects probabilities, but gets logits.")
-    if name in _OF_ONE_HOT:
+    if name in ("categorical_accuracy", "top_k_categorical_accuracy"):
         raise UsageError(f"{subject} gets whole numbers as labels. Give sparse_{name}.")
     if from_logits is False:
         fix = "from_logits=True, or give functools.partial(FUNCTION, from_logits=True)"

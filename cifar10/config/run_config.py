@@ -26,9 +26,6 @@ _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
     *("model", "parameters", "precision", "simulated"),
 )
-# Bounds on the differences of logits by rounding, as fractions of the largest logit.
-# Keras's networks reach a thousandth of the first bound and half of the second.
-_OF_LOGITS, _OF_16_BITS = 1e-3, 0.03
 # Of `Facts.versions`, those of the machine, which only decide how sums round.
 HARDWARE = ("processor", "driver")
 _PLACES = ("data_dir", "data_url", "corrections")  # Ignored in another user's run.
@@ -170,13 +167,13 @@ class RecordedRun:
 
     def computes(self, found: Sequence[float]) -> bool:
         """Returns whether `Facts.model_logits` equal the run's, apart from rounding."""
-        precision = self.config.network.precision
-        return not differ(self.facts.model_logits, found, precision)
+        return not differ(self.facts.model_logits, found, self.config.network.precision)
 
 
 def differ(values: Sequence[float], others: Sequence[float], precision: str) -> bool:
     """Returns whether code computes `others` in place of `values`, beyond rounding."""
-    bound = _OF_16_BITS if "16" in precision else _OF_LOGITS
+    # Keras's networks reach half of the first bound and a thousandth of the second.
+    bound = 0.03 if "16" in precision else 1e-3
     limit = bound * max(map(abs, values), default=0.0)
     return any(abs(a - b) > limit for a, b in zip(values, others, strict=False))
 
