@@ -11,11 +11,8 @@ from pathlib import Path
 
 from cifar10.errors import counted
 
-# Linux's names of the bfloat16 instructions for vectors and for matrix tiles.
-_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 # Instructions for which oneDNN and Eigen have kernels of their own, the widest first.
 _INSTRUCTIONS = ("amx_bf16", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512f")
-_NATIVE_CAPABILITY = (8, 0)  # Ampere, NVIDIA's first with bfloat16 tensor cores.
 
 _COUNT_GPUS = (
     "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); count = ctypes.c_int(); "
@@ -35,7 +32,7 @@ def processor_features() -> list[str]:
 
 def bfloat16_features() -> list[str]:
     """Returns the names of the processor's bfloat16 instructions."""
-    return [name for name in processor_features() if name in _BFLOAT16_FEATURES]
+    return [one for one in processor_features() if one in ("avx512_bf16", "amx_bf16")]
 
 
 def describe(*, on_gpus: bool) -> dict[str, str]:
@@ -118,7 +115,7 @@ def resolve_precision(
         gpus = tf.config.get_visible_devices("GPU")
         details = map(tf.config.experimental.get_device_details, gpus)
         capabilities = [one.get("compute_capability") or (0, 0) for one in details]
-        is_native = all(one >= _NATIVE_CAPABILITY for one in capabilities)
+        is_native = all(one >= (8, 0) for one in capabilities)  # Since Ampere.
     return "bfloat16" if is_native else "float32"
 
 

@@ -16,13 +16,9 @@ from cifar10.models.step_metrics import STEP_METRICS
 METRIC_AVERAGE_DECAY = 0.9
 # The last is the average of whether a step was lost; absent before the loss has risen.
 _FIRST, _HIGHEST, LOST = "first loss", "highest loss", "lost steps"
-_MOST_LOST = 0.75  # After 14 lost steps in a row.
-# A high learning rate that training survives raises the loss about tenfold.
-_RISEN = 100.0
 # Where classes are of unequal size, a lost model may be right often. But no model that
 # learns is so far off: at a learning rate of 1,000, a linear one does at 1e5.
 _FAR = 1e6
-_NEAR_CHANCE = 0.1  # In accuracy, whose average varies less by chance.
 
 
 def average(averages: dict[str, float], new: Mapping[str, float], classes: int) -> None:
@@ -33,8 +29,9 @@ def average(averages: dict[str, float], new: Mapping[str, float], classes: int) 
     first = averages.setdefault(_FIRST, loss)
     highest = averages[_HIGHEST] = max(averages.get(_HIGHEST, first), loss)
     usual = max(abs(first), guessing := math.log(max(2, classes)))
-    if highest >= _RISEN * usual:
-        guesses = averages.get(PRECISION, 0.0) < 1 / classes + _NEAR_CHANCE
+    # A high learning rate that training survives raises the loss about tenfold.
+    if highest >= 100.0 * usual:
+        guesses = averages.get(PRECISION, 0.0) < 1 / classes + 0.1  # It varies less.
         is_lost = guesses and entropy > 0.95 * guessing
         is_lost |= min(loss, entropy) > _FAR * usual
         averages.setdefault(LOST, 0.0)
@@ -48,7 +45,7 @@ def average(averages: dict[str, float], new: Mapping[str, float], classes: int) 
 
 def divergence(config: BaseConfig, averages: Mapping[str, float]) -> str:
     """Describes the divergence of a run with these numbers; "" if there is none."""
-    if averages.get(LOST, 0.0) < _MOST_LOST:
+    if averages.get(LOST, 0.0) < 0.75:  # Reached by 14 lost steps in a row.
         return ""
     first, highest = (rounded(averages.get(n, 0.0), 2) for n in (_FIRST, _HIGHEST))
     rose = f"its loss rose from {first} to {highest}"

@@ -37,7 +37,6 @@ _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
 # Prefix of folders that are half-written or half-deleted, and never read.
 INCOMPLETE = ".incomplete-"
 
-# Raised while parsing a file that is not a manifest.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 # Errors that do not mean damage: missing permissions and exhausted resources.
@@ -125,7 +124,7 @@ def link_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a manifest's link; {} if an earlier version wrote it, or none."""
     link = manifest.get(LINK)
     is_ours = isinstance(link, dict) and isinstance(link.get("settings"), dict)
-    return link if is_ours and link else {}
+    return link if is_ours else {}
 
 
 def folder(directory: Path, step: int) -> Path:

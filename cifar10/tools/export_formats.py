@@ -30,8 +30,6 @@ from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import exported
 from cifar10.trained_model import TrainedModel
 
-# Images on which an export is compared with the run's model.
-_IMAGES = 256
 # Layers of this package, and the layers of Keras that compute the same more slowly.
 _FASTER = {
     ours.FusedBatchNormalization: keras.layers.BatchNormalization,
@@ -227,7 +225,7 @@ def examples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns test images as inputs of an export, and the float32 model's outputs."""
     images, _ = dataset.read("test")
-    chosen = np.linspace(0, len(images) - 1, min(_IMAGES, len(images)), dtype=int)
+    chosen = np.linspace(0, len(images) - 1, min(256, len(images)), dtype=int)
     pixels = np.asarray(images[chosen])
     prepared = prepare(tf.constant(pixels), description["distortions"]).numpy()
     logits = model(prepared, training=False)
