@@ -24,8 +24,7 @@ class TrainedModel:
         model: The Keras model. With `use_averages`, the model's trainable variables
             keep their initial values.
         use_averages: Whether `trainable` has the variables' moving averages.
-        trainable: Values for the model's trainable variables, in the same order: moving
-            averages or last values.
+        trainable: Averages or last values of the trainable variables, in their order.
         is_to_calibrate: Whether the temperature of a checkpoint is left at 1.
         temperature: Divisor of the logits; 1 without `eval.py --calibrate`.
         class_names: Names of the classes.

@@ -31,8 +31,7 @@ class Config(fields.BaseConfig):
     arguments too. Read values by group, for example `config.batch.batch_size`.
 
     Args:
-        model: The name of a model, or a function that takes (image_shape, classes) and
-            returns a Keras model.
+        model: A model's name, or a function of (image_shape, classes) that returns it.
         data: The name of a data set or the path of your pictures, as for --data;
             arrays (x, y) or ((x, y), (x_test, y_test)); or a
             `cifar10.input.dataset_base.Dataset`. Images are uint8 [count, height,

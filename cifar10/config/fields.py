@@ -92,18 +92,14 @@ class Run(Checked):
 
     Attributes:
         recipe: recipe with defaults for the other flags: `tutorial`, `fast` (93 % in
-            minutes), `accurate`, `resnet`, `pictures`, `finetune`, or the path of a
-            TOML file like those in cifar10/config/recipes (default: depends on the
-            model, the data and --initial_weights)
-        train_dir: directory for checkpoints, event files and metrics.jsonl; if it
-            already holds a run, that run is resumed
+            minutes), `accurate`, `resnet`, `pictures`, `finetune`, or a TOML file like
+            those in cifar10/config/recipes (default: by model, data, initial weights)
+        train_dir: directory of the run; if it already holds a run, that run is resumed
         fresh: start over: move an earlier run in --train_dir aside, without deleting it
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
-        max_hours: hours of training after which the training run ends, instead of
-            --max_steps; includes the hours before a resume
-        seed: random seed of the initial values, the order of the images, the
-            distortions and dropout
+        max_hours: hours of training, also before a resume, instead of --max_steps
+        seed: random seed of initial values, the images' order, distortions and dropout
     """
 
     recipe: Annotated[str, WORKER, FLAG_ONLY] = "tutorial"
@@ -122,14 +118,10 @@ class Batch(Checked):
     Attributes:
         num_gpus: number of towers on this machine, one per GPU; without a GPU, the CPU
             simulates the towers (default: one per GPU found, else 1 on the CPU)
-        split_gpu: number of towers that share each GPU and its memory; for trying
-            several towers on one GPU, as with --num_gpus 4 --split_gpu 4; not for speed
-        batch_size: images per tower and batch; the global batch has --batch_size x
-            towers x --accumulate images
-        global_batch_size: images per step over all towers (default: --batch_size x
-            towers x --accumulate)
-        accumulate: number of batches that each tower computes per update; the tower
-            then acts as that many towers with one batch each
+        split_gpu: number of towers on each GPU, to try several on one; not for speed
+        batch_size: images per tower and batch (x towers x --accumulate in each step)
+        global_batch_size: images per step, in place of --batch_size
+        accumulate: batches that a tower computes per update, as that many towers would
         variable_update: towers: all towers of a machine share one set of variables;
             mirrored: each tower has a copy, and an all-reduce (NCCL on GPUs) averages
             the gradients; auto: mirrored on the GPUs of several machines, else towers
@@ -176,17 +168,13 @@ class Dataset(Checked):
         data_dir: folder that contains the .bin files, cifar-10-batches-bin/ or the
             archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
         data_url: URL of the archive (default: the URL on the data set's site)
-        image_size: side in pixels: the shorter side of your pictures is resized to it,
-            followed by a centre crop (default: 64)
-        validation_fraction: fraction of your pictures for the test split, if there is
-            no test or val folder
-        val_fraction: fraction of the images (excluding a given test split) to
-            hold out as a val split, if the data has none; the val split decides which
-            checkpoint is best and when to stop (default: none; the test split decides)
-        max_bad_images: largest fraction of pictures that may be damaged; these are left
-            out, but training does not start if more pictures are damaged
-        corrections: CSV file from `data --train_dir` that lists training pictures to
-            leave out or to move to other classes (default: none)
+        image_size: side in pixels; pictures are resized and cropped to it (default: 64)
+        validation_fraction: fraction of your pictures to test on, if no folder is test
+        val_fraction: fraction of the other images to hold out as val, if there is none;
+            val decides which checkpoint is best and when to stop (default: none)
+        max_bad_images: largest fraction of damaged pictures, which are left out
+        corrections: CSV file from `data --train_dir`: pictures to leave out or to move
+            to other classes (default: none)
     """
 
     data: Annotated[str, RESULT, Help(f" {data_flag.PATH}")] = "auto"
@@ -250,17 +238,14 @@ class Update(Checked, scope=RESULT, numbers=schedule.PARAMETERS):
 
     Attributes:
         optimizer: a Keras optimizer by its name in lower case, or one of ours
-        optimizer_arguments: further arguments of the optimizer's class, not for muon
-            (see towers/optimizers.py)
+        optimizer_arguments: arguments of the optimizer's class (towers/optimizers.py)
         momentum: momentum of the optimizer, only for
         learning_rate: peak learning rate
         schedule: learning-rate schedule
         keras_schedule: Keras schedule object that a program passed as learning_rate
         warmup_epochs: epochs over which the learning rate rises linearly from zero
-        clip_norm: maximum global norm of the averaged gradients, which are scaled down
-            if their norm is larger (default: none)
-        moving_average_decay: final decay of the moving averages of the variables, which
-            evaluation uses; the decay rises during training; 0: no averages
+        clip_norm: norm to which longer averaged gradients are scaled (default: none)
+        moving_average_decay: final decay of the averages that evaluation uses; 0: none
         stages: stages of the training run (see towers/stages.py)
     """
 
@@ -295,13 +280,10 @@ class FineTuning(Checked, scope=RESULT):
     """Fine-tuning: initial weights and frozen layers.
 
     Attributes:
-        initial_weights: source of the initial weights: a .keras or .weights.h5 file,
-            the directory of a run or of a checkpoint, or imagenet if the model is
-            applications:NAME (default: random values)
-        freeze: layers not to train, such as conv1,scale0_*, or all-but-head for all
-            layers except the last (default: none)
-        pretrained_rate: multiplier, above 0, of the rate for layers with initial
-            weights
+        initial_weights: a .keras or .weights.h5 file, the directory of a run or of a
+            checkpoint, or imagenet for applications:NAME (default: random values)
+        freeze: layers not to train, such as conv1,scale0_*, or all-but-head
+        pretrained_rate: factor, above 0, of the rate for layers with initial weights
     """
 
     initial_weights: Annotated[str | None, FLAG_ONLY] = None
@@ -315,11 +297,9 @@ class Memory(Checked):
 
     Attributes:
         sections: number of sections of the model, computed one after another to save
-            memory, which takes more time; or the layers that begin a section
-            (conv2,local3); or auto: the smallest number that fits in memory
-            (default: the sections in the model's code)
-        memory_limit: GB of GPU or CPU memory that --sections auto and `plan` may use
-            (default: 85 % of the free memory)
+            memory, not time; or the layers that begin one (conv2,local3); or auto: as
+            few as fit in memory (default: the sections in the model's code)
+        memory_limit: GB for --sections auto and `plan` (default: 85 % of what is free)
     """
 
     sections: _Sections | None = None
@@ -331,25 +311,19 @@ class Checkpoints(Checked):
     """Checkpoints, evaluations, and reactions to failures.
 
     Attributes:
-        checkpoint_steps: steps between two checkpoints; by default more if they would
-            take over 5 % of the time
+        checkpoint_steps: steps between checkpoints; by default, at most 5 % of the time
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
-        keep_best: number of further checkpoints to keep: the best by score in eval or
-            --eval_steps; each evaluation by --eval_steps then saves a checkpoint
-            (default: 1 with --eval_steps, else 0)
+        keep_best: number of further checkpoints to keep, the best by score; each
+            evaluation by --eval_steps then saves one (default: 1 with it, else 0)
         best_by: eval score that selects the best checkpoint
-        eval_steps: steps between two evaluations during training, on the val split, or
-            on the test split if there is no val split (default: none)
-        stop_after_no_gain: number of consecutive evaluations by --eval_steps without a
-            new best score after which the training run ends (default: never)
+        eval_steps: steps between evaluations, on val or else on test (default: none)
+        stop_after_no_gain: evaluations in a row without a new best score that end a run
         on_nan: action if a loss or gradient is not finite: stop; skip the update;
             rollback to the last checkpoint, and leave out the batches since then
-        verify_steps: steps between two verified steps, whose gradients two devices
-            compute; if these differ, the run stops, or with --on_nan rollback
-            goes back (default: none)
+        verify_steps: steps between two whose gradients two devices compute; if these
+            differ, the run stops, or goes back with --on_nan rollback (default: none)
         hang_timeout: seconds after which a hanging step ends the run with exit code 75,
-            so that a scheduler or --max_restarts restarts the run (default: 600 with
-            NCCL, which may wait forever; else never)
+            for a scheduler or --max_restarts (default: 600 with NCCL, else never)
     """
 
     checkpoint_steps: Count = 1000
@@ -368,12 +342,9 @@ class Output(Checked):
     """Logs and summaries.
 
     Attributes:
-        log_frequency: steps between two lines in metrics.jsonl and on the console,
-            which shows fewer lines if steps are fast
-        summary_steps: steps between two sets of histograms and images in TensorBoard;
-            more steps if the sets would take over 5 % of the time
-        log_device_placement: make TensorFlow print the device of each operation, such
-            as tower_0/tutorial/conv1/convolution for tower 0
+        log_frequency: steps between two lines in metrics.jsonl; the console has fewer
+        summary_steps: steps between histograms and images, at most 5 % of the time
+        log_device_placement: print the device of operations (tower_0/... is tower 0's)
     """
 
     log_frequency: Count = 10
@@ -386,17 +357,13 @@ class Speed(Checked):
     """Devices, compilation and determinism.
 
     Attributes:
-        steps_per_call: maximum number of steps to run without returning to Python
-            (default: 1; on GPUs up to 10, or 50 where --xla compiles whole steps)
+        steps_per_call: steps without returning to Python (default: 1; on GPUs up to 50)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or the muon optimizer, else the CPU
-        xla: compile each tower with XLA, or whole steps with a single GPU or mirrored
-            variables (default: on a single GPU, if a trial at the start of a long run
-            finds it faster)
-        xla_update: compile the update with XLA where whole steps are not compiled;
-            the same trial may choose it
-        deterministic: make results repeatable bit for bit on the same machine, without
-            oneDNN and TF32; slower
+        xla: compile each tower with XLA, or whole steps with one GPU or mirrored
+            variables (default: on one GPU, if a trial in a long run finds it faster)
+        xla_update: compile only the update with XLA; the same trial may choose it
+        deterministic: repeat results bit for bit on this machine, more slowly
     """
 
     steps_per_call: Annotated[int, Range(1, 100)] | None = None
@@ -411,10 +378,8 @@ class Processes(Checked, scope=WORKER):
     """Several workers, and restarts.
 
     Attributes:
-        local_workers: number of workers to start on this machine, as if each were on a
-            separate machine (default: none)
-        max_restarts: maximum number of restarts from the last checkpoint after the
-            training run is killed or loses a worker
+        local_workers: workers to start here, as if on a machine each (default: none)
+        max_restarts: maximum number of restarts after a kill or the loss of a worker
         worker_timeout: seconds to wait at the start for the other workers
         seeds: range FIRST:END of seeds to train one after another, each in a folder of
             --train_dir; 0:5 trains seeds 0 to 4, and prints the mean of their scores

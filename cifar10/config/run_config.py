@@ -160,14 +160,11 @@ class RecordedRun:
 
     def check_logits(self, found: Sequence[float]) -> None:
         """Refuses a model whose `Facts.model_logits` are not those of the run."""
-        if not self.computes(found):
+        network = self.config.network
+        if differ(self.facts.model_logits, found, network.precision):
             why = f"computes other logits than when the run {self.directory} began"
             how = "Restore its code, with random constants as weights, or begin anew."
-            raise UsageError(f"--model {self.config.network.model} {why}. {how}")
-
-    def computes(self, found: Sequence[float]) -> bool:
-        """Returns whether `Facts.model_logits` equal the run's, apart from rounding."""
-        return not differ(self.facts.model_logits, found, self.config.network.precision)
+            raise UsageError(f"--model {network.model} {why}. {how}")
 
 
 def differ(values: Sequence[float], others: Sequence[float], precision: str) -> bool:

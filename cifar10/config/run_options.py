@@ -22,10 +22,8 @@ class RunOptions(Checked):
 
     Attributes:
         train_dir: directory of the run; the flag --checkpoint_dir has the same meaning
-        step: step of the checkpoint, or best for the one with the best score (default:
-            the newest)
-        trust_model: module:function of a model whose code you trust, if you did not
-            train the run (default: none)
+        step: step of the checkpoint, or best for the best score (default: the newest)
+        trust_model: module:function of a model that others trained, if you trust it
     """
 
     train_dir: str = TRAIN_DIR

@@ -14,13 +14,11 @@ DESCRIPTION = """Scores the checkpoints of a run.
     python -m cifar10 eval --run_once
 
 Prints the accuracy (`precision @ 1`) with its 95 % confidence interval, and
-tables. Appends the scores to eval/metrics.jsonl and writes event files, whose
-curves TensorBoard draws over the training curves.
+tables. Appends the scores to eval/metrics.jsonl and to TensorBoard's curves.
 
-Without --run_once or --step, the command follows a run until training ends: it
-scores each new checkpoint, even if the run has scored it
-(--eval_steps), and prints one line for it. If the training keeps its best
-checkpoints (--keep_best), these scores decide too. The run's directory names
+Without --run_once or --step, the command follows a run until training ends, and
+scores each new checkpoint, even if the run has scored it (--eval_steps). These
+scores, too, decide which checkpoints --keep_best keeps. The run's directory names
 the model and the data set; your own model is imported from the current folder.
 """
 

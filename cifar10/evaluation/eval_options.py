@@ -22,8 +22,7 @@ class Options(run_options.RunOptions):
         run_once: score the newest checkpoint and exit
         eval_interval_secs: seconds between two checks for a new checkpoint
         use_averages: use the variables' moving averages, not their last values
-        test_time_augmentation: average over six views of each image, mirrored and
-            shifted by a pixel
+        test_time_augmentation: average over six views of each image: mirrored, shifted
         calibrate: score one checkpoint, fit a temperature on the val split, and exit;
             predict, serve and export use the temperature to compute probabilities
         device: device to use: auto, cpu or gpu

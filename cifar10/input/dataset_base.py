@@ -43,8 +43,7 @@ class Dataset:
         description: One line for the user, which says what and where the data set is.
         read: Function that returns the images and int32 labels [count] of a split.
         splits: The splits of the data set, in the order of `SPLITS`.
-        fingerprint: SHA-256 of the images and labels. If None, a run computes that of a
-            training split in memory.
+        fingerprint: SHA-256 of images and labels; None: a run hashes those in memory.
         uncorrected: The fingerprint before corrections; None without corrections.
         is_real: Whether the images are real; False for the generated stand-in.
         paths: The names of the images, by split; absent for a split without names.

@@ -50,8 +50,7 @@ def divided(
         classes: The names of the classes.
         shares: The fraction of images for each split except the training split. New
             limits give each class a training image, and if possible one in each split.
-        run: A run whose limits are used again, for classes that it has, and splits with
-            an equal fraction.
+        run: A run whose limits hold for the same classes and splits of equal fractions.
 
     Returns:
         The split of each image, str [count], and the division to record: for each split

@@ -9,7 +9,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.errors import UsageError, say
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.train import Record, register_model
-from cifar10.models.registry import PYTHON, restoring_keras
+from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 
@@ -35,11 +35,9 @@ def evaluate(
         model: The function that builds the model, if `run` is a directory and the
             function cannot be imported.
         split: `test`, `train`, or `val` if the data has that split.
-        step: The step of the checkpoint, or `best` for the one with the best score;
-            None for the newest one.
+        step: The checkpoint's step, or `best` by score; None for the newest checkpoint.
         num_examples: The number of images to score, from the first on; None for all.
-        use_averages: Whether to score the moving averages of the variables instead of
-            their last values.
+        use_averages: Whether to score the variables' moving averages or last values.
         test_time_augmentation: Whether to average over six views of each image.
 
     Returns:
@@ -95,23 +93,22 @@ def evaluate(
     devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
     how: dict[str, Any] = {"use_averages": use_averages, "trust_model": trusted}
-    with restoring_keras():
-        trained = TrainedModel(directory, device, **how)
-        found_step = trained.restore(step)
-        known = trained.run.config.network.model
-        names = trusted, PYTHON + f"{trusted}".partition(":")[2]  # And without module.
-        if model is not None and known not in names:
-            raise UsageError(f"evaluate: model={model}: the run has {known}. Omit it.")
-        if dataset is None and data is None:
-            dataset = datasets.find_again(trained.run)
-        else:
-            dataset = _dataset_to_score(trained.run, data, dataset, split)
-        dataset = datasets.fitted(dataset, trained.run, "data")
-        if not datasets.is_of_run(dataset, trained.run):
-            datasets.say_seen(dataset, trained.run, split, num_examples)
-        given = trained.model, trained.run.config, dataset, scoring
-        scored = ScoredSet(*given, own_metrics=own_metrics)
-        result = scored.score(trained.trainable, device, trained.temperature)
+    trained = TrainedModel(directory, device, **how)
+    found_step = trained.restore(step)
+    known = trained.run.config.network.model
+    names = trusted, PYTHON + f"{trusted}".partition(":")[2]  # With and without module.
+    if model is not None and known not in names:
+        raise UsageError(f"evaluate: model={model}: the run has {known}. Omit it.")
+    if dataset is None and data is None:
+        dataset = datasets.find_again(trained.run)
+    else:
+        dataset = _dataset_to_score(trained.run, data, dataset, split)
+    dataset = datasets.fitted(dataset, trained.run, "data")
+    if not datasets.is_of_run(dataset, trained.run):
+        datasets.say_seen(dataset, trained.run, split, num_examples)
+    given = trained.model, trained.run.config, dataset, scoring
+    scored = ScoredSet(*given, own_metrics=own_metrics)
+    result = scored.score(trained.trainable, device, trained.temperature)
     return {"step": found_step, **result.scalars}
 
 

@@ -17,7 +17,7 @@ from cifar10.config.run_config import RecordedRun
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.models.architecture import Architecture
-from cifar10.models.registry import ARCHITECTURES, PYTHON, restoring_keras
+from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, logs, scores
@@ -30,8 +30,7 @@ class Record:
     Attributes:
         train_dir: The directory of the run.
         step: The last step.
-        ended: Why training ended: `max_steps`, `max_epochs`, `max_hours`, or `no_gain`
-            for `stop_after_no_gain`.
+        ended: Why training ended: `max_steps`, `max_epochs`, `max_hours` or `no_gain`.
         seconds: Wall time of this call of `train`, without earlier sessions.
         history: Metrics by step, every `log_frequency` steps, from all sessions.
         scores: Maps steps to the recorded score that `best_by` names, on the val split
@@ -118,7 +117,6 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     register_model(config)
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(restoring_keras())
         stop = StopSignals()
         if is_main and cluster.is_requested():  # All machines stop after the same step.
             stack.enter_context(stop)

@@ -22,9 +22,8 @@ class Architecture:
         build: Function that returns a Keras model. It takes image_shape, as
             (height, width, channels); the number of classes; and perhaps depth and
             width. It raises an error if images are too small.
-        module: Module in this folder that defines `build` and perhaps `initialize`.
-            `find_architecture` imports it, and TensorFlow with it. None if `build` is
-            given directly.
+        module: Module in this folder that defines `build` and perhaps `initialize`, for
+            `find_architecture` to import. None if `build` is given directly.
         recipe: Default recipe; None for the default recipe of the data.
         trained_parts: Maps paths of variables to fractions: muon trains each variable
             only up to this fraction of the training run. This holds for a learning rate

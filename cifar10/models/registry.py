@@ -6,11 +6,10 @@ A name is a key of `ARCHITECTURES`, `applications:NAME` for a network of Keras, 
 TensorFlow is imported only to build a model, so the command line checks names fast.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,19 +107,6 @@ def find_architecture(name: str) -> Architecture:
     if name.startswith(APPLICATIONS_PREFIX):
         return applications.find_architecture(name)
     return Architecture(custom.import_function(name))
-
-
-@contextlib.contextmanager
-def restoring_keras() -> Iterator[None]:
-    """Restores a program's settings of Keras, which models change, after a block."""
-    import keras
-
-    with contextlib.ExitStack() as stack:
-        for name in ("floatx", "image_data_format", "dtype_policy"):
-            now = getattr(keras.config, name)()
-            stack.callback(getattr(keras.config, f"set_{name}"), now)
-        keras.config.set_dtype_policy("float32")  # `build_model` sets the others.
-        yield
 
 
 def build_model(

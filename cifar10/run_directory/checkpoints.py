@@ -124,7 +124,7 @@ def link_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a manifest's link; {} if an earlier version wrote it, or none."""
     link = manifest.get(LINK)
     is_ours = isinstance(link, dict) and isinstance(link.get("settings"), dict)
-    return link if is_ours else {}
+    return link if link and is_ours else {}
 
 
 def folder(directory: Path, step: int) -> Path:

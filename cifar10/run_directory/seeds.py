@@ -6,14 +6,13 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from cifar10.config.fields import PRECISION, result_determining
 from cifar10.config.run_config import RecordedRun
 from cifar10.run_directory import logs, scores
 
 _STEPS = 100_000  # For the integral of Student's density.
-_Scored: TypeAlias = tuple[str, RecordedRun, float]  # Its name, the run, its score.
 
 
 class Seeds(NamedTuple):
@@ -65,34 +64,28 @@ def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]
     runs of the same seed, the one whose folder holds most of the others counts. A run
     that `whatif` made does not count: it has the settings and the seed of another.
     """
-    groups: dict[Any, list[list[_Scored]]] = defaultdict(list)
+    groups: dict[Any, list[tuple[str, int, float]]] = defaultdict(list)
     for name, run, split, line in scored:
         names = {*result_determining(run.config)} - {"seed"}
         # Towers' batch sizes must agree, too: batch norm sees one batch at a time.
         names |= {"batch_size", "data_fingerprint", "parameters"}
         alike = [run.values[name] for name in sorted(names)]
+        # So must the code of a user's model, apart from rounding.
+        logits = run.facts.model_logits
+        largest = max(map(abs, logits), default=0.0) or 1.0
+        alike += [round(one / largest, 2) for one in logits]
         if line and not run.facts.what_if:
             key = split, line["step"], line.get("num_examples"), repr(alike)
-            logits, one = run.facts.model_logits, (name, run, line[PRECISION])
-            for group in groups[key]:
-                if all(other.computes(logits) for _, other, _ in group):
-                    group.append(one)
-                    break
-            else:
-                groups[key].append([one])
-    return [
-        _average(split, step, runs)
-        for (split, step, *_), several in groups.items()
-        for runs in several
-    ]
+            groups[key].append((name, run.config.run.seed, line[PRECISION]))
+    return [_average(split, step, of) for (split, step, *_), of in groups.items()]
 
 
-def _average(split: str, step: int | None, runs: list[_Scored]) -> Seeds:
+def _average(split: str, step: int | None, runs: list[tuple[str, int, float]]) -> Seeds:
     folders = {name: os.path.split(name)[0] for name, *_ in runs}
     count = Counter(folders.values())
     # The others' last: of two, `seed-0` and not `seed-0.1`, which --fresh moved away.
     ranked = sorted(runs, key=lambda run: (-count[folders[run[0]]], run[0]))[::-1]
-    chosen = {run.config.run.seed: (name, value) for name, run, value in ranked}
+    chosen = {seed: (name, value) for name, seed, value in ranked}
     names = [name for name, *_ in runs if name in dict(chosen.values())]
     left_out = [name for name, *_ in runs if name not in names]
     values = [value for _, value in chosen.values()]

@@ -20,13 +20,11 @@ DESCRIPTION = """Prepares a data set as a training run would, and shows its cont
     python -m cifar10 data photos
     python -m cifar10 data photos --train_dir runs/photos
 
-Prints how many pictures each class has in each split, which pictures were left
-out and why, and which are equal or nearly equal: a held-out picture that is
-also trained on makes scores optimistic, and a picture in two classes cannot be
-learned. A training run with the same flags reuses the prepared pictures.
---train_dir writes the training pictures whose labels a run contradicts to
-corrections.csv and corrections.html in the run's directory. Exit code 0: shown;
-2: a mistake that you can fix.
+Prints how many pictures each class has in each split, how many were left out, and
+which are equal or nearly equal: held-out pictures that are also trained on make
+scores optimistic, and a picture in two classes cannot be learned. --train_dir
+writes the training pictures whose labels a run contradicts to corrections.csv and
+.html in the run's directory. Exit code 0: shown; 2: a mistake that you can fix.
 """
 
 _SHOWN = 5  # Most pictures, or groups of equal pictures, to print.

@@ -21,13 +21,11 @@ DESCRIPTION = """Exports the model of a run for other programs.
     python -m cifar10 export --output /tmp/cifar10_model.tflite
 
 Writes a SavedModel folder, or a file that ends in .onnx, .keras or .tflite
-(LiteRT). The export takes images as evaluation prepares them and returns
-logits, both in float32. With --with_preprocessing it takes uint8 images of the
-data set's size and returns probabilities. It is loaded in a separate process,
-and removed if it computes something other than the run's model on 256 test
-images. cifar10.json, in the folder, the metadata of ONNX or the file (unzip
-finds it), describes the model and how to prepare images. Exit code 0: written
-and checked; 1: the export differs; 2: a mistake that you can fix.
+(LiteRT). It takes images as evaluation prepares them and returns logits, both in
+float32; with --with_preprocessing, it takes uint8 images of the data set's size
+and returns probabilities. cifar10.json in it describes this. An export that
+computes something other than the run's model on 256 test images is removed. Exit
+code 0: written and checked; 1: the export differs; 2: a mistake that you can fix.
 """
 
 # Packages that a format needs besides TensorFlow.

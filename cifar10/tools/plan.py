@@ -22,12 +22,11 @@ DESCRIPTION = """Estimates the memory of a training step with and without sectio
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
-Traces the step without computing it, and needs neither that memory nor data. On
-CPUs the estimate is within 25 % of the memory used. On GPUs, kernels take
-additional memory. Without a GPU, the column "a tower's step" is the memory
-that a GPU would need in addition to the variables. Prints which --sections fit
-into --memory_limit, or into 85 % of the free memory, and the largest batch that
-does. Exit code 1: the batch requested does not fit.
+Traces the step without computing it. On CPUs the estimate is within 25 % of the
+memory used; on GPUs, kernels take more. Without a GPU, "a tower's step" is what a
+GPU would need besides the variables. Prints which --sections fit into
+--memory_limit, or into 85 % of the free memory, and the largest batch that does.
+Exit code 1: the batch requested does not fit.
 """
 
 # Training images of CIFAR, whose files a plan does not read.

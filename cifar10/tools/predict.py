@@ -24,11 +24,10 @@ DESCRIPTION = """Names the likeliest classes of images, with their probabilities
     python -m cifar10 predict holiday --train_dir runs/cifar10_train
     python -m cifar10 predict cat.png --explain maps
 
-Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, and
-prepares them as evaluation does. With --follow it predicts again with each new
-checkpoint, until training has finished. Exit code 0: all were classified; 1:
-images named on stderr were skipped; 2: a mistake that you can fix. In a folder,
-files without a picture's extension are not classified; a note counts them.
+Reads PNG, JPEG, WebP, BMP and GIF files of up to 50 megapixels and 50 MB, those of
+a folder by their extensions, and prepares them as evaluation does. With --follow
+it predicts again with each new checkpoint. Exit code 0: all were classified; 1:
+images named on stderr were skipped; 2: a mistake that you can fix.
 """
 
 _BATCH = 256  # Images in memory at a time; other numbers have the same result.

@@ -31,13 +31,10 @@ DESCRIPTION = """Writes one page on one or several runs.
     python -m cifar10 report runs/one runs/another --output both.html
     python -m cifar10 report runs/*
 
-The page shows each run's settings and how they differ, curves of loss,
-accuracy, throughput and learning rate, the confusion matrix and the hardest
-images of a checkpoint (the newest, or --step), and all checkpoints; for runs
-that differ only in their seeds, the mean accuracy and its deviation. It is a
-single HTML file without scripts. The checkpoint is scored on the test set, as
-by eval.py. An earlier report is overwritten, but no other file. Needs the
-packages of the extra `report`.
+The page, a single HTML file without scripts, shows settings and how they differ,
+curves, the confusion matrix and the hardest images of a checkpoint (the newest,
+or --step) on the test set, and the mean of runs that differ only in their seeds.
+Overwrites an earlier report, but no other file. Needs the extra `report`.
 """
 
 # The first lines of a report, which distinguish it from other files.
@@ -63,8 +60,7 @@ class Options(run_options.RunOptions):
 
     Attributes:
         run_dirs: directories of runs
-        output: file of the page (default: report.html, in the run's directory if there
-            is a single run)
+        output: file of the page (default: report.html, in the folder of a single run)
         data_dir: directory of the data set (default: the run's)
     """
 

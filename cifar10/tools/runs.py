@@ -36,10 +36,9 @@ DESCRIPTION = """Lists the runs in and below a directory.
     python -m cifar10 runs runs --prune photos.1 trials/wide --yes
 
 The state of a run is `training` while a process trains it; `finished` at the
-last step, or if training ended because the score no longer rose; `diverged` if it
-ended that way, but the model only guesses; `stopped` if training ended earlier,
-with a checkpoint of its last step; `failed` if the last checkpoint is older than
-the last step; `damaged` if files cannot be read.
+last step, or if the score no longer rose; `diverged` if it finished, but the model
+only guesses; `stopped` if training ended earlier, with a checkpoint of its last
+step; `failed` if that checkpoint is older; `damaged` if files cannot be read.
 """
 # Either is in a run's directory, the second even if the first is lost.
 _HELD_BY_RUNS = {layout.CONFIG, layout.STARTS}
@@ -167,7 +166,7 @@ def _progress(run: RecordedRun) -> dict[str, Any]:
     debugged = checkpoints.steps(path / layout.DEBUG_CHECKPOINTS)
     step = max([0, *logged, *saved, *debugged])
     split, by, images, values = scores.deciding(path)
-    best = None
+    best: dict[str, Any] | None = None
     for at in scores.ranked(values, by)[:1]:
         best = {"part": split, "by": by, "score": values[at], "step": at}
         best["images"] = images

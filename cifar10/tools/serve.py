@@ -28,9 +28,8 @@ POST /predict classifies an image of up to 12.5 megapixels (?top_k=5 names five
 classes). GET /health returns the model, and the step and age of its weights;
 GET /metrics counts requests, images and seconds for Prometheus.
 Each new checkpoint is loaded between two answers; with --step best, each better
-one. The training run may begin after the service. There are no passwords: with
---host 0.0.0.0, anyone who reaches the port can use the service. SIGTERM or
-Ctrl-C ends the service after the answers in progress.
+one. There are no passwords: with --host 0.0.0.0, anyone who reaches the port can
+use the service. SIGTERM or Ctrl-C ends it after the answers in progress.
 """
 
 _LARGEST = 10_000

@@ -38,20 +38,13 @@ class TrainState:
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
             # Whether updates have ended for that reason; not in checkpoints.
             self.halted = tf.Variable(False, trainable=False)
-        # In float16, Keras does not list what an optimizer has assigned, as Nadam does.
-        known = {id(one) for one in (*model.variables, *optimizer.variables)}
-        self.unlisted = [
-            one.value if isinstance(one, keras.Variable) else one
-            for one in tf.train.TrackableView(optimizer).descendants()
-            if isinstance(one, keras.Variable | tf.Variable) and id(one) not in known
-        ]
 
     def variables(self) -> list[tf.Variable]:
         """Returns the variables that a step writes but `halted`, `global_step` last."""
         model, optimizer = self.model, self.optimizer
         of_model = [*model.trainable_variables, *model.non_trainable_variables]
         of_keras = [variable.value for variable in (*of_model, *optimizer.variables)]
-        return [*of_keras, *self.averages, *self.unlisted, self.global_step]
+        return [*of_keras, *self.averages, self.global_step]
 
     def trackables(self) -> dict[str, Any]:
         """Maps names to the objects of a checkpoint; evaluation restores only some."""

@@ -22,7 +22,6 @@ from cifar10.training.timing import Share
 from cifar10.training.watchdog import Watchdog
 
 
-
 class Log:
     """Reports the metrics of steps, and a forecast of the time left."""
 

@@ -53,18 +53,15 @@ def check_run(
         was, now = run.values, wanted.values
         is_longer = any((now[name] or 0) > (was[name] or 0) for name in fields.LENGTHS)
         is_longer |= now["stop_after_no_gain"] != was["stop_after_no_gain"]
-        path, pruned = run.directory, run.directory / layout.PRUNED
-        if pruned.exists() and not checkpoints.steps(path / layout.CHECKPOINTS):
+        # The best one may be gone.
+        is_longer |= not checkpoints.steps(run.directory / layout.CHECKPOINTS)
+        if is_longer and (run.directory / layout.PRUNED).exists():
+            weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
-                f"{pruned} says that --prune has left only the best checkpoint, but it "
-                "is gone. Restore it from a copy, or start over with --fresh."
-            )
-        if is_longer and pruned.exists():
-            weights = invocation.as_flags(initial_weights=path)
-            raise UsageError(
-                f"{pruned} says that --prune has left only the best checkpoint, from "
-                "which training cannot continue. Begin a new run with its weights: "
-                f"{weights} and another --train_dir."
+                f"{run.directory / layout.PRUNED} says that --prune has left only the "
+                "best checkpoint, from which training cannot continue. Begin a new run "
+                f"with its weights, {weights} and another --train_dir, or start over "
+                "with --fresh."
             )
         if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))

@@ -363,7 +363,7 @@ class Replay:
             "weights": state.model.trainable_variables,
             "averages": state.averages,
             "statistics": state.model.non_trainable_variables,
-            "optimizer": [*state.optimizer.variables, *state.unlisted],
+            "optimizer": state.optimizer.variables,
             "counters": [state.global_step],
         }.items():
             for value in map(np.asarray, variables):

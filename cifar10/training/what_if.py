@@ -30,7 +30,6 @@ from cifar10.training.progress import Progress
 from cifar10.training.replay import Difference, Replay
 
 
-
 class Outcome(NamedTuple):
     """The outcome of recomputed steps."""
 

@@ -90,35 +90,6 @@ def test_importing_the_package_starts_nothing():
         cifar10.nothing  # noqa: B018
 
 
-@pytest.fixture
-def keras_of_program():
-    """Settings of Keras that a program made; returns a function that reads them."""
-    own = keras.config
-
-    def read():
-        return own.floatx(), own.image_data_format(), own.dtype_policy().name
-
-    before = read()
-    for values in (("float64", "channels_first", "mixed_bfloat16"), before):
-        own.set_floatx(values[0])
-        own.set_image_data_format(values[1])
-        own.set_dtype_policy(values[2])
-        if values is not before:
-            yield read
-
-
-def test_settings_of_keras_neither_change_a_run_nor_are_changed_by_it(
-    trained, tmp_path, keras_of_program
-):
-    before, (usual, *_) = keras_of_program(), trained
-    record = train(config(tmp_path / "run", num_gpus=2, eval_steps=2))
-    assert record.scores == {step: usual.scores[step] for step in record.scores}
-    assert evaluate(record) == pytest.approx(evaluate(usual, step=4))
-    with pytest.raises(UsageError, match="step 5"):
-        evaluate(record, step=5)
-    assert keras_of_program() == before
-
-
 def test_record_holds_how_the_run_went(trained):
     first, second, seen = trained
     assert seen == [4]

@@ -1,6 +1,5 @@
 """Optimizers of Keras by name: which there are, their arguments, their weight decay."""
 
-import dataclasses
 import inspect
 
 import keras
@@ -93,21 +92,6 @@ def test_float16_scales_the_loss_without_changing_the_rate_of_lion():
     slow, *others = (np.abs(change).max() for change in moved(builder))
     assert slow == pytest.approx(RATE / 4, rel=1e-6)
     assert others == pytest.approx([RATE] * 3, rel=1e-6)
-
-
-def test_float16_undoes_all_that_nadam_has_changed():
-    """Also its product of momenta, which Keras does not list."""
-    builder = build("nadam", scale_loss=True)
-    builder.update = dataclasses.replace(builder.update, halts=True)
-    builder.state.halted.assign(True)  # As after a step that was not finite.
-    product = builder.state.optimizer.inner_optimizer._u_product
-    before, start = values(builder), product.numpy()
-    builder.step([batch()])
-    assert_equal(values(builder), before)
-    assert product.numpy() == start
-    builder.state.halted.assign(False)
-    builder.step([batch()])
-    assert product.numpy() < start
 
 
 def test_a_matrix_named_as_a_bias_or_scale_does_not_decay():
