@@ -104,7 +104,7 @@ def test_seeds_of_changed_code_are_averaged_apart():
         scored("s4", 0.9, model_logits=[0.5, -2.0], parameters=2),
     ]
     found = [tuple(one.names) for one in grouped(rows)]
-    assert found == [("s0", "s1", "s2"), ("s3",), ("s4",)]
+    assert found == [("s0",), ("s1", "s2"), ("s3",), ("s4",)]
 
 
 def test_seeds_with_contradicting_flags_are_refused(monkeypatch):
