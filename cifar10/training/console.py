@@ -133,10 +133,10 @@ def first_lines(training: Training) -> list[str]:
         f"{machine.towers}{accumulated} = {config.global_batch_size} globally\n"
         f"Length: {total} {epoch:,.1f} steps"
     )
-    return [*map(wrap, [parts, training.sections or "", _mirroring(training)])]
+    return [*map(wrap, [parts, training.sections or "", mirroring_note(training)])]
 
 
-def _mirroring(training: Training) -> str:
+def mirroring_note(training: Training) -> str:
     """Returns a note if mirroring pictures may change their classes; else ""."""
     config, sides = training.config, {"left": "right", "right": "left"}
     distortions = config.images.distortions

@@ -99,16 +99,13 @@ def test_a_run_by_hours_shows_no_last_step(tmp_path, stand_in_dir, terminal):
     assert re.search(r"step \d+, epoch \d+\.\d, loss", terminal())
 
 
-def noted(monkeypatch, names, given):
-    """Returns the first lines of a run on classes of these names."""
-    monkeypatch.setattr(console, "_parts", lambda *_: "")
+def noted(names, given):
+    """Returns the note on a run with classes of these names."""
     training = types.SimpleNamespace(
         config=given if isinstance(given, Config) else Config(**given),
-        images=[],
         run=recorded(class_names=[*names]),
-        sections=None,
     )
-    return " ".join(" ".join(console.first_lines(training)).split())
+    return console.mirroring_note(training)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +119,8 @@ def noted(monkeypatch, names, given):
         (("left", "right"), {"distortions": "none"}, None),
     ],
 )
-def test_a_note_names_classes_that_mirroring_may_change(
-    monkeypatch, tmp_path, names, given, named
-):
-    said = noted(monkeypatch, names, {"data": str(tmp_path), **given})
+def test_a_note_names_classes_that_mirroring_may_change(tmp_path, names, given, named):
+    said = noted(names, {"data": str(tmp_path), **given})
     assert (f"mirrors pictures, which may change their class {named}" in said) is bool(
         named
     )
@@ -151,17 +146,17 @@ def test_a_note_says_that_arrays_are_mirrored_unless_their_user_chose(
 ):
     (tmp_path / "set.npz").touch()
     monkeypatch.chdir(tmp_path)
-    said = noted(monkeypatch, ("class 0", "class 1"), given)
+    said = noted(("class 0", "class 1"), given)
     assert ("For digits, letters and the like" in said) is is_noted
     assert ("mirrors" in said) is is_noted
-    named = noted(monkeypatch, ("cat", "dog"), given)
+    named = noted(("cat", "dog"), given)
     assert "mirrors" not in named, "the classes of a program's data set"
 
 
-def test_a_resumed_run_on_arrays_is_not_told_to_begin_anew(monkeypatch):
+def test_a_resumed_run_on_arrays_is_not_told_to_begin_anew():
     config = Config(data=(X, Y))
     config.given = frozenset({"data", "resume"})
-    assert "mirrors" not in noted(monkeypatch, ("class 0", "class 1"), config)
+    assert "mirrors" not in noted(("class 0", "class 1"), config)
 
 
 @pytest.mark.parametrize(
