@@ -114,7 +114,7 @@ golden-write: .venv/installed
 	$(BIN)/python tests/golden/run.py --write
 
 # Lines of cifar10/. The number only falls; raising it takes a decision record.
-MOST_LINES := 22311
+MOST_LINES := 22308
 LINES = $(shell find cifar10 -name '*.py' -exec cat {} + | wc -l)
 
 lint: .venv/installed

@@ -130,7 +130,7 @@ def _is_joined(content: bytes) -> bool:
     """Returns whether another picture follows, as `curl` joins several files by &."""
     end = len(content)
     if content.startswith(b"BM"):  # These formats begin with their length.
-        end = int.from_bytes(content[2:6], "little")
+        end = int.from_bytes(content[2:6], "little") or end
     elif content.startswith(b"RIFF"):
         end = 8 + int.from_bytes(content[4:8], "little")
     follows = _START.match(content[end:].lstrip(b"&"))

@@ -98,7 +98,7 @@ class Run(Checked):
         fresh: start over: move an earlier run in --train_dir aside, without deleting it
         max_steps: step at which the training run ends, counted from its first start
         max_epochs: epochs after which the training run ends, instead of --max_steps
-        max_hours: hours of training, also before a resume, instead of --max_steps
+        max_hours: hours after which training ends, those before a resume included
         seed: random seed of initial values, the images' order, distortions and dropout
     """
 
@@ -170,7 +170,7 @@ class Dataset(Checked):
         data_url: URL of the archive (default: the URL on the data set's site)
         image_size: side in pixels; pictures are resized and cropped to it (default: 64)
         validation_fraction: fraction of your pictures to test on, if no folder is test
-        val_fraction: fraction of the other images to hold out as val, if there is none;
+        val_fraction: fraction of the images outside test to hold out if val is missing;
             val decides which checkpoint is best and when to stop (default: none)
         max_bad_images: largest fraction of damaged pictures, which are left out
         corrections: CSV file from `data --train_dir`: pictures to leave out or to move
@@ -314,7 +314,7 @@ class Checkpoints(Checked):
         checkpoint_steps: steps between checkpoints; by default, at most 5 % of the time
         keep_checkpoints: number of checkpoints to keep; older ones are deleted
         keep_best: number of further checkpoints to keep, the best by score; each
-            evaluation by --eval_steps then saves one (default: 1 with it, else 0)
+            evaluation by --eval_steps then saves one (default: 1 with these, else 0)
         best_by: eval score that selects the best checkpoint
         eval_steps: steps between evaluations, on val or else on test (default: none)
         stop_after_no_gain: evaluations in a row without a new best score that end a run
@@ -357,7 +357,7 @@ class Speed(Checked):
     """Devices, compilation and determinism.
 
     Attributes:
-        steps_per_call: steps without returning to Python (default: 1; on GPUs up to 50)
+        steps_per_call: most steps of a call from Python (default: 1; on GPUs up to 50)
         variable_device: device that holds the variables and averages the gradients;
             auto: the first GPU for a single tower or the muon optimizer, else the CPU
         xla: compile each tower with XLA, or whole steps with one GPU or mirrored

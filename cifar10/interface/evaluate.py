@@ -37,7 +37,7 @@ def evaluate(
         split: `test`, `train`, or `val` if the data has that split.
         step: The checkpoint's step, or `best` by score; None for the newest checkpoint.
         num_examples: The number of images to score, from the first on; None for all.
-        use_averages: Whether to score the variables' moving averages or last values.
+        use_averages: Whether to score the moving averages, not the last values.
         test_time_augmentation: Whether to average over six views of each image.
 
     Returns:

@@ -70,10 +70,10 @@ def grouped(scored: Iterable[tuple[str, RecordedRun, str, dict]]) -> list[Seeds]
         # Towers' batch sizes must agree, too: batch norm sees one batch at a time.
         names |= {"batch_size", "data_fingerprint", "parameters"}
         alike = [run.values[name] for name in sorted(names)]
-        # So must the code of a user's model, apart from rounding.
+        # So must what a user's model computes, to a thousandth.
         logits = run.facts.model_logits
         largest = max(map(abs, logits), default=0.0) or 1.0
-        alike += [round(one / largest, 2) for one in logits]
+        alike += [round(one / largest, 3) for one in logits]
         if line and not run.facts.what_if:
             key = split, line["step"], line.get("num_examples"), repr(alike)
             groups[key].append((name, run.config.run.seed, line[PRECISION]))

@@ -237,7 +237,7 @@ def _is_joined(content: bytes) -> bool:
     """Returns whether another picture follows, as `curl` joins several files by &."""
     end = len(content)
     if content.startswith(b"BM"):  # These formats begin with their length.
-        end = int.from_bytes(content[2:6], "little")
+        end = int.from_bytes(content[2:6], "little") or end
     elif content.startswith(b"RIFF"):
         end = 8 + int.from_bytes(content[4:8], "little")
     return is_picture(content[end:].lstrip(b"&")) or _JOINED.search(content) is not None

@@ -164,7 +164,7 @@ def of_code(config: ResolvedConfig, towers: TowerBuilder, classes: int) -> dict:
     found: dict[str, tf.Tensor] = {}
     if config.loss.loss or config.loss.metrics:
         dtype = tf.float64 if config.network.precision == "float64" else tf.float32
-        labels = tf.range(_IMAGES) % classes
+        labels = tf.range(_IMAGES, dtype=tf.int64) % classes
         if augmentation.mixes(config.images.augmentation):
             labels = tf.one_hot(labels, classes)
         with tf.device("/cpu:0"):  # GPUs round to TF32.

@@ -47,21 +47,18 @@ def check_run(
     """Returns the run in the directory of `wanted`; None if there is no run.
 
     Refuses a run whose settings differ from those in `determining`, and a pruned run
-    that has no checkpoint or would train longer; with `fresh`, neither. Writes nothing.
+    that would train longer; with `fresh`, refuses neither. Writes nothing.
     """
     if (run := starting.find_run(wanted.directory)) is not None and not fresh:
         was, now = run.values, wanted.values
         is_longer = any((now[name] or 0) > (was[name] or 0) for name in fields.LENGTHS)
         is_longer |= now["stop_after_no_gain"] != was["stop_after_no_gain"]
-        # The best one may be gone.
-        is_longer |= not checkpoints.steps(run.directory / layout.CHECKPOINTS)
         if is_longer and (run.directory / layout.PRUNED).exists():
             weights = invocation.as_flags(initial_weights=run.directory)
             raise UsageError(
                 f"{run.directory / layout.PRUNED} says that --prune has left only the "
                 "best checkpoint, from which training cannot continue. Begin a new run "
-                f"with its weights, {weights} and another --train_dir, or start over "
-                "with --fresh."
+                f"with its weights: {weights} and another --train_dir."
             )
         if found := starting.find_differences(run, determining):
             raise UsageError(_explained(found, run, wanted))

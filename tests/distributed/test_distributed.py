@@ -180,14 +180,14 @@ def test_all_processes_learn_of_a_signal_two_steps_later(towers, monkeypatch):
 
 
 @pytest.mark.parametrize("traced_once", ["strategy"], indirect=True)
-def test_a_rollback_takes_back_a_wish_to_end(towers):
+def test_a_rollback_takes_back_a_request_to_end(towers):
     """The hours of the steps that run again do not count twice."""
     _, mirrored, _ = towers
     none = [False] * 5
     mirrored.agree([*none[1:], True])
     for seed in range(2):
         mirrored.step(batches(seed))
-    mirrored.share([], variables=True)
+    mirrored.broadcast([], variables=True)
     assert mirrored.agree(none) == none, "the steps have been taken back"
     for seed in range(2):
         mirrored.step(batches(seed))

@@ -809,7 +809,10 @@ def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatc
         tmp_path,
         model=coded,
         loss=lambda labels, logits: CODE["loss"] * focal(labels, logits),
-        metrics={"m": lambda labels, logits: CODE["metric"] * margin(labels, logits)},
+        metrics={
+            "m": lambda labels, logits: CODE["metric"] * margin(labels, logits),
+            "right": lambda y, z: tf.cast(tf.argmax(z, 1) == y, tf.float32),
+        },
         optimizer=Coded(0.01),
     )
     data = as_dataset(given.data_objects)
@@ -821,7 +824,7 @@ def test_workers_compare_what_their_code_makes_and_computes(tmp_path, monkeypatc
             return assembly.assemble(given, data).in_common
 
     before = in_common()
-    assert before["metrics"] == ["metrics/m"]
+    assert before["metrics"] == ["metrics/m", "metrics/right"]
     assert in_common() == before, "although Keras numbers the layers anew"
     variables = "variables made by the code of --model or --optimizer"
     for change, named in (
