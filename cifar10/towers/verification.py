@@ -51,7 +51,7 @@ def check_replicas(states: Sequence[TrainState], step: int) -> None:
     trained = [*model.trainable_variables, *model.non_trainable_variables]
     paths = [variable.path for variable in (*trained, *optimizer.variables)]
     of_all = zip(*(state.variables() for state in states), strict=True)
-    names = itertools.chain(paths, itertools.repeat("average or slot"))
+    names = itertools.chain(paths, itertools.repeat("moving average"))
     for variables, name in zip(of_all, names, strict=False):
         first, *others = (variable.numpy().tobytes() for variable in variables)
         for number, other in enumerate(others, start=1):
